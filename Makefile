@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: demo test test-device test-faults test-browser test-kits test-vllm test-vllm-previous test-ray test-floor test-torchvision lint format docs clean
+.PHONY: demo test test-device test-faults test-browser test-kits test-vllm test-vllm-previous test-ray test-triton test-floor test-torchvision lint format docs clean
 
 # The package is installed again when its version or what is compiled in it has changed.
 BUILD  := pyproject.toml setup.py src/revisit/__init__.py src/revisit/step/compiled/kernel.c
@@ -14,7 +14,7 @@ $(VENV)/.installed: $(BUILD) constraints.txt
 	$(PIP) install -q -c constraints.txt -e ".[dev]"
 	touch $@
 
-demo: $(VENV)/.installed  ## describe a picture with and without ReVisiT, on a model that needs no download
+demo: $(VENV)/.installed  ## describe an image with and without ReVisiT, on a model that needs no download
 	$(BIN)/python -m revisit demo
 
 test: $(VENV)/.installed lint  ## lint, types and the whole test suite
@@ -38,13 +38,13 @@ test-browser: $(VENV)/.installed  ## the pages in a real browser; needs a Chromi
 	touch $@
 
 test-kits: .venv-kits/.installed  ## runs exported for inspect_ai, read by inspect_ai itself
-	.venv-kits/bin/python -m pytest -o addopts= -W default tests/report/test_inspect_log.py
+	.venv-kits/bin/python -m pytest -o addopts= -W default tests/eval/report/test_inspect_log.py
 
 # vLLM pins an older transformers and other heavy things, so it lives in an environment of its own. Its torchaudio and
 # torchcodec are CUDA builds that cannot be imported beside a CPU torch; its torchvision and Triton can, with a little help.
 VLLM      ?= 0.32.0
 VLLM_VENV ?= .venv-vllm
-VLLM_HELP := tests/integrations/cpu_torchvision.py tests/integrations/cpu_triton.py
+VLLM_HELP := tests/vllm_plugin/cpu_torchvision.py tests/vllm_plugin/cpu_triton.py
 
 $(VLLM_VENV)/.installed: $(BUILD) constraints-vllm.txt $(VLLM_HELP)
 	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
@@ -58,8 +58,8 @@ $(VLLM_VENV)/.installed: $(BUILD) constraints-vllm.txt $(VLLM_HELP)
 VLLM_TEST := $(VLLM_VENV)/bin/python -m pytest -o addopts= -W default
 
 test-vllm: $(VLLM_VENV)/.installed  ## the vLLM plug-in in real engines and servers (CPU), on vLLM's V2 and V1 model runners
-	VLLM_USE_V2_MODEL_RUNNER=1 $(VLLM_TEST) tests/integrations/test_vllm_*.py
-	VLLM_USE_V2_MODEL_RUNNER=0 $(VLLM_TEST) $(addprefix tests/integrations/test_vllm_,engine.py eval.py families.py server.py)
+	VLLM_USE_V2_MODEL_RUNNER=1 $(VLLM_TEST) tests/vllm_plugin/test_vllm_*.py
+	VLLM_USE_V2_MODEL_RUNNER=0 $(VLLM_TEST) $(addprefix tests/vllm_plugin/test_vllm_,engine.py eval.py families.py server.py)
 
 test-vllm-previous:  ## the same with the minor version of vLLM before
 	$(MAKE) test-vllm VLLM=0.31.0 VLLM_VENV=.venv-vllm-previous
@@ -75,11 +75,11 @@ test-floor: .venv-floor/.installed  ## the whole test suite on the oldest transf
 	.venv-floor/bin/python -m pytest -n 2
 
 # The image processors of some families need torchvision, without which everything else must work.
-.venv-torchvision/.installed: $(BUILD) constraints.txt tests/integrations/cpu_torchvision.py
+.venv-torchvision/.installed: $(BUILD) constraints.txt tests/vllm_plugin/cpu_torchvision.py
 	test -x .venv-torchvision/bin/python || $(PYTHON) -m venv .venv-torchvision
 	.venv-torchvision/bin/pip install -q -c constraints.txt -e ".[dev]"
 	.venv-torchvision/bin/pip install -q --no-deps torchvision==0.28.0 timm==1.0.30
-	.venv-torchvision/bin/python tests/integrations/cpu_torchvision.py "$$(.venv-torchvision/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+	.venv-torchvision/bin/python tests/vllm_plugin/cpu_torchvision.py "$$(.venv-torchvision/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 	touch $@
 
 test-torchvision: .venv-torchvision/.installed  ## the model families whose processors need torchvision
@@ -91,12 +91,25 @@ test-torchvision: .venv-torchvision/.installed  ## the model families whose proc
 	touch $@
 
 test-ray: .venv-ray/.installed  ## evaluation on a two-node Ray cluster of this machine, one node of which is killed, then workers
-	.venv-ray/bin/python -m pytest -o addopts= -W default tests/evaluation/test_ray_engine.py tests/faults/test_ray_kills.py
+	.venv-ray/bin/python -m pytest -o addopts= -W default tests/eval/test_ray_engine.py tests/faults/test_ray_kills.py
+
+# Triton's interpreter runs the kernels of the GPU step on a CPU, and its compiler needs no GPU either.
+.venv-triton/.installed: $(BUILD) constraints.txt
+	test -x .venv-triton/bin/python || $(PYTHON) -m venv .venv-triton
+	.venv-triton/bin/pip install -q -c constraints.txt -e ".[tiny]" triton==3.9.0 pytest pytest-timeout hypothesis
+	touch $@
+
+TRITON_TEST := .venv-triton/bin/python -m pytest -o addopts=
+
+test-triton: .venv-triton/.installed  ## the GPU step: interpreted, against the reference; compiled, for four GPUs
+	TRITON_INTERPRET=1 $(TRITON_TEST) tests/step/test_triton.py
+	$(TRITON_TEST) tests/step/test_triton_compiled.py tests/device/test_triton_budget.py
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 format: $(VENV)/.installed
 	$(BIN)/ruff format .

@@ -1,4 +1,4 @@
-"""Builds the compiled step. It is optional: where it cannot be built, torch takes its place."""
+"""Build the compiled step. It is optional: without it, torch is used."""
 
 import hashlib
 from pathlib import Path
@@ -11,7 +11,7 @@ SOURCE = "src/revisit/step/compiled/kernel.c"
 
 
 class Build(build_ext):
-    """With threads where the compiler has OpenMP, without them where it has not."""
+    """Builds with threads if the compiler supports OpenMP."""
 
     def build_extension(self, ext: Extension) -> None:
         try:

@@ -20,38 +20,38 @@ import torch
 
 from revisit import methods
 from revisit.decoding.settings import Decoding
-from revisit.evaluation.engines.base import Job
-from revisit.evaluation.engines.local import LocalEngine
-from revisit.evaluation.places import scene_folder
-from revisit.evaluation.records import Answer
+from revisit.eval.benchmarks import Item
+from revisit.eval.benchmarks.io.places import scene_folder
+from revisit.eval.engines.local import LocalEngine
+from revisit.eval.log import Answer
 from revisit.models.config import describe_model
 
 PROMPT = "Please describe this image in detail."
 
 
-def captions(folder: Path, count: int) -> list[Job]:
-    """One description per picture."""
+def captions(folder: Path, count: int) -> list[Item]:
+    """Return one description per image."""
     paths = sorted((folder / "val2014").iterdir())[:count]
-    return [Job(path.stem, PROMPT, (path,), seed=number) for number, path in enumerate(paths)]
+    return [Item(path.stem, PROMPT, (path,)) for path in paths]
 
 
-def questions(folder: Path, count: int) -> list[Job]:
-    """One question per picture: is there a ... in the image?"""
+def questions(folder: Path, count: int) -> list[Item]:
+    """Return one question per image: is there a ... in the image?"""
     rows = [json.loads(line) for line in (folder / "pope" / "coco_pope_random.json").read_text().splitlines()]
     first = {row["image"]: row["text"] for row in reversed(rows)}
-    return [Job(name, first[name], (folder / "val2014" / name,), seed=0) for name in sorted(first)[:count]]
+    return [Item(name, first[name], (folder / "val2014" / name,)) for name in sorted(first)[:count]]
 
 
 TASKS = {"captions": captions, "questions": questions}
 
 
 def run(
-    engine: LocalEngine, method: object, decoding: Decoding, work: Sequence[Job], batch: int
+    engine: LocalEngine, method: object, decoding: Decoding, work: Sequence[Item], batch: int
 ) -> tuple[dict[str, Answer], float]:
-    """All answers, and the seconds they took, decoding of the pictures included."""
+    """Return all answers, and the seconds they took, decoding of the images included."""
     started = time.perf_counter()
     answers = {}
-    for found in engine.stream(method, decoding, [work[i : i + batch] for i in range(0, len(work), batch)]):
+    for found in engine.stream(method, decoding, 0, [work[i : i + batch] for i in range(0, len(work), batch)]):
         for answer in found:
             assert isinstance(answer, Answer), answer
             answers[answer.id] = answer
@@ -76,7 +76,7 @@ def main() -> None:
     folder = scene_folder(f"scenes:usual:{options.images}")
     decoding = Decoding(options.tokens)
     print(
-        f"{options.model}, {options.images} pictures, at most {options.tokens} tokens, {torch.get_num_threads()} threads, "
+        f"{options.model}, {options.images} images, at most {options.tokens} tokens, {torch.get_num_threads()} threads, "
         f"torch {torch.__version__}, {platform.machine()}\n"
     )
     print(f"| task | method | images/s, batch 1 | images/s, batch {options.batch} | ratio | ratio per turn |")
@@ -89,9 +89,9 @@ def main() -> None:
 
 
 def measure(
-    engine: LocalEngine, method: object, decoding: Decoding, work: Sequence[Job], options: argparse.Namespace
+    engine: LocalEngine, method: object, decoding: Decoding, work: Sequence[Item], options: argparse.Namespace
 ) -> str:
-    """Equality first, then the times of both in turns: the last four columns of a row."""
+    """Check equality first, then time both in turns; return the last four columns of a row."""
     single, _ = run(engine, method, decoding, work, 1)
     batched, _ = run(engine, method, decoding, work, options.batch)
     different = [id for id in single if single[id].tokens != batched[id].tokens]

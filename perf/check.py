@@ -20,9 +20,9 @@ import revisit
 from revisit.embedded.scenes import render, scene
 from revisit.explain.check import check_many
 from revisit.explain.support import encode_text
+from revisit.hooks.forcing import forced_inputs
 from revisit.models import DESCRIBE
 from revisit.models.prompts import chat_text, prepare
-from revisit.taps.forcing import forced_inputs
 
 
 def main() -> None:

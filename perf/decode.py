@@ -13,6 +13,7 @@ import argparse
 import statistics
 import time
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -20,34 +21,28 @@ import revisit
 import timing
 from random_models import Profile, random_inputs, random_model
 from revisit import ReVisiT
-from revisit.report.document import Section
-from revisit.report.terminal import print_section
+from revisit.eval.report.document import Section
+from revisit.eval.report.terminal import print_section
+from revisit.methods import revisit as revisit_method
+from revisit.step.reference import ReferenceStep
 
 GREEDY = revisit.methods.get("greedy")
 
 
-class Reference(ReVisiT):
-    """The same method by the reference, row by row, step by step."""
-
-    def begin(self, run: Any) -> Any:
-        run.trace.record = True  # recorded steps are taken by the reference
-        return super().begin(run)
+def reference_step(head: Any, rule: Any, *_: object, **__: object) -> ReferenceStep:
+    """Choose the reference, whatever the settings."""
+    return ReferenceStep(head, rule)
 
 
 def same(model: Any, inputs: Any, profile: Profile, name: str, method: ReVisiT, tokens: int, **options: Any) -> None:
-    """The fast step's tokens are the reference's, or nothing is measured."""
+    """Check that the fast step gives the reference's tokens."""
     kept = []
-    for way in (Reference(**vars(method)), method):
-        kept.append(
-            revisit.generate(
-                model,
-                **inputs,
-                method=timing.Timed(inner=way, script=profile.at),
-                do_sample=False,
-                max_new_tokens=tokens,
-                **options,
+    for choose in (reference_step, revisit_method.choose):
+        with mock.patch.object(revisit_method, "choose", choose):
+            timed = timing.Timed(inner=method, script=profile.at)
+            kept.append(
+                revisit.generate(model, **inputs, method=timed, do_sample=False, max_new_tokens=tokens, **options)
             )
-        )
     assert torch.equal(*kept), f"{name}: tokens differ from the reference"
     print(f"{name}: {tokens} tokens equal to the reference", flush=True)
 

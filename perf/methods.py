@@ -24,7 +24,6 @@ import torch
 import revisit
 from random_models import random_inputs, random_model
 from revisit import (
-    APC,
     CODE,
     FLB,
     ICD,
@@ -42,6 +41,7 @@ from revisit import (
     DoLa,
     MemVR,
     MiddleLayers,
+    PlausibleOnly,
     ReVisiT,
 )
 from revisit.decoding.method import Method
@@ -63,7 +63,7 @@ CONTRASTIVE: dict[str, Method] = {
     "avisc": AvisC(),
 }
 OTHERS: dict[str, Method] = {
-    "apc": APC(),
+    "plausible-only": PlausibleOnly(),
     "dola (low)": DoLa(layers="low"),
     "dola (high)": DoLa(layers="high"),
     "dola (one layer)": DoLa(layers=(2,)),

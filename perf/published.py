@@ -21,9 +21,9 @@ import revisit
 import timing
 from random_models import Profile, random_inputs, random_model
 from revisit import ReVisiT
+from revisit.eval.report.document import Section
+from revisit.eval.report.terminal import print_section
 from revisit.models.families import resolve_layers
-from revisit.report.document import Section
-from revisit.report.terminal import print_section
 
 
 class Published(ReVisiT):

@@ -1,13 +1,16 @@
-"""What a step of ReVisiT would cost on a GPU, computed from the operators it runs at real shapes; nothing is timed.
+"""What a step of ReVisiT would cost on a GPU, computed from its kernels and bytes at real shapes; nothing is timed.
 
-The batched step runs on torch's "meta" device, which keeps shapes and no numbers, and every operator is counted: one
-kernel (a few, such as topk, are several on a real GPU), the bytes it reads and writes (a gather counts what it fetches),
-and the products of matrices. The predicted time is bytes / (0.85 · bandwidth), or the arithmetic if that takes longer, and
-for every kernel either 6 µs (the host's launch, if nothing hides it) or 2 µs (the least that a kernel takes on the device,
-if the host launches it while the device is still busy with the model, as it can wherever the model's own step takes longer
-than its 12 launches a layer). A greedy step reads the weights and the KV cache once.
+The torch step runs on torch's "meta" device, which keeps shapes and no numbers, and every operator is counted: one kernel (a
+few, such as topk, are several on a real GPU), the bytes it reads and writes (a gather counts what it fetches), and the
+products of matrices. The kernels of the Triton step are counted as they are launched, and their bytes come from `traffic`,
+which tests/step/test_triton.py compares with every load and store of the interpreted kernels.
 
-    python perf/roofline.py [--json]
+The predicted time is bytes / (0.85 · bandwidth), or what the cache or the arithmetic take if that is longer, and for every
+kernel either 6 µs (the host's launch, if nothing hides it) or 2 µs (the least that a kernel takes on the device, if the host
+launches it while the device is still busy with the model, as it can wherever the model's own step takes longer than its 12
+launches a layer). A greedy step reads the weights and the KV cache once.
+
+    python perf/roofline.py [--json]        in an environment with Triton, such as that of `make test-triton`
 """
 
 from __future__ import annotations
@@ -22,11 +25,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from revisit.integrations.vllm.plan import block_size
 from revisit.models.parts import LinearHead
-from revisit.step.batched import refine
-from revisit.step.interface import StateBlocks
+from revisit.step import triton as kernels
+from revisit.step.batched import refine_batch
+from revisit.step.interface import BlockTable, StateBlocks, StepOutput
 from revisit.step.rule import Rule
+from revisit.vllm.plan import block_size
 
 LAUNCH = 6e-6  # seconds of the host for a kernel
 SMALLEST = 2e-6  # seconds of the device for the smallest kernel
@@ -46,7 +50,10 @@ VIEWS = (
     "permute",
     "_unsafe_view",
 )
-CAPACITY = 64  # places for candidates: plausible sets of up to 42 tokens, which have half as much room again
+CANDIDATES = 64  # of every row: torch's places for sets of up to 42 tokens, which have half as much room again
+CACHE = (
+    2.5  # times the memory's bandwidth: that of the cache from which tiles of states fetch the same rows of the head
+)
 
 
 @dataclass(frozen=True)
@@ -56,10 +63,9 @@ class Gpu:
     name: str
     bandwidth: float  # bytes a second
     half: float  # bf16 operations a second
-    single: float  # float32 operations a second
 
 
-GPUS = (Gpu("A100", 2.0e12, 312e12, 19.5e12), Gpu("H100", 3.35e12, 990e12, 67e12))
+GPUS = (Gpu("A100", 2.0e12, 312e12), Gpu("H100", 3.35e12, 990e12), Gpu("B200", 8.0e12, 2250e12))
 
 
 @dataclass(frozen=True)
@@ -126,34 +132,91 @@ class Cost:
     """What one step asks of the device."""
 
     kernels: int
-    bytes: int
+    bytes: int  # from and to memory
     products: int
+    cached: int = 0  # bytes read again, from the cache
 
     def seconds(self, gpu: Gpu, per_kernel: float) -> float:
         """With this time a kernel beside what its bytes or its arithmetic take."""
-        busy = max(self.bytes / (EFFICIENCY * gpu.bandwidth), self.products / (0.5 * gpu.half))
-        return self.kernels * per_kernel + busy
+        bandwidth = EFFICIENCY * gpu.bandwidth
+        busy = max(self.bytes / bandwidth, (self.bytes + self.cached) / (CACHE * bandwidth))
+        return self.kernels * per_kernel + max(busy, self.products / (0.5 * gpu.half))
 
 
-def own_step(model: Model, batch: int, pooled: bool, rule: Rule) -> Cost:
-    """ReVisiT's part of a step."""
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that the Triton step moves, for sets that are compared in one round."""
+
+    logits: int  # read three times and written once
+    states: int  # read once, and the selected ones again
+    head: int  # rows of the candidates, for the first tile of states and for the selected states
+    head_again: int  # the same rows for the other tiles of states, from the cache
+    other: int  # everything between the kernels
+
+
+def traffic(
+    rows: int,
+    vocabulary: int,
+    states: int,
+    width: int,
+    candidates: int,
+    rule: Rule,
+    tiles: kernels.Tiles,
+    itemsize: int,
+) -> Traffic:
+    """Compute the bytes of a step whose rows have this many states and candidates each."""
+    parts, state_tiles = -(-vocabulary // tiles.vocabulary), -(-states // tiles.states)
+    projections, neighbors = -(-candidates // tiles.projected), rule.neighbors
+    row_of_head = candidates * width * itemsize
+    vocabulary_tiles = parts * (8 + 8 + 8 * parts + 16 * parts)  # maxima and count write, count and pack read
+    lists = candidates * (8 + 2 * 8 * state_tiles + 8 + 4 + 20 + (8 if isinstance(rule.weight, str) else 0))
+    selection = 8 * states + 8 * state_tiles + neighbors * (4 * tiles.states + 4 + 12 * projections)
+    small = 16 * parts + 12 * state_tiles + 4 * projections + 64
+    return Traffic(
+        logits=rows * 4 * vocabulary * 4,
+        states=rows * (states + projections * neighbors) * width * itemsize,
+        head=rows * (1 + neighbors) * row_of_head,
+        head_again=rows * (state_tiles - 1) * row_of_head,
+        other=rows * (vocabulary_tiles + lists + selection + small),
+    )
+
+
+def meta(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.empty(*sizes, dtype=dtype, device="meta")
+
+
+def torch_step(model: Model, batch: int, pooled: bool, rule: Rule) -> Cost:
+    """Count the torch step."""
     count = model.vision_tokens * model.layers
-    device = torch.device("meta")
-    weight = torch.empty(model.vocabulary, model.width, dtype=torch.bfloat16, device=device)
-    logits = torch.empty(batch, model.vocabulary, device=device)
+    weight = meta(model.vocabulary, model.width, dtype=torch.bfloat16)
     if pooled:
         size = block_size(model.image, model.layers, batch * count * 100)
         blocks = -(-count // size)
-        pool = torch.empty(batch * blocks, size, model.width, dtype=torch.bfloat16, device=device)
-        lengths = torch.empty(batch * blocks, dtype=torch.long, device=device)
-        table = torch.empty(batch, blocks, dtype=torch.long, device=device)
+        pool = meta(batch * blocks, size, model.width, dtype=torch.bfloat16)
+        lengths, table = meta(batch * blocks, dtype=torch.long), meta(batch, blocks, dtype=torch.long)
         states = StateBlocks.pooled(pool, lengths, table)
     else:
-        padded = torch.empty(batch, count, model.width, dtype=torch.bfloat16, device=device)
-        states = StateBlocks(padded, None, torch.empty(batch, 1, dtype=torch.long, device=device))
+        padded = meta(batch, count, model.width, dtype=torch.bfloat16)
+        states = StateBlocks(padded, None, meta(batch, 1, dtype=torch.long))
     with Counted() as counted:
-        refine(logits, states, MetaHead(weight), rule, capacity=CAPACITY)
+        refine_batch(meta(batch, model.vocabulary), states, MetaHead(weight), rule, capacity=CANDIDATES)
     return Cost(counted.kernels, counted.bytes, counted.products)
+
+
+def triton_step(model: Model, batch: int, rule: Rule) -> Cost:
+    """Count the Triton step, which is the same for transformers and for vLLM."""
+    count = model.vision_tokens * model.layers
+    tiles = kernels.tiles_for(batch, count, torch.bfloat16)
+    states = meta(batch, count, model.width, dtype=torch.bfloat16)
+    table = BlockTable(states, meta(batch, 1, dtype=torch.int32), meta(batch, dtype=torch.int32))
+    logits, rows = meta(batch, model.vocabulary), meta(batch)
+    buffers = kernels.Buffers.allocate(batch, model.vocabulary, count, rule, tiles, torch.device("meta"), None)
+    head = meta(model.vocabulary, model.width, dtype=torch.bfloat16)
+    out = StepOutput(logits, rows, rows, rows, rows, rows)
+    launched = len(list(kernels.launches(logits, table, head, rule, buffers, out, tiles)))
+    moved = traffic(batch, model.vocabulary, count, model.width, CANDIDATES, rule, tiles, 2)
+    whole = moved.logits + moved.states + moved.head + moved.other
+    return Cost(launched, whole, 2 * states.numel() * tiles.tokens, moved.head_again)
 
 
 def greedy_step(model: Model, batch: int, gpu: Gpu) -> float:
@@ -164,13 +227,17 @@ def greedy_step(model: Model, batch: int, gpu: Gpu) -> float:
 
 
 def rows(rule: Rule) -> list[dict[str, Any]]:
-    """One row for each model, batch size and engine."""
+    """Return one row for each model, batch size and implementation."""
     made = []
     for model in MODELS:
         for batch in (1, 8, 64):
-            for engine in ("transformers", "vLLM"):
-                cost = own_step(model, batch, pooled=engine == "vLLM", rule=rule)
-                row: dict[str, Any] = {"model": model.name, "batch": batch, "engine": engine, "kernels": cost.kernels}
+            steps = {
+                "torch, transformers": torch_step(model, batch, pooled=False, rule=rule),
+                "torch, vLLM": torch_step(model, batch, pooled=True, rule=rule),
+                "Triton, both": triton_step(model, batch, rule),
+            }
+            for name, cost in steps.items():
+                row: dict[str, Any] = {"model": model.name, "batch": batch, "step": name, "kernels": cost.kernels}
                 row["gigabytes"] = cost.bytes / 1e9
                 row["states_gigabytes"] = 2 * batch * model.vision_tokens * model.layers * model.width / 1e9
                 for gpu in GPUS:
@@ -192,20 +259,20 @@ def main() -> None:
     if options.json:
         print(json.dumps(made))
         return
-    print(f"Computed, not measured: {EFFICIENCY:.0%} of the bandwidth, {CAPACITY} candidates, bf16.\n")
+    print(f"Computed, not measured: {EFFICIENCY:.0%} of the bandwidth, {CANDIDATES} candidates, bf16.\n")
     print(
-        "| model and prompt | batch | engine | kernels | GB a step (states) | A100: greedy, launches exposed, hidden | H100 |"
+        "| model and prompt | batch | step | kernels | GB per step (states) |",
+        " | ".join(gpu.name for gpu in GPUS),
+        "|",
     )
-    print("|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|" + "---|" * len(GPUS))
     for row in made:
         times = (
-            f"{gpu['greedy_ms']:.1f} ms, {gpu['exposed']:.3f}×, {gpu['hidden']:.3f}×"
-            for gpu in (row["A100"], row["H100"])
+            f"{row[g.name]['greedy_ms']:.1f} ms, {row[g.name]['exposed']:.3f}×, {row[g.name]['hidden']:.3f}×"
+            for g in GPUS
         )
         moved = f"{row['gigabytes']:.2f} ({row['states_gigabytes']:.2f})"
-        print(
-            f"| {row['model']} | {row['batch']} | {row['engine']} | {row['kernels']} | {moved} | {' | '.join(times)} |"
-        )
+        print("|", " | ".join([row["model"], str(row["batch"]), row["step"], str(row["kernels"]), moved, *times]), "|")
 
 
 if __name__ == "__main__":

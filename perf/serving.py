@@ -29,14 +29,14 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "integrations")]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "vllm_plugin")]
 
 
 def data_uri(seed: int) -> str:
-    from families import picture
+    from families import image
 
     buffer = io.BytesIO()
-    picture(seed).save(buffer, "PNG")
+    image(seed).save(buffer, "PNG")
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
@@ -264,7 +264,7 @@ def throughput(options: argparse.Namespace) -> dict[str, Any]:
     import vllm_models
     from vllm import LLM, SamplingParams
 
-    from families import picture
+    from families import image
     from revisit import ReVisiT, generate
     from revisit.models.prompts import encode
 
@@ -282,7 +282,7 @@ def throughput(options: argparse.Namespace) -> dict[str, Any]:
             max_num_seqs=16,
             enable_prefix_caching=False,  # every round sends the same prompts
         )
-        images = [picture(i) for i in range(count)]
+        images = [image(i) for i in range(count)]
         texts = [f"<image>\n{i} What is in the picture?" for i in range(count)]
         prompts = [{"prompt": t, "multi_modal_data": {"image": i}} for t, i in zip(texts, images, strict=True)]
 
@@ -344,15 +344,15 @@ def served(model: Any, processor: Any, alpha: float, count: int, tokens: int) ->
 
     from revisit import ReVisiT
     from revisit.serve.app import Service, build
-    from revisit.serve.connections import configure
     from revisit.serve.decoder import Decoder
     from revisit.serve.limits import Limits
+    from revisit.serve.server import configure
 
     decoder = Decoder(model, processor)
     decoder.end = set()  # answers of full length, as for the others
     model.generation_config.eos_token_id = None
-    service = Service(decoder, "tiny", ReVisiT(alpha=alpha), Limits(batch=16, batch_wait=0.1))
-    server = uvicorn.Server(configure(build(service), service.limits, service.metrics, host="127.0.0.1", port=0))
+    service = Service(decoder, "tiny", ReVisiT(alpha=alpha), Limits(batch=16))
+    server = uvicorn.Server(configure(build(service), service.limits, host="127.0.0.1", port=0))
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:

@@ -50,7 +50,7 @@ def ways(head: LinearHead, rule: Rule) -> dict[str, Step]:
 
 def check(step: Step, states: Tensor, head: LinearHead, rule: Rule, logits: Tensor) -> None:
     """A step equals the reference's."""
-    expected = reference.scatter(reference.refine(logits, states, head, rule), logits)
+    expected = reference.scatter(reference.refine_row(logits, states, head, rule), logits)
     got = step.take(logits[None], PaddedStates.of_items([states])).scores[0]
     torch.testing.assert_close(got, expected, atol=1e-3, rtol=1e-3)
 

@@ -21,9 +21,9 @@ from pydantic import Field, InstanceOf
 from torch import Tensor
 
 from revisit import Method, Trace
+from revisit.eval.report.document import Table
 from revisit.paper import latency
 from revisit.paper.latency import Clock, now, seconds
-from revisit.report.document import Table
 
 Script = Callable[[int, Tensor], Tensor]  # (step, the model's logits) -> the logits that take their place
 

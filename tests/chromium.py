@@ -1,4 +1,4 @@
-"""Where the browser is that tests drive: CHROMIUM if set, else a Chromium or Chrome on the path. Run it to be told."""
+"""Find the browser for tests: CHROMIUM if set, else a Chromium or Chrome on the path. Run this file to print it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ ADVICE = "no Chromium was found: install one (Debian: apt-get install chromium) 
 
 
 def path() -> str | None:
-    """The browser's executable, or None."""
+    """Return the browser's executable, or None."""
     given = os.environ.get("CHROMIUM")
     return shutil.which(given) if given else next(filter(None, map(shutil.which, NAMES)), None)
 
 
 def missing() -> str | None:
-    """Why browser tests cannot run here, or None if they can."""
+    """Return why browser tests cannot run here; None if they can."""
     if importlib.util.find_spec("playwright") is None:
         return "playwright is not installed: pip install -e '.[browser]'"
     return None if path() else ADVICE

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing in the suite may reach for the network
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may use the network
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models: threads only get in each other's way
-# Some machines advertise AMX and refuse its use: half precision would end the process. Read when torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads slow tiny models down
+# Some machines advertise AMX but do not allow it, which ends the process in half precision. Read when torch is imported.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 ROOT = Path(__file__).parent.parent
@@ -27,15 +27,15 @@ from http_files import FileServer  # noqa: E402
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """Reference material that is kept beside the repository, not in it."""
+    """Return the folder of reference material next to the repository, or skip the test."""
     if not SHARED.is_dir():
-        pytest.skip("the reference material (../shared) is not here")  # honest: these tests compare with it
+        pytest.skip("the reference material (../shared) is missing")
     return SHARED
 
 
 @pytest.fixture(scope="module")
 def nltk_data() -> Iterator[None]:
-    """NLTK with its data, where it is; elsewhere what it gave for the sentences of these tests, as recorded."""
+    """Provide NLTK with its data, or else its recorded output for the sentences of these tests."""
     with pytest.MonkeyPatch.context() as patch:
         recorded_language.provide(patch, SHARED / "data" / "nltk_data")
         yield
@@ -43,12 +43,12 @@ def nltk_data() -> Iterator[None]:
 
 @pytest.fixture
 def file_server() -> Iterator[FileServer]:
-    """A file server on the loopback."""
+    """Serve files on the loopback interface."""
     server = FileServer()
     yield server
     server.close()
 
 
-# A busy machine is slow at times, which says nothing about the code.
+# Deadlines would fail on a busy machine.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")

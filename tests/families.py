@@ -1,6 +1,6 @@
-"""Tiny random models of every supported family, with real processors, built from nothing.
+"""Tiny random models of every supported family, with real processors, built without files.
 
-`build(family)` gives (model, processor); everything is seeded, float32 and small enough to decode in milliseconds.
+`build(family)` returns (model, processor); everything is seeded, float32 and small enough to decode in milliseconds.
 The logits are sharpened so that plausible sets are neither one token nor the whole vocabulary.
 """
 
@@ -68,7 +68,7 @@ VOCAB = 512
 
 
 def tokenizer(**named: str) -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer with every special token that some family's processor asks for."""
+    """Make a byte-level tokenizer with the special tokens of all families' processors."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {token: i for i, token in enumerate([*SPECIAL, *alphabet, *ADDED])}
     raw = Tokenizer(models.BPE(vocab=vocab, merges=[]))
@@ -346,7 +346,7 @@ def gemma3() -> tuple[Any, Any]:
 
 
 class PixtralByHand:
-    """What PixtralProcessor does to images and text; the class itself needs torchvision."""
+    """Does what PixtralProcessor does to images and text; the class itself needs torchvision."""
 
     def __init__(self, image_processor: Any, tokenizer: Any, patch: int) -> None:
         self.image_processor, self.tokenizer, self.patch = image_processor, tokenizer, patch
@@ -853,16 +853,16 @@ FAMILIES = ALL if importlib.util.find_spec("torchvision") else tuple(name for na
 
 @functools.cache
 def build(family: str, seed: int = 0) -> tuple[Any, Any]:
-    """A tiny random model of the family and its processor; cached, so leave it as you found it."""
+    """Build a tiny random model of the family and its processor; cached, so tests must not change them."""
     torch.manual_seed(seed)
     model, processor = globals()[family]()
     model = model.float().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
-                parameter.mul_(4.0)  # default initialisation is so small that images would hardly matter
+                parameter.mul_(4.0)  # with the default initialization, images hardly matter
                 if not parameter.any():
-                    parameter.normal_(0, 0.3)  # Gemma3's projector starts at zero: images would not matter at all
+                    parameter.normal_(0, 0.3)  # Gemma3's projector starts at zero: images would not matter
         model.get_output_embeddings().weight.normal_(0, 0.5)  # spreads the logits over several nats
     model.generation_config.pad_token_id = 0
     model.generation_config.eos_token_id = 2
@@ -870,15 +870,15 @@ def build(family: str, seed: int = 0) -> tuple[Any, Any]:
     return model, processor
 
 
-def picture(seed: int, size: tuple[int, int] = (40, 32)) -> Image.Image:
-    """A picture of random coarse blocks, so that different places look different."""
+def image(seed: int, size: tuple[int, int] = (40, 32)) -> Image.Image:
+    """Make an image of random coarse blocks, so that places differ."""
     rng = np.random.default_rng(seed)
     blocks = rng.integers(0, 256, (4, 4, 3), dtype=np.uint8)
     return Image.fromarray(blocks).resize(size, Image.Resampling.NEAREST)
 
 
 def inputs(family: str, prompts: list[str], images: list[list[Image.Image]]) -> Any:
-    """Left-padded inputs: each prompt after its own images."""
+    """Make left-padded inputs, each prompt after its own images."""
     _, processor = build(family)
     texts = [PLACEHOLDER[family] * len(own) + prompt for prompt, own in zip(prompts, images, strict=True)]
     made = processor(text=texts, images=[list(own) for own in images], padding=True, return_tensors="pt")
@@ -886,7 +886,7 @@ def inputs(family: str, prompts: list[str], images: list[list[Image.Image]]) -> 
 
 
 def wide(inputs: Any) -> Any:
-    """The inputs of a processor with float32 pixels: Llama 4's returns bfloat16."""
+    """Convert the pixels to float32; Llama 4's processor returns bfloat16."""
     inputs["pixel_values"] = inputs["pixel_values"].float()
     return inputs
 
@@ -899,7 +899,7 @@ TEMPLATE = (
 
 
 def save(family: str, folder: Path) -> Path:
-    """A model folder as the Hub has it, processor included, written without saving the processor object itself."""
+    """Write a model folder as on the Hub, without the processor's own save_pretrained."""
     model, processor = build(family)
     model.save_pretrained(folder)
     processor.tokenizer.save_pretrained(folder)

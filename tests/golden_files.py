@@ -1,4 +1,4 @@
-"""What the official scorers gave for our own inputs; tests/data/golden/README.md says how each file was made."""
+"""Results of the official scorers for our own inputs; see tests/data/golden/README.md."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ FOLDER = Path(__file__).parent / "data" / "golden"
 
 
 def golden(name: str) -> Any:
-    """A golden file by name."""
+    """Read a golden file."""
     return json.loads((FOLDER / f"{name}.json").read_text("utf-8"))

@@ -1,4 +1,4 @@
-"""A loopback copy of a file server: byte ranges, and the ways in which transfers fail."""
+"""A file server on the loopback interface, with byte ranges and failing transfers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class FileServer:
-    """Serves `files` (path -> content); `cut` breaks a path's next transfers off after so many bytes."""
+    """Serves `files` (path -> content); `cut` ends a path's next transfers after that many bytes."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}

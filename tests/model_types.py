@@ -222,6 +222,54 @@ DECODED: dict[str, Tiny] = {
         4,
         {"pixel_values": noise(1, 3, 8, 8), "high_res_pixel_values": noise(1, 3, 32, 32)},
     ),
+    "dots3_note": Tiny(
+        {
+            "vision_config": {
+                **TOWER,
+                "adapter_in_dim": 16,
+                "adapter_out_dim": WIDTH,
+                "mlp_layer_types": ["dense", "sparse"],
+                "moe_intermediate_size": 8,
+                "num_local_experts": 4,
+            },
+            "audio_config": {
+                **TOWER,
+                "adapter_input_size": 16,
+                "adapter_out_dim": WIDTH,
+                "downsample_hidden_size": 8,
+                "feature_size": 8,
+            },
+            "text_config": {
+                **{key: value for key, value in TEXT.items() if key != "rope_parameters"},
+                **EXPERTS,
+                "num_key_value_heads": 4,
+                "layer_types": ["indexed_attention", "sliding_attention"],
+                "mlp_layer_types": ["dense", "sparse"],
+                "n_routed_experts": 4,
+                "shared_experts_intermediate_size": 8,
+                "q_lora_rank": 8,
+                "kv_lora_rank": 8,
+                "qk_rope_head_dim": 4,
+                "qk_nope_head_dim": 4,
+                "v_head_dim": 8,
+                "index_topk": 8,
+                "index_head_dim": 8,
+                "index_n_heads": 2,
+                "swa_num_attention_heads": 4,
+                "swa_num_key_value_heads": 4,
+                "swa_q_lora_rank": 8,
+                "swa_kv_lora_rank": 8,
+                "swa_head_dim": 8,
+                "swa_qk_nope_head_dim": 4,
+                "swa_v_head_dim": 8,
+            },
+            "image_token_id": IMAGE,
+            "video_token_id": VIDEO,
+            "audio_token_id": AUDIO,
+        },
+        4,
+        packed(pixels=3 * 4 * 4),
+    ),
     "emu3": Tiny(
         {
             "vq_config": {
@@ -410,6 +458,24 @@ DECODED: dict[str, Tiny] = {
         {"pixel_values": noise(1, 2, 3, 16, 16), "image_sizes": torch.tensor([[16, 16]])},
         since="5.22",
     ),
+    "granite_docling": Tiny(
+        {
+            "vision_config": {
+                **TOWER,
+                "image_size": 16,
+                "out_hidden_size": WIDTH,
+                "scale_factor": 2,
+                "deepstack_visual_indexes": [0],
+            },
+            "text_config": {**TEXT, "logits_scaling": 4.0},
+            **PLAIN,
+        },
+        2 * 4,
+        {
+            "pixel_values": noise(1, 3, 3, 16, 16),
+            "pixel_attention_mask": torch.tensor([[True, True, False]]),
+        },
+    ),
     "hunyuan_vl": Tiny(
         {
             "vision_config": {
@@ -457,6 +523,33 @@ DECODED: dict[str, Tiny] = {
         },
         2,
         {"pixel_values": noise(1, 1, 3, 8, 8)},
+    ),
+    "inkling2": Tiny(
+        {
+            "vision_config": {
+                **TOWER,
+                "text_hidden_size": WIDTH,
+                "posemb_grid_size": 4,
+                "projection_hidden_dim": 16,
+            },
+            "text_config": {
+                **TEXT,
+                **EXPERTS,
+                "unpadded_vocab_size": VOCAB - 4,
+                "swa_num_attention_heads": 4,
+                "swa_num_key_value_heads": 2,
+                "swa_head_dim": 8,
+                "num_hidden_layers": 3,
+                "layer_types": ["hybrid_sliding", "hybrid_sliding", "hybrid"],
+                "n_layers_per_attn_res_block": 2,
+                "n_routed_experts": 4,
+                "d_rel": 4,
+                "rel_extent": 8,
+            },
+            "image_token_id": IMAGE,
+        },
+        4,
+        {"pixel_values": noise(4, 8, 8, 3), "image_grid_thw": torch.tensor([[1, 2, 2]])},
     ),
     "inkling_mm_model": Tiny(
         {
@@ -541,6 +634,26 @@ DECODED: dict[str, Tiny] = {
             "pixel_attention_mask": torch.ones(1, 16, dtype=torch.long),
             "spatial_shapes": torch.tensor([[4, 4]]),
         },
+    ),
+    "lfm3_vl": Tiny(
+        {
+            "vision_config": {
+                **{key: value for key, value in TOWER.items() if key != "image_size"},
+                "num_key_value_heads": 1,
+                "layer_types": ["conv", "full_attention"],
+            },
+            "text_config": {
+                **{key: value for key, value in TEXT.items() if key != "rope_parameters"},
+                "model_type": "lfm3",
+                "num_hidden_layers": 3,
+                "layer_types": ["conv", "sliding_attention", "full_attention"],
+            },
+            "projector_hidden_size": 16,
+            **QWEN_IDS,
+            "tie_word_embeddings": False,
+        },
+        4,
+        packed(),
     ),
     "lighton_ocr": Tiny(
         {"vision_config": PIXTRAL, "text_config": {"model_type": "qwen3", **TEXT}, "spatial_merge_size": 2, **PLAIN},

@@ -1,6 +1,6 @@
 """Generated scenes laid out like the paper's data, so that `revisit reproduce --model tiny --data` has values in all cells of all tables.
 
-POPE's questions are spread over its nine settings, MMMU's over its thirty subjects, and LLaVA-Bench's files describe the same pictures.
+POPE's questions are spread over its nine settings, MMMU's over its thirty subjects, and LLaVA-Bench's files describe the same images.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from revisit.benchmarks.chair import PROMPT
-from revisit.benchmarks.io.drafts import Draft, drafting
-from revisit.benchmarks.mmmu import SUBJECTS
 from revisit.embedded.build import fill
+from revisit.eval.benchmarks.chair import PROMPT
+from revisit.eval.benchmarks.io.drafts import Draft
+from revisit.eval.benchmarks.mmmu import SUBJECTS
+from revisit.explain.files import new_folder
 
 PICTURES = 30  # one for each subject of MMMU
 CAPTIONED = 4  # of them, for CHAIR and LLaVA-Bench
@@ -27,8 +28,9 @@ def stand_in_data(out: Path) -> Path:
     """The folder below `out`, made on first use; whole or not there."""
     folder = out / FOLDER
     if not folder.is_dir():
-        with drafting(folder) as draft:
-            fill(draft.root, "unusual", PICTURES, seed=0)
+        with new_folder(folder) as root:
+            draft = Draft(root)
+            fill(root, "unusual", PICTURES, seed=0)
             for relabel in (_pope, _mmmu, _vqav2, _coco, _llava_bench):
                 relabel(draft)
     return folder
@@ -39,17 +41,17 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _pope(draft: Draft) -> None:
-    """Every third picture's questions to each source; GQA's pictures in a folder of their own."""
+    """Every third image's questions to each source; GQA's images in a folder of their own."""
     for kind in KINDS:
         path = draft.root / f"pope/coco_pope_{kind}.json"
-        by_picture: dict[str, list[dict[str, Any]]] = {}
+        by_image: dict[str, list[dict[str, Any]]] = {}
         for row in _lines(path):
-            by_picture.setdefault(row["image"], []).append(row)
+            by_image.setdefault(row["image"], []).append(row)
         path.unlink()
-        for number, (image, rows) in enumerate(list(by_picture.items())[:ASKED]):
+        for number, (image, rows) in enumerate(list(by_image.items())[:ASKED]):
             source = SOURCES[number % len(SOURCES)]
             if source == "gqa":
-                draft.picture(f"gqa/{image}", (draft.root / "val2014" / image).read_bytes(), image, named=True)
+                draft.image(f"gqa/{image}", (draft.root / "val2014" / image).read_bytes(), image, named=True)
             for row in rows[:QUESTIONS]:
                 draft.add(f"pope/{source}_pope_{kind}.json", row)
     draft.close()
@@ -66,13 +68,13 @@ def _mmmu(draft: Draft) -> None:
 
 
 def _vqav2(draft: Draft) -> None:
-    """The first questions about each picture."""
+    """The first questions about each image."""
     name = "vqav2/v2_OpenEnded_mscoco_val2014_questions.json"
     asked = json.loads((draft.root / name).read_text("utf-8"))
-    by_picture: dict[int, list[dict[str, Any]]] = {}
+    by_image: dict[int, list[dict[str, Any]]] = {}
     for question in asked["questions"]:
-        by_picture.setdefault(question["image_id"], []).append(question)
-    asked["questions"] = [question for rows in list(by_picture.values())[:ASKED] for question in rows[:QUESTIONS]]
+        by_image.setdefault(question["image_id"], []).append(question)
+    asked["questions"] = [question for rows in list(by_image.values())[:ASKED] for question in rows[:QUESTIONS]]
     kept = {question["question_id"] for question in asked["questions"]}
     draft.text(name, json.dumps(asked))
     name = "vqav2/v2_mscoco_val2014_annotations.json"
@@ -82,7 +84,7 @@ def _vqav2(draft: Draft) -> None:
 
 
 def _coco(draft: Draft) -> None:
-    """The first pictures only."""
+    """The first images only."""
     for name in ("instances", "captions"):
         path = f"annotations/{name}_val2014.json"
         notes = json.loads((draft.root / path).read_text("utf-8"))
@@ -93,7 +95,7 @@ def _coco(draft: Draft) -> None:
 
 
 def _llava_bench(draft: Draft) -> None:
-    """A request for a description of each of the first pictures; a caption of the scene is context and reference."""
+    """A request for a description of each of the first images; a caption of the scene is context and reference."""
     captions = json.loads((draft.root / "annotations/captions_val2014.json").read_text("utf-8"))
     captioned = {note["image_id"]: note["caption"] for note in captions["annotations"]}
     (draft.root / "llava_bench/images").mkdir(parents=True)

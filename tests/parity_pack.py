@@ -1,4 +1,4 @@
-"""A tiny Qwen2.5-VL with random weights, four inputs, and what other implementations decode from them (tests/data/parity)."""
+"""A tiny random Qwen2.5-VL, four inputs, and the tokens of other implementations (tests/data/parity)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ FOLDER = Path(__file__).parent / "data" / "parity"
 
 
 def rows(name: str) -> list[dict[str, Any]]:
-    """The recorded rows: `revisit` by the published code, `dola` by the last in-library DoLa of transformers."""
+    """Read the recorded rows: `revisit` of the published code, `dola` of the last DoLa in transformers."""
     found: list[dict[str, Any]] = json.loads((FOLDER / f"{name}.json").read_text("utf-8"))
     return found
 
 
 def load() -> tuple[Any, list[dict[str, Any]]]:
-    """The model in float32, and the inputs of the four cases."""
+    """Load the model in float32, and the inputs of the four cases."""
     import transformers
 
     config = transformers.Qwen2_5_VLConfig.from_dict(json.loads((FOLDER / "config.json").read_text("utf-8")))

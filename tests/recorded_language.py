@@ -1,4 +1,4 @@
-"""What NLTK gives for the sentences of the tests, so that CHAIR is tested where NLTK's data is not.
+"""NLTK's recorded output for the sentences of the tests, so that CHAIR is tested without NLTK's data.
 
 Tests that use the fixture `nltk_data` run with NLTK itself where its data is found (NLTK_DATA, NLTK's own folders, or beside
 the repository). With REVISIT_RECORD=1 in the environment the record is written anew.
@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from revisit.benchmarks import language
+from revisit.eval.benchmarks import language
 
 _records: list[dict[str, Any]] = []
 FILE = Path(__file__).parent / "data" / "golden" / "language.json"
 
 
 def provide(monkeypatch: pytest.MonkeyPatch, beside: Path) -> None:
-    """Lets `language` work: with NLTK, or from the record."""
+    """Make `language` use NLTK or the record."""
     if beside.is_dir():
         monkeypatch.setenv("NLTK_DATA", str(beside))
     record = json.loads(FILE.read_text("utf-8")) if FILE.exists() else {"tagged": {}, "lemmas": {}}
@@ -49,7 +49,7 @@ def _known(record: dict[str, Any], key: str) -> Any:
 
 
 def _listen(monkeypatch: pytest.MonkeyPatch, record: dict[str, Any]) -> None:
-    """Notes what NLTK says; the record is written when the process ends."""
+    """Record NLTK's output, and write it when the process ends."""
     tagged, lemma = language.tagged, language.lemma
 
     def listen_tagged(text: str) -> list[tuple[str, str]]:

@@ -32,9 +32,9 @@ def shown(notebook: Any, kind: str) -> list[str]:
 def test_an_answer_a_check_a_comparison_and_a_plot(executed: Any) -> None:
     pages = shown(executed, "text/html")
     assert any("srcdoc=" in page for page in pages)  # the answer
-    assert any('class="word doubtful' in page and ">zebra</span>" in page for page in pages)  # the check
+    assert any('class="word flagged' in page and ">zebra</span>" in page for page in pages)  # the check
     assert any("revisit:alpha=1e-4" in page and "<table" in page for page in pages)  # the comparison
-    assert len(shown(executed, "image/png")) >= 2  # the picture and the plot
+    assert len(shown(executed, "image/png")) >= 2  # the image and the plot
     printed = "".join(
         output["text"] for cell in executed.cells for output in cell.get("outputs", []) if "text" in output
     )

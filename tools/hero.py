@@ -1,4 +1,4 @@
-"""Draws the picture at the top of README.md and docs/index.md, and writes the page it comes from: python tools/hero.py
+"""Draw the image at the top of README.md and docs/index.md, and write its page: python tools/hero.py
 
 One scene, what plain decoding and ReVisiT write about it, and the step at which they part, for light and dark screens.
 """
@@ -9,11 +9,12 @@ from html import escape
 from pathlib import Path
 
 from revisit import ReVisiT, load
+from revisit.decoding.trace import StepRecord
 from revisit.embedded.samples import sample
 from revisit.explain import page, record
+from revisit.explain.document import data_uri
 from revisit.methods.greedy import Greedy
 from revisit.models import DESCRIBE
-from revisit.pages.document import data_uri
 
 DOCS = Path(__file__).parent.parent / "docs"
 WIDTH, MARGIN, SIDE = 640, 24, 216
@@ -24,44 +25,47 @@ COLORS = {
 }  # fmt: skip
 
 
-def words(answer: record.MethodOutput) -> list[list[tuple[str, str]]]:
-    """Lines of (text, style): an object that is not in the picture is `bad`, a word that the method changed is `final`."""
+def words(answer: record.MethodOutput, objects: tuple[str, ...]) -> list[list[tuple[str, str]]]:
+    """Split into lines of (text, style): an absent object is `bad`, a word that the method changed is `final`."""
     lines: list[list[tuple[str, str]]] = [[]]
-    for step in answer.steps:
+    wrong = answer.wrong(objects)
+    for number, step in enumerate(answer.steps):
         if step.text.strip().startswith("<"):
             continue
         if step.text.startswith(" ") and sum(len(text) for text, _ in lines[-1]) + len(step.text) > LINE:
             lines.append([])
-        style = "bad" if step.wrong else "final" if step.instead_of else "ink"
+        style = "bad" if number in wrong else "final" if step.changed else "ink"
         if lines[-1] and step.text.startswith(" "):
             lines[-1].append((" ", "ink"))
         lines[-1].append((step.text.lstrip(), style))
     return lines
 
 
-def paragraph(answer: record.MethodOutput, title: str, top: int, colors: dict[str, str]) -> tuple[str, int]:
-    """A heading and an answer below it; returns the drawing and where it ends."""
+def paragraph(
+    answer: record.MethodOutput, objects: tuple[str, ...], title: str, top: int, colors: dict[str, str]
+) -> tuple[str, int]:
+    """Draw a heading and an answer below it; return the drawing and its lower end."""
     drawn = f'<text x="{MARGIN}" y="{top}" font-size="19" fill="{colors["soft"]}">{title}</text>'
-    marks = {"bad": 'text-decoration="line-through" font-weight="700"', "final": 'font-weight="700"', "ink": ""}
-    for line in words(answer):
+    wave = f'text-decoration="underline wavy {colors["bad"]}" style="text-underline-offset: 6px" font-weight="700"'
+    marks = {"bad": wave, "final": 'font-weight="700"', "ink": ""}
+    for line in words(answer, objects):
         top += 32
         parts = "".join(f'<tspan fill="{colors[s]}" {marks[s]}>{escape(text)}</tspan>' for text, s in line)
         drawn += f'<text x="{MARGIN}" y="{top}" font-size="24" xml:space="preserve">{parts}</text>'
     return drawn, top
 
 
-def chart(step: record.TokenStep, before: str, colors: dict[str, str]) -> str:
-    """The likeliest words of a step, in the model and after the method."""
+def chart(step: StepRecord, before: str, colors: dict[str, str]) -> str:
+    """Draw the likeliest words of a step, of the model and of the method."""
     left, bar, full = MARGIN + SIDE + 24, MARGIN + SIDE + 148, 160
     drawn = (
         f'<text x="{left}" y="{MARGIN + 16}" font-size="19" fill="{colors["soft"]}">After “… {escape(before)}”</text>'
     )
-    for row, found in enumerate(sorted(step.candidates, key=lambda c: -max(c.base, c.final))[:3]):
+    candidates = zip(step.texts or [], step.base, step.final, strict=True)
+    for row, (text, *values) in enumerate(sorted(candidates, key=lambda c: -max(c[1:]))[:3]):
         y = MARGIN + 38 + 52 * row
-        drawn += (
-            f'<text x="{left}" y="{y + 29}" font-size="22" fill="{colors["ink"]}">{escape(found.text.strip())}</text>'
-        )
-        for place, (value, color) in enumerate(((found.base, "base"), (found.final, "final"))):
+        drawn += f'<text x="{left}" y="{y + 29}" font-size="22" fill="{colors["ink"]}">{escape(text.strip())}</text>'
+        for place, (value, color) in enumerate(zip(values, ("base", "final"), strict=True)):
             top = y + 2 + 21 * place
             drawn += f'<rect x="{bar}" y="{top}" width="{max(2, full * value):.0f}" height="17" rx="3" fill="{colors[color]}"/>'
             where = bar + max(2, full * value) + 6
@@ -76,22 +80,27 @@ def chart(step: record.TokenStep, before: str, colors: dict[str, str]) -> str:
     return drawn + key
 
 
-def picture(decode: record.Decode, theme: str) -> str:
-    """The whole drawing as SVG."""
+def drawing(decode: record.Decode, theme: str) -> str:
+    """Return the whole drawing as SVG."""
     colors, (ours, plain) = COLORS[theme], decode.answers
     number = ours.changed[0]
     step, before = ours.steps[number], "".join(s.text for s in ours.steps[:number]).split()
     region = decode.layout.region(step.vision_token) if step.vision_token is not None else None
-    first, end = paragraph(plain, "Plain decoding", MARGIN + SIDE + 46, colors)
-    second, end = paragraph(ours, "With ReVisiT", end + 46, colors)
+    first, end = paragraph(plain, decode.objects or (), "Plain decoding", MARGIN + SIDE + 46, colors)
+    second, end = paragraph(ours, decode.objects or (), "With ReVisiT", end + 46, colors)
     box = ""
     if region is not None:
         scale = SIDE / decode.images[0].width
         x0, y0, x1, y1 = (scale * edge for edge in region.box)
         shape = f'x="{MARGIN + x0:.1f}" y="{MARGIN + y0:.1f}" width="{x1 - x0:.1f}" height="{y1 - y0:.1f}" fill="none"'
-        box = f'<rect {shape} stroke="#000" stroke-width="6"/><rect {shape} stroke="#fff" stroke-width="3"/>'
-    absent = next(s.text.strip() for s in plain.steps if s.wrong)
-    label = f"Plain decoding names a {absent} that is not in the picture; ReVisiT writes {step.text.strip()} there."
+        middle, right = MARGIN + (y0 + y1) / 2, MARGIN + x1
+        path = f'<path d="M {right:.1f} {middle:.1f} L {MARGIN + SIDE + 20} {MARGIN + 58}"'
+        box = "".join(
+            f'<rect {shape} stroke="{color}" stroke-width="{width}"/>{path} stroke="{color}" stroke-width="{width}"/>'
+            for color, width in ((colors["page"], 7), (colors["final"], 3))
+        )
+    absent = plain.steps[min(plain.wrong(decode.objects))].text.strip()
+    label = f"Plain decoding names a {absent} that is not in the image; ReVisiT writes {step.text.strip()} there."
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {end + MARGIN}" role="img" aria-label="{escape(label)}" '
         f'font-family="system-ui, -apple-system, Segoe UI, Roboto, DejaVu Sans, sans-serif">'
@@ -109,7 +118,7 @@ def main() -> None:
         model, processor, [shown.image()], DESCRIBE, methods, max_new_tokens=128, objects=shown.nouns
     )
     for theme in COLORS:
-        (DOCS / "images" / f"hero-{theme}.svg").write_text(picture(decode, theme), "utf-8")
+        (DOCS / "images" / f"hero-{theme}.svg").write_text(drawing(decode, theme), "utf-8")
     page.write(DOCS / "demo.html", decode, title="ReVisiT demo")
 
 

@@ -1,6 +1,6 @@
-"""Chooses and renders the sample pictures that ship with the package: python tools/samples.py
+"""Choose and render the sample images of the package: python tools/samples.py
 
-The picture of `revisit demo` is the first scene of the unusual split (seed 1) at which ReVisiT, as recommended for the embedded
+The image of `revisit demo` is the first scene of the unusual split (seed 1) at which ReVisiT, as recommended for the embedded
 model, corrects a mistake of plain decoding and points at the reason:
 
 1. the plain answer names an object that is not in the scene, the answer with ReVisiT names none;
@@ -30,20 +30,20 @@ SEED, MOST = 1, 500
 
 
 def named(text: str) -> set[str]:
-    """The nouns of the catalog that a text names."""
+    """Return the nouns of the catalog in a text."""
     words = set(re.findall(r"[a-z]+", text.lower()))
     return {noun for noun in BY_NOUN if noun in words or f"{noun}s" in words}
 
 
 def shows_the_method(model: object, processor: object, drawn: Scene) -> bool:
-    """Whether all three conditions hold for a scene."""
+    """Return whether all three conditions hold for a scene."""
     methods = [revisit.ReVisiT.recommended(model), Greedy()]
     decode = record.explain(model, processor, [render(drawn)], PROMPT, methods, max_new_tokens=128)
     with_it, plain = (named(answer.text) - set(drawn.nouns) for answer in decode.answers)
     if with_it or not plain:
         return False
     for step in decode.answers[0].steps:
-        before, after = (step.instead_of or "").strip(), step.text.strip()
+        before, after = (record.instead_of(step) or "").strip(), (step.text or "").strip()
         if before in BY_NOUN and before not in drawn.nouns and after in drawn.nouns and step.vision_token is not None:
             boxes = [(x, y, x + w, y + h) for x, y, w, h in (item.bbox for item in drawn.of(after))]
             if criteria(decode.layout, boxes)[step.vision_token, 1]:

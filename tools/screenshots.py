@@ -1,4 +1,4 @@
-"""Makes the screenshots of docs/explain.md anew, with the embedded model and a Chromium: python tools/screenshots.py"""
+"""Take the screenshots of docs/explain.md with the embedded model and a Chromium: python tools/screenshots.py"""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 
 from PIL import Image
 
-from revisit import ReVisiT, load
+from revisit import ReVisiT, lens, load
 from revisit.embedded.samples import sample
-from revisit.evaluation.config import load_config
-from revisit.evaluation.runner import Reporter, run
-from revisit.explain import figure, lens, lens_page, page, record
+from revisit.eval.config import load_config
+from revisit.eval.report import sample_browser
+from revisit.eval.run import run
+from revisit.explain import page, record
 from revisit.methods.greedy import Greedy
-from revisit.report import sample_browser
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 import chromium
@@ -32,7 +32,7 @@ PORT = 7867
 def shoot(
     browser: Any, name: str, url: str, prepare: Any, scheme: str = "light", heights: dict[int, int] = WIDTHS
 ) -> None:
-    """One picture of a page at each width, small enough to be kept."""
+    """Take one small image of a page at each width."""
     for width, height in heights.items():
         scale = 1 if width > 500 else 2
         view = {"width": width, "height": height}
@@ -50,7 +50,7 @@ def shoot(
 
 
 def ask(opened: Any) -> None:
-    """Take the sample, which is the picture of the demo, and ask."""
+    """Choose the sample of the demo, and ask."""
     opened.click("#sample")
     opened.get_by_text("128 × 128").wait_for()
     opened.click("#go")
@@ -59,15 +59,15 @@ def ask(opened: Any) -> None:
 
 
 def samples_of_a_run(folder: Path) -> Path:
-    """The browser of a small evaluation; CHAIR needs NLTK's data."""
+    """Open the sample browser of a small evaluation; CHAIR needs NLTK's data."""
     settings = {
         "benchmark": ["chair"],
         "method": ["greedy", "revisit"],
         "data": ["scenes:unusual:24"],
         "batch_size": 24,
     }
-    run(load_config(None, {**settings, "out": str(folder / "runs/first")}).plan(), Reporter())
-    return sample_browser.build(folder / "runs/first", folder / "samples")
+    logs = run(load_config(None, {**settings, "out": str(folder / "runs/first")}))
+    return sample_browser.view(logs, folder / "samples")
 
 
 def main() -> None:
@@ -83,31 +83,29 @@ def main() -> None:
     service = Service(Decoder(model, processor), "tiny", ReVisiT.recommended(model), UI_LIMITS, allow_record=True)
     app = build(service)
     add_page(app, service)
-    picture = sample(SAMPLE).image()
+    image = sample(SAMPLE).image()
     decode = record.explain(
         model,
         processor,
-        [picture],
+        [image],
         PROMPT,
         [ReVisiT.recommended(model), Greedy()],
         max_new_tokens=128,
         objects=sample(SAMPLE).nouns,
     )
-    figure.save(figure.decode_figure(decode), IMAGES / "figure.png", dpi=110)
     words = ["cat", "book", "oven", "motorcycle", "teddybear", "bed"]
-    looked = lens.read_vision_tokens(model, processor, [picture], {"words": words})
-    figure.save(figure.lens_figure(looked), IMAGES / "lens-figure.png", dpi=110)
+    looked = lens((model, processor), image, words)
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=PORT, log_level="error", ws="none"))
     threading.Thread(target=server.run, daemon=True).start()
     while not server.started:
         time.sleep(0.05)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
         decoded = page.write(Path(folder) / "decode.html", decode).as_uri()
-        lensed = lens_page.write(Path(folder) / "lens.html", looked).as_uri()
+        lensed = looked.save(Path(folder) / "lens.html").as_uri()
         browser = driver.chromium.launch(executable_path=chromium.path(), args=["--no-sandbox"])
         shoot(browser, "page", decoded, lambda opened: None)
         shoot(browser, "page-dark", decoded, lambda opened: None, "dark", {1280: 860})
-        shoot(browser, "view", samples_of_a_run(Path(folder)).as_uri(), lambda opened: opened.check("#disagree"))
+        shoot(browser, "view", samples_of_a_run(Path(folder)).as_uri(), lambda opened: None)
         shoot(browser, "lens", lensed, lambda opened: None)
         shoot(browser, "ui", f"http://127.0.0.1:{PORT}", ask, heights={1280: 1180, 390: 1520})
         browser.close()

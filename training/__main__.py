@@ -11,11 +11,11 @@ import torch
 import typer
 from rich.progress import TaskID
 
-from revisit.benchmarks.language import require_data
 from revisit.cli import options
 from revisit.cli.main import main
 from revisit.cli.progress import progress_bar
 from revisit.errors import RevisitError, unknown
+from revisit.eval.benchmarks.language import require_data
 from revisit.models.photo import LANGUAGE, OWN, TOWER, assemble
 from training import card, fusion
 from training.photo import study

@@ -19,9 +19,6 @@ from typing import Any
 
 import torch
 
-from revisit.benchmarks import chair, pope
-from revisit.benchmarks.base import Scores
-from revisit.benchmarks.chair_words import WORDS
 from revisit.decoding.batch import decode_prompts
 from revisit.decoding.method import Method
 from revisit.decoding.settings import Decoding
@@ -30,11 +27,14 @@ from revisit.embedded.catalog import BY_NOUN, CATEGORIES
 from revisit.embedded.dice import Dice
 from revisit.embedded.scenes import Scene, render, scene
 from revisit.errors import RevisitError
-from revisit.evaluation.statistics import paired, wilson
+from revisit.eval.benchmarks import chair, pope
+from revisit.eval.benchmarks.base import Scores
+from revisit.eval.statistics import paired, wilson
 from revisit.methods.greedy import Greedy
 from revisit.methods.revisit import ReVisiT
 from revisit.models.loading import load
 from revisit.models.prompts import prepare
+from revisit.words import WORDS
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Does a weight that follows the agreement of picture and text beat the paper's fixed weight?
 
-The protocol is in docs/adaptive-fusion.md. `choose` tries the candidates on validation scenes and applies a rule that
+The protocol is in docs/research/adaptive-fusion.md. `choose` tries the candidates on validation scenes and applies a rule that
 was written down before; `test` measures the choice on fresh scenes, beside the paper's fixed weight, fixed weights of the
 same mean, other alphas and layers, and sampling.
 """
@@ -18,19 +18,20 @@ from typing import Any
 
 import torch
 
-from revisit.benchmarks import chair
-from revisit.benchmarks.base import Scores
-from revisit.benchmarks.language import require_data
-from revisit.decoding.loop import generate
+from revisit.decoding.generate import generate
 from revisit.decoding.method import Method
 from revisit.decoding.trace import Trace
 from revisit.embedded.scenes import Scene, render, scene
 from revisit.errors import RevisitError
-from revisit.evaluation.statistics import holm, paired
-from revisit.evaluation.store import make_folder, read_json, write_json
+from revisit.eval.benchmarks import chair
+from revisit.eval.benchmarks.base import Scores
+from revisit.eval.benchmarks.language import require_data
+from revisit.eval.statistics import holm, paired
+from revisit.explain.files import make_folder, write_json
+from revisit.explain.records import read_json
 from revisit.methods.revisit import ReVisiT
 from revisit.models.loading import load
-from revisit.models.prompts import answers, prepare
+from revisit.models.prompts import generated_text, prepare
 from training.card import Plan as Scenes
 from training.card import presence, repetition_rate, truth
 
@@ -150,7 +151,7 @@ def caption(model: Any, processor: Any, job: Job, scenes: Sequence[Scene], trace
         made = generate(
             model, **inputs, method=job.method or "greedy", trace=trace, max_new_tokens=job.new_tokens, **sampling
         )
-    return answers(processor, made, inputs)
+    return generated_text(processor, made, inputs)
 
 
 def run_all(plan: Plan, scenes: Sequence[Scene], methods: Sequence[Method | None], **options: Any) -> Iterator[Outcome]:

@@ -1,4 +1,4 @@
-"""The one error a user should ever see: a sentence that says what, where, and what to do."""
+"""Errors for users: one sentence that states what is wrong, where, and how to fix it."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from pathlib import Path
 
 
 class RevisitError(ValueError):
-    """Raised for anything the caller can put right; the command line prints it and exits with its status."""
+    """Raised for anything the caller can fix; the command line prints it and exits with its status."""
 
     status = 2
 
 
 class Interrupted(RevisitError):
-    """The user stopped a command that had something to say about it."""
+    """The user interrupted a command."""
 
     status = 130
 
 
 class Incomplete(RevisitError):
-    """The command did what it could and left something out."""
+    """The command finished, but something was left out."""
 
     status = 3
 
 
-# Packages that only some commands need -> the extra that brings them.
+# Packages that only some commands need -> the extra that installs them.
 EXTRAS = {
     **dict.fromkeys(("nltk", "scipy", "statsmodels", "matplotlib", "pandas"), "eval"),
     **dict.fromkeys(("fastapi", "uvicorn", "starlette", "prometheus_client"), "serve"),
@@ -43,20 +43,20 @@ EXTRAS = {
 
 
 def as_path(path: object) -> Path:
-    """A path from text or a path; raises RevisitError for anything else."""
+    """Convert a string or path to a Path; raise RevisitError for anything else."""
     if not isinstance(path, (str, os.PathLike)) or "\0" in str(path):
         raise RevisitError(f"A file must be given as a path, not {path!r}.")
     return Path(path)
 
 
 def need(*packages: str) -> None:
-    """Raises RevisitError unless these packages are installed; for commands that would notice only after minutes of work."""
+    """Raise RevisitError unless these packages are installed, for commands that would fail only after minutes of work."""
     if absent := [package for package in dict.fromkeys(packages) if find_spec(package) is None]:
         raise missing(*absent)
 
 
 def missing(*packages: str) -> RevisitError:
-    """The sentence for packages that are not installed, with one command that brings them all."""
+    """Make the error for packages that are not installed, with one command that installs them all."""
     extras = ",".join(dict.fromkeys(EXTRAS[package] for package in packages if package in EXTRAS))
     wanted = [f"revisit-decoding[{extras}]"] if extras else []
     command = " ".join(f"'{name}'" for name in [*wanted, *(package for package in packages if package not in EXTRAS)])
@@ -65,20 +65,20 @@ def missing(*packages: str) -> RevisitError:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The hint at the nearest known name, with a space before it; nothing where none is near."""
+    """Suggest the nearest known name, with a leading space; empty if none is near."""
     spelled = {known_name.lower(): known_name for known_name in sorted(known)}
     near = difflib.get_close_matches(name.lower(), spelled, n=1)
     return f" Did you mean {spelled[near[0]]!r}?" if near else ""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> RevisitError:
-    """The error for a name that is not known, with the nearest known name if one is near."""
+    """Make the error for an unknown name, with the nearest known one."""
     names = sorted(known)
     return RevisitError(f"Unknown {kind} {name!r}.{did_you_mean(name, names)} Known: {', '.join(names)}.")
 
 
 def unknown_setting(owner: str, name: str, known: Iterable[str], kind: str = "") -> RevisitError:
-    """The error for a setting that `owner` does not have; `kind` of setting, if it is not the owner's name that tells it."""
+    """Make the error for a setting that `owner` does not have; `kind` replaces "OWNER setting" in the message."""
     names = set(known)
     if not names:
         return RevisitError(f"{owner} has no settings: remove {name}.")

@@ -1,4 +1,4 @@
-"""Every environment variable that ReVisiT reads, and the one rule for what counts as on."""
+"""The environment variables that ReVisiT reads."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 from revisit.errors import RevisitError
 
-API_KEY = "REVISIT_API_KEY"  # of `revisit serve` and `revisit ui`, which read it with their other options
+API_KEY = "REVISIT_API_KEY"  # read by `revisit serve` and `revisit ui` with their other options
 
 
 def flag(name: str, default: bool) -> bool:
-    """A switch; unset or empty is the default."""
+    """Read a switch; unset or empty means the default."""
     value = os.environ.get(name, "").strip()
     if not value:
         return default
@@ -22,33 +22,33 @@ def flag(name: str, default: bool) -> bool:
 
 
 def truth(text: str) -> bool | None:
-    """What counts as on (1, true, yes, on) and off (0, false, no, off), in any case; None for anything else."""
+    """Read 1, true, yes, on or 0, false, no, off in any case; return None for anything else."""
     word = text.strip().lower()
     return True if word in ("1", "true", "yes", "on") else False if word in ("0", "false", "no", "off") else None
 
 
 def compiled_step() -> bool:
-    """REVISIT_KERNEL: whether the compiled step may be used on CPUs (on by default)."""
+    """Return REVISIT_KERNEL: whether compiled steps may be used, in C on CPUs and in Triton on GPUs (on by default)."""
     return flag("REVISIT_KERNEL", True)
 
 
 def vllm_plugin() -> bool:
-    """REVISIT_VLLM: whether vLLM loads model classes that keep vision states (off by default)."""
+    """Return REVISIT_VLLM: whether vLLM loads model classes that store vision states (off by default)."""
     return flag("REVISIT_VLLM", False)
 
 
 def enable_vllm_plugin() -> None:
-    """Set REVISIT_VLLM for this process and those that it starts."""
+    """Set REVISIT_VLLM for this process and those it starts."""
     os.environ["REVISIT_VLLM"] = "1"
 
 
 def vllm_layers() -> str | None:
-    """REVISIT_VLLM_LAYERS: the layers whose vision states vLLM keeps; None means what the model recommends."""
+    """Return REVISIT_VLLM_LAYERS: the layers whose vision states vLLM stores; None means the recommended ones."""
     return os.environ.get("REVISIT_VLLM_LAYERS", "").strip() or None
 
 
 def vllm_pool_mb() -> float:
-    """REVISIT_VLLM_POOL_MB: megabytes that each vLLM worker reserves for vision states (1024 by default)."""
+    """Return REVISIT_VLLM_POOL_MB: megabytes that each vLLM worker reserves for vision states (1024 by default)."""
     value = os.environ.get("REVISIT_VLLM_POOL_MB", "").strip() or "1024"
     try:
         megabytes = float(value)
@@ -60,29 +60,29 @@ def vllm_pool_mb() -> float:
 
 
 def cache_folder() -> Path:
-    """Where generated data is kept: REVISIT_CACHE, else revisit/ below XDG_CACHE_HOME or ~/.cache."""
+    """Return the folder for generated data: REVISIT_CACHE, else revisit/ in XDG_CACHE_HOME or ~/.cache."""
     if own := os.environ.get("REVISIT_CACHE"):
         return Path(own).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "revisit"
 
 
 def nltk_folders() -> list[str]:
-    """NLTK_DATA: folders with NLTK's data, searched before NLTK's own."""
+    """Return NLTK_DATA: folders with NLTK's data, searched before NLTK's own."""
     return [place for place in os.environ.get("NLTK_DATA", "").split(os.pathsep) if place]
 
 
 def secret(name: str) -> str | None:
-    """A key whose variable the user named, such as the judge's; None where it is not set."""
+    """Return the secret in a variable that the user named, such as the judge's key; None if it is not set."""
     return os.environ.get(name) or None
 
 
 def hide_progress_bars(*, downloads: bool) -> None:
-    """No bars of other libraries in this process, unless HF_HUB_DISABLE_PROGRESS_BARS is set; with `downloads`, except theirs."""
+    """Hide other libraries' progress bars, except those of downloads if asked, unless HF_HUB_DISABLE_PROGRESS_BARS is set."""
     from huggingface_hub.utils.tqdm import disable_progress_bars, enable_progress_bars
 
     if "HF_HUB_DISABLE_PROGRESS_BARS" in os.environ:
         return
-    disable_progress_bars()  # transformers, which is imported later, has no bars then
+    disable_progress_bars()  # also those of transformers, which is imported later
     if downloads:
         enable_progress_bars("huggingface_hub")
     else:
@@ -90,7 +90,7 @@ def hide_progress_bars(*, downloads: bool) -> None:
 
 
 def world_size() -> int:
-    """WORLD_SIZE: how many processes a launcher such as torchrun started; 1 without one."""
+    """Return WORLD_SIZE: the number of processes that a launcher such as torchrun started; 1 without one."""
     value = os.environ.get("WORLD_SIZE", "").strip() or "1"
     if not value.isdecimal():
         raise RevisitError(f"WORLD_SIZE={value!r} in the environment is not a number of processes.")

@@ -1,4 +1,4 @@
-"""`revisit doctor`: facts of the machine and of a model's small files, and an exit status for scripts."""
+"""`revisit doctor`: facts about the machine and a model's small files, and an exit status for scripts."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 def test_the_embedded_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(monkeypatch, "tiny", "--image-size", "128x128", "--batch-size", "4", "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["refused"] == []
-    assert told["machine"]["revisit"]
-    assert told["machine"]["ReVisiT's step on CPUs"].startswith(("in C", "in torch"))
-    model = told["model"]
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["refused"] == []
+    assert shown["machine"]["revisit"]
+    assert shown["machine"]["ReVisiT's step on CPUs"].startswith(("in C", "in torch"))
+    model = shown["model"]
     assert model["vision tokens of 128×128"] == "64"
     assert model["recommended"] == "layers=last, alpha=1e-05, neighbors=8, weight=agreement"
     # 64 tokens × 256 numbers × 4 bytes = 64 KB an image
     assert model["layers=last"] == "5; states 0.1 MB per image, 0.2 MB for a batch of 4"
 
 
-def test_a_model_that_is_refused(
+def test_an_unsupported_model(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
@@ -48,11 +48,11 @@ def test_a_model_that_is_refused(
     assert "gpt2" in out
 
 
-def test_a_photo_is_seen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_photo_changes_the_vision_tokens(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(monkeypatch, "tiny", "--image", str(sample().path), "--json") == 0
     out = json.loads(capsys.readouterr().out)
     assert out["refused"] == []
-    assert out["sight"]["vision tokens found"] == "64, of which 100% change with the picture"
+    assert out["sight"]["vision tokens found"] == "64, of which 100% change with the image"
     assert len(out["sight"]["words of the vision tokens"].split(", ")) > 2
 
 
@@ -78,7 +78,7 @@ def test_a_broken_vision_path_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (whole.broken, whole.vision_tokens, whole.states) == ("", 64, 1.0)
     unread = check_sight(model, Blindfold(processor, model.config.image_token_id), photo)
     assert unread.next_token < 1e-6 < unread.states
-    assert "the decoder does not read them" in unread.broken
+    assert "the decoder does not use them" in unread.broken
     blank = torch.ones(1, 64, 256)
     monkeypatch.setattr(model.model.multi_modal_projector, "forward", lambda image_features: blank)
     blind = check_sight(model, processor, photo)

@@ -14,10 +14,12 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from families import build
+from revisit import ReVisiT, evaluate, load, read_logs
 from revisit.cli.main import app
 from revisit.errors import RevisitError
 
 GUIDE = Path(__file__).parents[2] / "docs" / "evaluation.md"
+KITS = Path(__file__).parents[2] / "docs" / "research" / "kits.md"
 
 
 @pytest.fixture(scope="module")
@@ -56,16 +58,16 @@ def grid(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, s
 
 def test_eval_prints_a_table_and_keeps_everything(grid: tuple[Path, str], model: Path) -> None:
     output, printed = grid
-    results = json.loads((output / "results.json").read_text())
-    assert results["status"] == "complete"
-    assert [(c["benchmark"]["name"], c["method"]["label"]) for c in results["cells"]] == [
+    logs = read_logs(output)
+    assert [(log.spec.benchmark, log.spec.method) for log in logs] == [
         ("pope", "greedy"),
         ("pope", "revisit(alpha=0.01)"),
         ("vqav2", "greedy"),
         ("vqav2", "revisit(alpha=0.01)"),
     ]
-    assert all(c["answers"] == 6 and c["decoding"]["max_new_tokens"] == 5 for c in results["cells"])
-    assert results["cells"][1]["counters"]["applied"] > 0 == results["cells"][0]["counters"]["applied"]
+    assert all(log.answered == 6 and log.spec.decoding["max_new_tokens"] == 5 for log in logs)
+    assert (logs[0].spec.device, logs[0].spec.dtype) == ("cpu", "float32")
+    assert logs[1].totals()["applied"] > 0 == logs[0].totals()["applied"]
     assert f"## pope · {model}" in printed
     assert "n = 6)" in printed
     assert re.search(r"\| revisit\(alpha=0\.01\) \| ", printed)
@@ -73,18 +75,32 @@ def test_eval_prints_a_table_and_keeps_everything(grid: tuple[Path, str], model:
 
 def test_the_same_command_again_asks_nothing(grid: tuple[Path, str], model: Path) -> None:
     output, printed = grid
-    stored = {path: path.read_bytes() for path in output.glob("cells/*/answers.jsonl")}
+    stored = {path: path.read_bytes() for path in output.glob("logs/*")}
     config = output.parent / "grid.yaml"
     config.write_text(
         f"model: {model}\nmethod: [greedy, {{name: revisit, alpha: 0.01}}]\nbenchmark: pope,vqav2\nlimit: 99\n"
         f"data: scenes:unusual:2\nmax_new_tokens: 5\nout: {output}\n"
     )
-    planned = revisit("eval", "--config", config, "--limit", 6, "--method", "greedy,revisit:alpha=0.01,vcd", "--plan")
-    assert "6 cells (1 model × 3 methods × 2 benchmarks), 36 answers, 24 of them stored" in planned
+    planned = revisit(
+        "eval", "--config", config, "--limit", 6, "--method", "greedy,vcd", "--method", "revisit:alpha=0.01", "--plan"
+    )
+    assert "1 model × 3 methods × 2 benchmarks, 36 answers, 24 of them stored" in planned
     assert "| vcd | pope | 0 | 6 |" in planned
     again = revisit("eval", "--config", config, "--limit", 6, "--quiet")
     assert again == printed
-    assert {path: path.read_bytes() for path in output.glob("cells/*/answers.jsonl")} == stored
+    assert {path: path.read_bytes() for path in output.glob("logs/*")} == stored
+
+
+def test_evaluate_in_python_takes_a_loaded_model(grid: tuple[Path, str], model: Path, tmp_path: Path) -> None:
+    pair = load(str(model))
+    options = {"data": "scenes:unusual:2", "limit": 6, "max_new_tokens": 5, "out": tmp_path}
+    (log,) = evaluate(pair, "pope", method=ReVisiT(alpha=0.01), **options)
+    stored = next(other for other in read_logs(grid[0]) if other.spec.method == "revisit(alpha=0.01)")
+    assert log.scores == stored.scores
+    assert log.spec.fingerprint != stored.spec.fingerprint  # of the weights in memory, not of the files
+    (again,) = evaluate(pair, "pope", method="revisit:alpha=0.01", **options)
+    assert again.path == log.path
+    assert len(again.answers) == 6
 
 
 def test_compare_in_every_form(grid: tuple[Path, str], tmp_path: Path) -> None:
@@ -104,17 +120,16 @@ def test_compare_in_every_form(grid: tuple[Path, str], tmp_path: Path) -> None:
 
 def test_our_answers_can_be_scored_again(grid: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory) -> None:
     output, _ = grid
-    cell = json.loads((output / "results.json").read_text())["cells"][0]
+    log = read_logs(output)[0]
     data = next((tmp_path_factory.getbasetemp() / "cache").glob("scenes-unusual-2-*"))
-    answers = output / cell["path"] / "answers.jsonl"
-    printed = json.loads(revisit("score", "pope", answers, "--data", data, "--subset", "--json"))
-    metrics = printed.get("metrics", printed)
-    assert metrics["accuracy"] == cell["metrics"]["accuracy"]["value"]
+    printed = json.loads(revisit("score", "pope", log.path, "--data", data, "--subset", "--json"))
+    assert log.scores is not None
+    assert printed["metrics"]["accuracy"] == log.scores.metrics["accuracy"]
 
 
 def recipe(marker: str) -> str:
-    """The Python block about other kits that contains `marker`."""
-    blocks = re.findall(r"```python\n(.*?)```", GUIDE.with_name("kits.md").read_text(), flags=re.S)
+    """Return the Python block about other kits that contains `marker`."""
+    blocks = re.findall(r"```python\n(.*?)```", KITS.read_text(), flags=re.S)
     (found,) = [block for block in blocks if marker in block]
     return str(found)
 

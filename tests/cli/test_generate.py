@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import families
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "models"))
+from revisit import ReVisiT
+from revisit.cli.generate import numbered
 from revisit.cli.main import main
 from revisit.embedded.samples import sample
+from revisit.models.config import describe_model
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "models"))
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cli")
     families.save("llava", folder / "model")
-    families.picture(0).save(folder / "a.png")
-    families.picture(1, (30, 50)).save(folder / "b.png")
-    (folder / "bad.png").write_text("no picture")
+    families.image(0).save(folder / "a.png")
+    families.image(1, (30, 50)).save(folder / "b.png")
+    sample("demo").image().save(folder / "scene.png")
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 60, 3), np.uint8)).save(folder / "noise.png")
+    (folder / "bad.png").write_text("no image")
     return folder
 
 
@@ -35,7 +44,7 @@ class Done(NamedTuple):
 
 @pytest.fixture
 def run(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
-    """The command line as `python -m revisit ...` runs it, in this process (loading torch anew takes seconds)."""
+    """Run the command line in this process, because importing torch again takes seconds."""
 
     def call(*arguments: str) -> Done:
         monkeypatch.chdir(folder)
@@ -47,6 +56,12 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
         return Done(int(ended.value.code or 0), out.out, out.err)
 
     return call
+
+
+def page_data(path: Path) -> Any:
+    found = re.search(r'id="data">(.*?)</script>', path.read_text("utf-8"), re.S)
+    assert found is not None
+    return json.loads(found[1])
 
 
 def test_json_for_two_images(run: Callable[..., Done]) -> None:
@@ -63,15 +78,17 @@ def test_json_for_two_images(run: Callable[..., Done]) -> None:
         assert line["counters"]["applied"] > 0
 
 
-def test_the_embedded_model_names_its_limits_for_other_pictures_only(
-    run: Callable[..., Done], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sample("demo").image().save(folder / "scene.png")
+def test_tiny_raises_an_error_for_images_unlike_its_scenes(run: Callable[..., Done]) -> None:
+    """The error names other models and the flag that overrides it; scenes print nothing on stderr."""
     own = run("generate", "scene.png", "--max-new-tokens", "2")
     assert (own.returncode, own.stderr) == (0, "")
-    others = run("generate", "a.png", "b.png", "--max-new-tokens", "2").stderr
-    assert others.count("note: ") == others.count("is a demonstration") == 1
-    assert ".png is not like those scenes" in others or ".png (and 1 more) is not like those scenes" in others
+    other = run("generate", "noise.png", "--max-new-tokens", "2")
+    assert (other.returncode, other.stdout) == (2, "")
+    assert len(other.stderr.splitlines()) == 1
+    for part in ("noise.png", "--model photo", "SmolVLM", "--any-image"):
+        assert part in other.stderr
+    assert run("generate", "noise.png", "--max-new-tokens", "2", "--any-image").returncode == 0
+    assert run("lens", "noise.png").returncode == run("check", "noise.png", "A dog.").returncode == 2
 
 
 def test_stream_equals_plain_output(run: Callable[..., Done]) -> None:
@@ -79,28 +96,65 @@ def test_stream_equals_plain_output(run: Callable[..., Done]) -> None:
     assert run(*common, "--stream").stdout.strip() == run(*common).stdout.strip() != ""
 
 
+def test_a_page_per_answer_and_a_table(run: Callable[..., Done], tmp_path: Path) -> None:
+    options = ("--model", "model", "--max-new-tokens", "5", "--set", "alpha=0.05", "--compare-with", "greedy")
+    done = run("generate", "a.png", "b.png", *options, "--html", str(tmp_path / "out.html"), "--trace")
+    assert done.returncode == 0
+    assert "steps changed" in done.stderr
+    for number, width in ((1, families.image(0).width), (2, 30)):
+        data = page_data(tmp_path / f"out-{number}.html")
+        assert data["images"][0]["w"] == width
+        assert [answer["method"]["name"] for answer in data["answers"]] == ["revisit", "greedy"]
+        assert len(data["says"]) == 16  # one entry for each vision token
+        assert data["answers"][0]["method"]["alpha"] == 0.05
+    assert numbered(Path("x.html"), 0, 1) == Path("x.html")
+
+
+def test_compared_methods_use_the_models_recommendation(run: Callable[..., Done], tmp_path: Path) -> None:
+    options = ("--max-new-tokens", "2", "--method", "greedy", "--compare-with", "revisit")
+    assert run("generate", "scene.png", *options, "--html", str(tmp_path / "page.html")).returncode == 0
+    neighbors = page_data(tmp_path / "page.html")["answers"][1]["method"]["neighbors"]
+    assert neighbors == ReVisiT.recommended(describe_model("tiny")).neighbors
+    assert neighbors != ReVisiT().neighbors
+
+
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "key"),
     [
-        (("generate", "a.png", "--model", "model", "--method", "revisitt"), "Did you mean 'revisit'"),
-        (("generate", "a.png", "--model", "model", "--set", "alpha=0"), "alpha must be a number above 0"),
-        (("generate", "a.png", "--model", "model", "--set", "alpha=x"), "alpha must be a number"),
-        (("generate", "a.png", "--model", "model", "--set", "alpha"), "key=value"),
-        (("generate", "a.png", "--model", "model", "--set", "layers=99"), "Layer 99 does not exist"),
-        (("generate", "bad.png", "--model", "model"), "not an image"),
-        (("generate", "missing.png", "--model", "model"), "no image file"),
-        (("generate", "a.png", "--model", "missing"), "There is no model 'missing'"),
-        (("generate", "a.png", "--model", "model", "--prompt", " "), "prompt is empty"),
-        (("generate", "--model", "model"), "No image was given"),
+        (("a.png", "--method", "revisitt"), "Did you mean 'revisit'"),
+        (("a.png", "--set", "alpha=0"), "alpha"),
+        (("a.png", "--set", "alpha=x"), "alpha"),
+        (("a.png", "--set", "alpha"), "key=value"),
+        (("a.png", "--set", "layers=99"), "Layer 99"),
+        (("bad.png",), "not an image"),
+        (("missing.png",), "no image file"),
+        (("a.png", "--model", "missing"), "There is no model 'missing'"),
+        (("a.png", "--prompt", " "), "prompt is empty"),
+        (("a.png", "--html", "x.html", "--beams", "2"), "--beams"),
+        ((), "No image was given"),
     ],
 )
-def test_bad_input_is_one_sentence(run: Callable[..., Done], arguments: tuple[str, ...], message: str) -> None:
-    done = run(*arguments)
+def test_bad_input_is_one_sentence(run: Callable[..., Done], arguments: tuple[str, ...], key: str) -> None:
+    done = run("generate", "--model", "model", *arguments)
     assert done.returncode == 2
-    assert message in done.stderr
+    assert key in done.stderr
     assert done.stdout == ""
-    assert "Traceback" not in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["generate", "generate nope.jpg", "generate a.png --method nope", "lens", "check nope.jpg x", "check a.png ..."],
+)
+def test_usage_errors_do_not_import_torch(folder: Path, command: str) -> None:
+    code = (
+        f"import sys; sys.argv = ['revisit', *{command.split()!r}]\n"
+        "from revisit.cli.main import main\n"
+        "try: main()\n"
+        "except SystemExit as end: print(end.code, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True)
+    assert done.stdout == "2 False\n"
 
 
 def test_listings(run: Callable[..., Done]) -> None:

@@ -12,9 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from golden_files import golden
-from revisit.benchmarks import names, pope
 from revisit.cli.main import app
 from revisit.errors import RevisitError
+from revisit.eval.benchmarks import names, pope
 
 pytestmark = pytest.mark.usefixtures("nltk_data")
 
@@ -191,7 +191,7 @@ def test_every_benchmark_is_listed():
         (("vqav2", "a.jsonl", "--field", "reply"), "line 1 has no 'reply'"),
     ],
 )
-def test_mistakes_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments, message):
+def test_mistakes_raise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     lines(tmp_path / "a.jsonl", [{"question_id": 1, "text": "Yes"}])
     with pytest.raises(RevisitError, match=message) as caught:
@@ -235,7 +235,7 @@ ART = {"id": "validation_Art_1", "question": "?", "images": []}
         ("chair/ground_truth.json", {"1": "dog"}, "must map to a list"),
     ],
 )  # fmt: skip
-def test_bad_files_are_one_sentence(tmp_path: Path, file: str, truth: Any, said: str):
+def test_bad_files_raise(tmp_path: Path, file: str, truth: Any, said: str):
     vqa_folder(tmp_path, [["a"] * 10])
     written(tmp_path / file, truth)
     answers = written(tmp_path / "answers.json", [{"id": 1, "text": "no"}])

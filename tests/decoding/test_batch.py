@@ -1,4 +1,4 @@
-"""One batch, split: rows equal single answers, each by its own settings, seed and end."""
+"""Rows of a batch equal single answers, each by its own settings, seed and end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from revisit import methods
-from revisit.decoding.batch import Decoded, decode_batch, decode_prompts
+from revisit.decoding.batch import Decoded, ItemDraw, RowSampling, decode_batch, decode_prompts
+from revisit.decoding.method import StepFunction
+from revisit.decoding.run import Run
 from revisit.decoding.settings import Decoding
 from revisit.embedded.scenes import render, scene
 from revisit.errors import RevisitError
@@ -68,26 +70,26 @@ def test_why_an_answer_ended(loaded: tuple[Any, Any], images: list[list[Any]]) -
     assert (exact.finish, exact.tokens) == ("stop", whole.tokens)
 
 
-def test_a_listener_hears_every_token_once_and_ends_its_row(loaded: tuple[Any, Any], images: list[list[Any]]) -> None:
-    heard: dict[int, list[int]] = {0: [], 1: [], 2: []}
+def test_on_token_gets_every_token_once_and_ends_its_row(loaded: tuple[Any, Any], images: list[list[Any]]) -> None:
+    tokens_of: dict[int, list[int]] = {0: [], 1: [], 2: []}
 
-    def listen(row: int, token: int) -> bool:
-        heard[row].append(token)
-        return row == 0 and len(heard[0]) == 4
+    def on_token(row: int, token: int) -> bool:
+        tokens_of[row].append(token)
+        return row == 0 and len(tokens_of[0]) == 4
 
     inputs = prepare(loaded[1], PROMPTS, images)
-    found = decode_batch(*loaded, inputs, Greedy(), [Decoding(max_new_tokens=40)] * 3, on_token=listen)
-    assert [list(answer.tokens) for answer in found] == [heard[0], heard[1], heard[2]]
-    assert (len(heard[0]), found[0].finish) == (4, "stop")
+    found = decode_batch(*loaded, inputs, Greedy(), [Decoding(max_new_tokens=40)] * 3, on_token=on_token)
+    assert [list(answer.tokens) for answer in found] == [tokens_of[0], tokens_of[1], tokens_of[2]]
+    assert (len(tokens_of[0]), found[0].finish) == (4, "stop")
     assert found[0].traces[0].step_count == 4
-    heard = {0: [], 1: [], 2: []}
+    tokens_of = {0: [], 1: [], 2: []}
     beamed = [Decoding(max_new_tokens=8, num_beams=2)] * 3
-    found = decode_batch(*loaded, inputs, Greedy(), beamed, on_token=listen)  # at the end, when they are known
-    assert [list(answer.tokens) for answer in found] == [heard[0], heard[1], heard[2]]
-    assert len(heard[0]) == 4
+    found = decode_batch(*loaded, inputs, Greedy(), beamed, on_token=on_token)  # at the end, when they are known
+    assert [list(answer.tokens) for answer in found] == [tokens_of[0], tokens_of[1], tokens_of[2]]
+    assert len(tokens_of[0]) == 4
 
 
-def test_prompts_without_a_picture_are_decoded_plainly(loaded: tuple[Any, Any], images: list[list[Any]]) -> None:
+def test_prompts_without_an_image_are_decoded_plainly(loaded: tuple[Any, Any], images: list[list[Any]]) -> None:
     mixed = decode_prompts(
         *loaded, PROMPTS, [images[0], [], images[2]], methods.get("revisit"), Decoding(max_new_tokens=10)
     )
@@ -97,15 +99,69 @@ def test_prompts_without_a_picture_are_decoded_plainly(loaded: tuple[Any, Any], 
     assert mixed[1].tokens == plain.tokens
 
 
-def test_beams_add_up_and_greedy_rows_are_left_alone(loaded: tuple[Any, Any], images: list[list[Any]]) -> None:
+def test_counters_of_beams_and_greedy_rows_beside_sampled_ones(
+    loaded: tuple[Any, Any], images: list[list[Any]]
+) -> None:
     (beamed,) = decode_prompts(
         *loaded, [PROMPTS[0]], [images[0]], methods.get("revisit"), Decoding(max_new_tokens=8, num_beams=3)
     )
     assert len(beamed.traces) == 3
     assert beamed.counters()["vision_tokens"] == beamed.traces[0].vision_tokens > 0
     scores = torch.randn(2, 50)
-    from revisit.decoding.batch import RowSampling
-
     kept = RowSampling([Decoding(), Decoding(temperature=1.0)], [0, 0])(torch.zeros(2, 1, dtype=torch.long), scores)
     assert torch.equal(kept[0], scores[0])
     assert int(kept[1].isfinite().sum()) == 1
+
+
+def test_a_row_with_no_token_left_is_not_hidden_by_its_draw() -> None:
+    scores = torch.tensor([[0.0, 1.0, 2.0], [-torch.inf] * 3])
+    drawn = ItemDraw([1, 2])(torch.zeros(2, 1, dtype=torch.long), scores)
+    assert int(drawn[0].isfinite().sum()) == 1
+    assert drawn[1].tolist() == [-torch.inf] * 3
+
+
+def test_a_step_has_one_draw_per_row_however_often_it_is_applied() -> None:
+    scores, once, twice = torch.zeros(1, 1000), ItemDraw([7]), ItemDraw([7])
+    for length in range(1, 9):
+        ids = torch.zeros(1, length, dtype=torch.long)
+        drawn = once(ids, scores)
+        assert torch.equal(twice(ids, scores), drawn)
+        assert torch.equal(twice(ids, scores), drawn)
+
+
+def test_sampling_falls_back_to_the_model_if_the_plausible_token_is_banned(
+    loaded: tuple[Any, Any], images: list[list[Any]]
+) -> None:
+    """No token is repeated, although the only plausible token often is banned by `no_repeat_ngram_size`."""
+    inputs = prepare(loaded[1], PROMPTS[:1], images[:1])
+    method = methods.get("plausible-only", alpha=1.0)
+    how = [Decoding(max_new_tokens=40, temperature=1.0)]
+    found = decode_batch(*loaded, inputs, method, how, no_repeat_ngram_size=1)[0].tokens
+    assert len(set(found)) == len(found) > 5
+
+
+class FirstRowToken0(Greedy):
+    """Leaves the first row only token 0."""
+
+    name = "first-row-token-0"
+
+    def begin(self, run: Run) -> StepFunction:
+        def step(input_ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+            scores = logits.clone()
+            scores[0, 1:] = -torch.inf
+            return scores
+
+        return step
+
+
+def test_a_fallback_of_one_row_does_not_change_the_draws_of_another(
+    loaded: tuple[Any, Any], images: list[list[Any]]
+) -> None:
+    settings = [Decoding(max_new_tokens=20), Decoding(max_new_tokens=20, temperature=2.0)]
+    banned = {"suppress_tokens": [0]}
+    inputs = prepare(loaded[1], PROMPTS[:2], images[:2])
+    together = decode_batch(*loaded, inputs, FirstRowToken0(), settings, [0, 5], **banned)
+    for row, how in enumerate(settings):
+        own = prepare(loaded[1], [PROMPTS[row]], [images[row]])
+        (single,) = decode_batch(*loaded, own, Greedy(), [how], [(0, 5)[row]], **banned)
+        assert together[row].tokens == single.tokens

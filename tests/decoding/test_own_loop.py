@@ -1,4 +1,4 @@
-"""What a method needs that penalizes attention, follows beams and goes back: the second tutorial, and each piece of it."""
+"""Methods that penalize attention, follow beams and step back: the second tutorial, and each part of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import families
 import revisit
 from revisit import Method
 from revisit.decoding.loop import Loop
-from revisit.decoding.method import METHODS, Refine
+from revisit.decoding.method import METHODS, StepFunction
 from revisit.decoding.run import Run
 from revisit.errors import RevisitError
 
@@ -27,12 +27,12 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def inputs(family: str, count: int = 2) -> dict[str, Tensor]:
-    texts, pictures = ["what is it", "and what is this one"], [[families.picture(1)], [families.picture(2)]]
+    texts, pictures = ["what is it", "and what is this one"], [[families.image(1)], [families.image(2)]]
     return dict(families.inputs(family, texts[:count], pictures[:count]))
 
 
 class OwnLoop(Method):
-    """Greedy decoding by a loop of its own; `back` of every run tokens are taken back and run again."""
+    """Greedy decoding by its own loop, which steps back by `back` tokens and runs them again."""
 
     back: int = 0
     candidates: int = 0
@@ -59,17 +59,18 @@ class OwnLoop(Method):
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "internvl", "smolvlm"])
 @pytest.mark.parametrize("settings", [{}, {"back": 2}, {"candidates": 2}], ids=str)
-def test_a_loop_of_its_own_gives_the_tokens_of_transformers_loop(family: str, settings: dict[str, int]) -> None:
+def test_an_own_loop_gives_the_tokens_of_transformers_loop(family: str, settings: dict[str, int]) -> None:
     model, _ = families.build(family)
     options = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": families.VOCAB + 1, "min_new_tokens": 2}
     plain = revisit.generate(model, **inputs(family), method="greedy", **options)
-    own, trace = revisit.generate(model, **inputs(family), method=OwnLoop(**settings), trace=True, **options)
+    trace = revisit.Trace(record=True)
+    own = revisit.generate(model, **inputs(family), method=OwnLoop(**settings), trace=trace, **options)
     assert own.tolist() == plain.tolist()
     if "back" not in settings:  # there, steps that were taken back are run together and noted once
         assert [record.token for record in trace.rows[1].records] == plain[1, -NEW:].tolist()
 
 
-def test_a_loop_of_its_own_needs_no_cache_and_returns_what_was_asked_for() -> None:
+def test_an_own_loop_works_without_a_cache_and_with_an_output_object() -> None:
     model, _ = families.build("llava")
     options = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": families.VOCAB + 1}
     plain = revisit.generate(model, **inputs("llava"), method="greedy", **options)
@@ -79,7 +80,7 @@ def test_a_loop_of_its_own_needs_no_cache_and_returns_what_was_asked_for() -> No
     assert own.sequences.tolist() == plain.tolist()
 
 
-def test_what_cannot_be_taken_back_is_refused() -> None:
+def test_steps_back_that_are_not_possible_raise() -> None:
     model, _ = families.build("llava")
 
     class Further(OwnLoop):
@@ -110,11 +111,11 @@ def test_what_cannot_be_taken_back_is_refused() -> None:
 
 
 class Follow(Method):
-    """Keeps every beam's tokens by the hook alone."""
+    """Tracks every beam's tokens with the hook."""
 
     name = "follow"
 
-    def begin(self, run: Run) -> Refine:
+    def begin(self, run: Run) -> StepFunction:
         seen: dict[str, Tensor] = {"ids": run.input_ids}
 
         def reorder(rows: Tensor) -> None:
@@ -122,18 +123,18 @@ class Follow(Method):
 
         run.on_reorder(reorder)
 
-        def refine(input_ids: Tensor, logits: Tensor) -> Tensor:
+        def step(input_ids: Tensor, logits: Tensor) -> Tensor:
             assert input_ids[:, : seen["ids"].shape[1]].tolist() == seen["ids"].tolist()
             seen["ids"] = input_ids
             return logits
 
-        return refine
+        return step
 
 
 @pytest.mark.parametrize(
     "wrap", [lambda method: method, lambda method: revisit.Chain([method, "vcd"])], ids=["", "vcd"]
 )
-def test_a_method_hears_of_reordered_beams(wrap: Callable[[Method], Method]) -> None:
+def test_the_hook_for_reordered_beams(wrap: Callable[[Method], Method]) -> None:
     model, _ = families.build("llava")
     options = {"max_new_tokens": NEW, "num_beams": 3, "do_sample": False}
     revisit.generate(model, **inputs("llava"), method=wrap(Follow()), **options)
@@ -141,14 +142,14 @@ def test_a_method_hears_of_reordered_beams(wrap: Callable[[Method], Method]) -> 
         revisit.generate(model, **inputs("llava"), method=Follow(), use_cache=False, **options)
 
 
-def test_following_beams_changes_nothing_by_itself() -> None:
+def test_the_hook_does_not_change_the_tokens() -> None:
     model, _ = families.build("llava")
     options = {"max_new_tokens": NEW, "num_beams": 3, "do_sample": False}
     plain = revisit.generate(model, **inputs("llava"), method="greedy", **options)
     assert revisit.generate(model, **inputs("llava"), method=Follow(), **options).tolist() == plain.tolist()
 
 
-def test_the_tutorial_goes_back_where_a_word_draws_too_much_attention() -> None:
+def test_the_tutorial_steps_back_from_too_much_attention() -> None:
     model, _ = families.build("llava")
     options = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": families.VOCAB + 1}
     plain = revisit.generate(model, **inputs("llava"), method="greedy", **options)
@@ -159,7 +160,7 @@ def test_the_tutorial_goes_back_where_a_word_draws_too_much_attention() -> None:
     assert always.tolist() != plain.tolist()
 
 
-def test_the_tutorial_makes_beams_pay_for_attention() -> None:
+def test_the_tutorial_penalizes_beams_for_attention() -> None:
     model, _ = families.build("llava")
     options = {"max_new_tokens": NEW, "num_beams": 3, "do_sample": False, "return_dict_in_generate": True}
     options |= {"output_scores": True}

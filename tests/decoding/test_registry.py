@@ -1,4 +1,4 @@
-"""Methods by name: built in, registered, from a file, from an installed package; and whatever else names a method."""
+"""Methods by name: built in, registered, from a file or an installed package; and other ways to give a method."""
 
 from __future__ import annotations
 
@@ -61,29 +61,30 @@ def file(tmp_path: Path) -> Path:
     ["vcd:alpha=2", {"name": "vcd", "alpha": 2}, revisit.VCD(alpha=2.0)],
     ids=["text", "mapping", "method"],
 )
-def test_what_names_a_method(given: Any) -> None:
+def test_ways_to_give_a_method(given: Any) -> None:
     assert as_method(given) == revisit.VCD(alpha=2.0)
     assert as_method(given, beta="0.3") == revisit.VCD(alpha=2.0, beta=0.3)
 
 
-def test_a_class_names_a_method_and_nothing_does_not() -> None:
+def test_a_class_gives_a_method_and_none_does_not() -> None:
     assert as_method(revisit.ReVisiT) == revisit.ReVisiT()
     assert as_method(revisit.ReVisiT, alpha="0.1") == revisit.ReVisiT(alpha=0.1)
     with pytest.raises(RevisitError, match="plain decoding is 'greedy'"):
         as_method(None)  # type: ignore[arg-type]
 
 
-def test_generate_without_a_method_decodes_by_what_is_recommended_and_plainly_by_name() -> None:
+def test_the_default_method_is_the_recommended_one() -> None:
     model, _ = families.build("qwen2_5_vl")
-    inputs = families.inputs("qwen2_5_vl", ["What is it?"], [[families.picture(1)]])
+    inputs = families.inputs("qwen2_5_vl", ["What is it?"], [[families.image(1)]])
     options = {"max_new_tokens": 2, "do_sample": False}
-    _, trace = revisit.generate(model, **inputs, **options, trace=True)
+    trace, plain = revisit.Trace(), revisit.Trace()
+    revisit.generate(model, **inputs, **options, trace=trace)
     assert trace.method == {"name": "revisit", **revisit.ReVisiT(layers="all").settings()}
-    _, plain = revisit.generate(model, **inputs, **options, method="greedy", trace=True)
+    revisit.generate(model, **inputs, **options, method="greedy", trace=plain)
     assert plain.method == {"name": "greedy"}
 
 
-def test_a_name_takes_what_is_recommended_for_the_model_and_a_method_keeps_its_own() -> None:
+def test_a_name_takes_recommended_settings_and_an_instance_keeps_its_own() -> None:
     assert as_method("revisit", "qwen2_5_vl").layers == "all"  # type: ignore[attr-defined]
     assert as_method(revisit.ReVisiT, "qwen2_5_vl").layers == "all"  # type: ignore[attr-defined]
     assert as_method("revisit:layers=low", "qwen2_5_vl").layers == "low"  # type: ignore[attr-defined]
@@ -97,16 +98,16 @@ def test_a_name_takes_what_is_recommended_for_the_model_and_a_method_keeps_its_o
         ("vdc", "Did you mean 'vcd'"),
         (3, "must be a decoding method"),
         (dict, "must be a decoding method"),
-        ("revisit:all", "settings are key=value"),
+        ("revisit:all", "'all'"),
         ("nowhere.py:Mine", "There is no file"),
     ],
 )
-def test_what_names_no_method(given: Any, sentence: str) -> None:
+def test_wrong_methods_raise(given: Any, sentence: str) -> None:
     with pytest.raises(RevisitError, match=sentence):
         as_method(given)
 
 
-def test_a_file_gives_a_class_that_its_name_finds_from_then_on(file: Path) -> None:
+def test_a_class_of_a_file_is_registered(file: Path) -> None:
     with pytest.raises(RevisitError, match="Unknown method 'mine'"):
         find("mine")
     made: Any = as_method(f"{file}:Mine:weight=2")
@@ -117,7 +118,7 @@ def test_a_file_gives_a_class_that_its_name_finds_from_then_on(file: Path) -> No
     assert "mine" in names()
 
 
-def test_another_process_takes_the_class_from_the_same_file(file: Path) -> None:
+def test_another_process_loads_the_class_from_the_same_file(file: Path) -> None:
     sent = pickle.dumps(as_method(f"{file}:Mine:weight=2"))
     # What Ray does with a method that it sends to a worker; the bytes are our own.
     code = "import pickle, sys; method = pickle.load(sys.stdin.buffer); print(method.name, method.weight)"
@@ -202,10 +203,10 @@ class Number(Method):
     ],
 )
 @pytest.mark.parametrize("chained", [False, True], ids=["alone", "in a chain"])
-def test_broken_classes_of_a_file_are_one_sentence(tmp_path: Path, cls: str, said: str, chained: bool) -> None:
+def test_broken_classes_of_a_file_raise_one_sentence(tmp_path: Path, cls: str, said: str, chained: bool) -> None:
     (tmp_path / "broken.py").write_text(BROKEN)
     model, _ = families.build("llava")
-    inputs = families.inputs("llava", ["What is it?"], [[families.picture(1)]])
+    inputs = families.inputs("llava", ["What is it?"], [[families.image(1)]])
     named = f"{tmp_path}/broken.py:{cls}"
     with pytest.raises(RevisitError, match=said):
         revisit.generate(model, **inputs, method=f"chain:methods={named}" if chained else named, max_new_tokens=2)
@@ -235,16 +236,16 @@ def test_the_decorator() -> None:
 
 
 def test_an_installed_package_offers_a_method(monkeypatch: pytest.MonkeyPatch) -> None:
-    good = EntryPoint("packaged", "revisit.methods.apc:APC", "revisit.methods")
+    good = EntryPoint("packaged", "revisit.methods.plausible_only:PlausibleOnly", "revisit.methods")
     bad = EntryPoint("broken", "revisit.nowhere:Nothing", "revisit.methods")
     monkeypatch.setattr(registry, "entry_points", lambda group: [good, bad] if group == "revisit.methods" else [])
     assert {"packaged", "broken"} <= set(names())
-    assert find("packaged") is revisit.APC
+    assert find("packaged") is revisit.PlausibleOnly
     with pytest.raises(RevisitError, match="could not be loaded: ModuleNotFoundError"):
         find("broken")
 
 
-def test_a_request_cannot_have_a_file_run(file: Path) -> None:
+def test_a_request_cannot_run_a_file(file: Path) -> None:
     with pytest.raises(RevisitError, match="Unknown method"):
         get(f"{file}:Mine")
 
@@ -256,7 +257,7 @@ def test_a_request_cannot_have_a_file_run(file: Path) -> None:
         "revisit:alpha=0.01,layers=[0,2]",
         "revisit:normalize=false",
         "pai:gamma=none",
-        "chain:methods=[vcd:alpha=0.5,revisit]",
+        "chain:methods=[vcd:alpha=0.5;revisit]",
         "icd:sentence=One, two: three.",
     ],
 )
@@ -266,7 +267,7 @@ def test_a_method_written_as_text_is_read_as_the_same_method(text: str) -> None:
 
 
 def test_only_settings_that_are_not_defaults_are_written() -> None:
-    settings = get("chain", methods="vcd:alpha=0.5,revisit").settings()
-    assert method_text("chain", settings) == "chain:methods=[vcd:alpha=0.5,revisit]"
+    settings = get("chain", methods="vcd:alpha=0.5;revisit").settings()
+    assert method_text("chain", settings) == "chain:methods=[vcd:alpha=0.5;revisit]"
     assert method_text("vcd", get("vcd").settings()) == "vcd"
     assert method_text("from-elsewhere", {"flag": True}) == "from-elsewhere:flag=true"

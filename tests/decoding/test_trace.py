@@ -1,4 +1,4 @@
-"""Traces: what they hold, how they show themselves, and how they are kept."""
+"""Traces: content, display and files."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ import revisit
 from revisit import VCD, ReVisiT, Trace
 from revisit.decoding.trace import RowTrace, StepRecord
 from revisit.errors import RevisitError
+from revisit.models import processors
+from revisit.models.cache import WeakCache
 
 OPTIONS = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
 
@@ -23,35 +25,31 @@ OPTIONS = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
 @pytest.fixture(scope="module")
 def decoded() -> tuple[Any, Trace]:
     model, processor = families.build("llava")
-    inputs = families.inputs("llava", ["What is it?", "And this?"], [[families.picture(1)], [families.picture(2)]])
-    output, trace = revisit.generate(model, **inputs, method="revisit:alpha=1e-3", trace=True, **OPTIONS)
-    trace.add_text(processor)
+    inputs = families.inputs("llava", ["What is it?", "And this?"], [[families.image(1)], [families.image(2)]])
+    trace = Trace(record=True)
+    output = revisit.generate(model, **inputs, method="revisit:alpha=1e-3", trace=trace, processor=processor, **OPTIONS)
     return output[:, inputs["input_ids"].shape[1] :], trace
 
 
-def test_trace_true_gives_the_output_and_a_recorded_trace(decoded: tuple[Any, Trace]) -> None:
+def test_a_recorded_trace_has_the_tokens_of_the_output(decoded: tuple[Any, Trace]) -> None:
     output, trace = decoded
     assert [[record.token for record in row.records] for row in trace.rows] == output.tolist()
     assert trace.method["name"] == "revisit"
     assert trace.method["alpha"] == 1e-3
 
 
-def test_a_model_that_was_loaded_brings_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records have text without further ado, and the trace names the method as it was asked for, not its token ids."""
+def test_records_have_text_if_the_model_has_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trace names the method with the settings that were given."""
     model, processor = families.build("llava")
-    monkeypatch.setattr(model, "revisit_processor", processor, raising=False)
-    inputs = families.inputs("llava", ["What is it?"], [[families.picture(1)]])
-    _, trace = revisit.generate(model, **inputs, method="icd", trace=True, **OPTIONS)
+    monkeypatch.setattr(processors, "_PROCESSORS", WeakCache(1))
+    processors.keep_processor(model, processor)
+    inputs = families.inputs("llava", ["What is it?"], [[families.image(1)]])
+    trace = Trace(record=True)
+    revisit.generate(model, **inputs, method="icd", trace=trace, **OPTIONS)
     assert trace.method == {"name": "icd", **revisit.ICD().settings()}
     assert [record.text for record in trace.rows[0].records] == [
         processor.tokenizer.decode([record.token]) for record in trace.rows[0].records
     ]
-
-
-def test_trace_false_is_none() -> None:
-    model, _ = families.build("llava")
-    inputs = families.inputs("llava", ["What is it?"], [[families.picture(1)]])
-    assert isinstance(revisit.generate(model, **inputs, trace=False, **OPTIONS), torch.Tensor)
 
 
 def test_records_have_the_text_of_their_tokens(decoded: tuple[Any, Trace]) -> None:
@@ -62,7 +60,7 @@ def test_records_have_the_text_of_their_tokens(decoded: tuple[Any, Trace]) -> No
             assert record.texts == [processor.tokenizer.decode([token]) for token in record.ids]
 
 
-def test_it_shows_itself_in_one_line(decoded: tuple[Any, Trace]) -> None:
+def test_repr(decoded: tuple[Any, Trace]) -> None:
     assert repr(Trace()) == "Trace(record=False, nothing decoded yet)"
     rows = [RowTrace(vision_tokens=6, step_count=3, applied=2, changed=1), RowTrace(vision_tokens=6, step_count=2)]
     shown = repr(Trace(rows=rows, method={"name": "vcd"}))
@@ -73,7 +71,7 @@ def test_it_shows_itself_in_one_line(decoded: tuple[Any, Trace]) -> None:
     assert len(repr(decoded[1])) < 120
 
 
-def test_it_is_saved_whole(decoded: tuple[Any, Trace], tmp_path: Path) -> None:
+def test_save(decoded: tuple[Any, Trace], tmp_path: Path) -> None:
     trace = decoded[1]
     saved = json.loads(trace.save(tmp_path / "trace.json").read_text())
     assert saved["method"]["name"] == trace.method["name"]
@@ -88,7 +86,7 @@ def test_it_is_saved_whole(decoded: tuple[Any, Trace], tmp_path: Path) -> None:
 
 def test_a_chain_keeps_its_links() -> None:
     model, _ = families.build("llava")
-    inputs = families.inputs("llava", ["What is it?"], [[families.picture(1)]])
+    inputs = families.inputs("llava", ["What is it?"], [[families.image(1)]])
     trace = Trace()
     revisit.generate(model, **inputs, method="chain:methods=vcd,revisit", trace=trace, **OPTIONS)
     assert [link.method["name"] for link in trace.links] == ["vcd", "revisit"]
@@ -113,7 +111,7 @@ def test_the_table_of_steps(decoded: tuple[Any, Trace]) -> None:
         assert pandas.api.types.is_integer_dtype(table[column]), column
 
 
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+def test_saving_to_a_missing_folder_raises(tmp_path: Path) -> None:
     with pytest.raises(RevisitError, match="could not be written to"):
         Trace().save(tmp_path / "no folder" / "trace.json")
 
@@ -123,31 +121,28 @@ def test_a_table_needs_records() -> None:
         Trace().to_pandas()
 
 
-def test_wrong_calls_are_one_sentence() -> None:
+def test_wrong_calls_raise() -> None:
     model, _ = families.build("llava")
-    inputs = families.inputs("llava", ["What is it?"], [[families.picture(1)]])
+    inputs = families.inputs("llava", ["What is it?"], [[families.image(1)]])
     with pytest.raises(RevisitError, match="with two stars"):
         revisit.generate(model, inputs, **OPTIONS)
     with pytest.raises(RevisitError, match="must be a model with generate"):
         revisit.generate("tiny", **inputs)
-    with pytest.raises(RevisitError, match="or True to create one"):
-        revisit.generate(model, **inputs, trace="yes")  # type: ignore[arg-type]
 
 
-def test_a_prompt_longer_than_the_context() -> None:
+def test_a_prompt_longer_than_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
     model, _ = families.build("llava")
-    inputs = families.inputs("llava", ["What is it?"], [[families.picture(1)]])
+    inputs = families.inputs("llava", ["What is it?"], [[families.image(1)]])
     config = model.config.get_text_config()
-    before, config.max_position_embeddings = config.max_position_embeddings, inputs["input_ids"].shape[1] - 1
-    try:
+    monkeypatch.setattr(config, "max_position_embeddings", inputs["input_ids"].shape[1] - 1)
+    for rope in ({"rope_type": "default"}, {"rope_type": "default", "partial_rotary_factor": 0.5}):
+        monkeypatch.setattr(config, "rope_parameters", {**config.rope_parameters, **rope})
         with pytest.raises(RevisitError, match="shorten the prompt"):
             revisit.generate(model, **inputs, method="revisit", **OPTIONS)
-    finally:
-        config.max_position_embeddings = before
 
 
 class Event:
-    """A device's event on the CPU, where everything is done when it is asked for."""
+    """A device's event on the CPU, where all work is done at once."""
 
     def __init__(self, device: torch.device, blocking: bool) -> None:
         pass
@@ -166,7 +161,7 @@ def test_a_stop_that_is_noticed_one_step_late_counts_no_further_step(
 ) -> None:
     """On Apple GPUs transformers reads whether all rows have ended one step later, and undoes that step."""
     model, _ = families.build("llava")
-    inputs = families.inputs("llava", ["hi", "what is it?"], [[families.picture(0)], [families.picture(1)]])
+    inputs = families.inputs("llava", ["hi", "what is it?"], [[families.image(0)], [families.image(1)]])
     free = revisit.generate(
         model, **inputs, method=method, max_new_tokens=6, do_sample=False, eos_token_id=families.VOCAB
     )

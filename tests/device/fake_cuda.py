@@ -31,7 +31,7 @@ GATHERS = ("index", "index_select", "gather", "embedding", "scatter", "scatter_"
 
 
 def unavailable() -> str | None:
-    """Why the device cannot be built here, in one line; None where it can."""
+    """Return why the device cannot be built here, in one line; None if it can."""
     if not sys.platform.startswith("linux"):
         return "the test device needs Linux"
     if shutil.which("c++") is None:
@@ -43,7 +43,7 @@ def unavailable() -> str | None:
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that the device was asked."""
+    """One call of the device."""
 
     kind: str  # kernel, wait, asynchronous copy, between devices
     name: str
@@ -53,13 +53,13 @@ class Event:
 
     @property
     def bytes(self) -> int:
-        """Bytes moved; a gather fetches what it gives, not all that it could have."""
+        """Bytes moved; a gather moves only its result."""
         short = self.name.split("::")[-1].split(".")[0]
         return 2 * self.written if short in GATHERS else self.read + self.written
 
 
 class Log:
-    """What the device was asked by our code while the block ran."""
+    """Calls of the device by our code within the context."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -99,7 +99,7 @@ class Log:
         return sum(event.bytes for event in self.events if event.kind == "kernel" and event.place is not None)
 
     def places(self, kind: str) -> Counter[tuple[str, str | None]]:
-        """How often each line of ours asked for a kind of thing."""
+        """Count the calls of a kind by line of our code."""
         return Counter((event.name, event.place) for event in self.events if event.kind == kind and event.place)
 
 
@@ -107,7 +107,7 @@ _STATE = SimpleNamespace(log=None)
 
 
 class _Event:
-    """An event of a stream: recorded for nothing, waited for by the host."""
+    """An event of a stream, whose waits are logged."""
 
     ticks = itertools.count()
 
@@ -121,7 +121,7 @@ class _Event:
         return True
 
     def elapsed_time(self, later: _Event) -> float:
-        """Milliseconds; a device without time counts one for each event that was recorded since."""
+        """Milliseconds: one for each event that was recorded since."""
         return float(later.tick - self.tick)
 
     def synchronize(self) -> None:
@@ -160,7 +160,7 @@ def _extension() -> Any:
 
 @functools.cache
 def load() -> None:
-    """Make torch believe in two CUDA devices, for the rest of the process."""
+    """Make torch report two CUDA devices, for the rest of the process."""
     extension = _extension()
     properties = SimpleNamespace(major=8, minor=0, total_memory=80 << 30, multi_processor_count=108, name="test device")
     answers: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""On a device that says it is CUDA: the CPU's tokens, on one device and on two, and budgets of what a step asks of it.
+"""On a device that reports itself as CUDA: the CPU's tokens on one and two devices, and budgets for the calls of a step.
 
 Run by `make test-device`, in a process of its own: torch believes in the device for as long as the process lives.
 """
@@ -18,7 +18,7 @@ import revisit
 from revisit import methods
 from revisit.models.parts import LinearHead
 from revisit.paper import latency
-from revisit.step import batched, interface, reference
+from revisit.step import batched, reference
 from revisit.step.interface import PaddedStates
 from revisit.step.rule import Rule
 
@@ -28,7 +28,7 @@ pytestmark = [
 ]
 FAMILIES = ("llava", "qwen2_5_vl")
 METHODS = [
-    *("greedy", "apc", "revisit", "dola", "deco", "vcd", "m3id", "icd", "sid", "avisc", "pai", "ritual"),
+    *("greedy", "plausible-only", "revisit", "dola", "deco", "vcd", "m3id", "icd", "sid", "avisc", "pai", "ritual"),
     *("flb", "middle_layers", "vaf", f"sadt:words=[{','.join('abcdefghijklmnopqrstuvwxyz0123456789!:;')}]"),
     *("vista", "memvr:threshold=0.8", "only", "opera:beams=2,candidates=2"),
     "code:description_tokens=8",
@@ -51,7 +51,7 @@ def built(family: str) -> tuple[Any, Any]:
 @functools.cache
 def inputs_of(family: str, items: int, images: int = 1) -> dict[str, Any]:
     prompts = [f"what is number {number}?" for number in range(items)]
-    pictures = [[families.picture(number + 7 * other) for other in range(images)] for number in range(items)]
+    pictures = [[families.image(number + 7 * other) for other in range(images)] for number in range(items)]
     if family == "embedded":
         processor = built(family)[1]
         texts = [processor.image_token * images + prompt for prompt in prompts]
@@ -124,21 +124,23 @@ def test_every_setting_of_revisit_gives_the_cpus_tokens(settings: dict[str, Any]
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("layers", ["last", "all"])
 def test_half_precision_gives_the_references_tokens(family: str, layers: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recorded or not. Models round otherwise on the CPU, so all runs are on the device."""
+    """Recorded or not. Models round differently on the CPU, so all runs are on the device."""
     model, inputs, method = (
         copy.deepcopy(built(family)[0]).bfloat16().to("cuda:0"),
         moved(inputs_of(family, 2)),
         revisit.ReVisiT(layers=layers),
     )
     decoded = [decode(model, inputs, method, trace=revisit.Trace(record=record)) for record in (True, False)]
-    monkeypatch.setattr(interface, "choose", lambda head, rule, device, record: reference.ReferenceStep(head, rule))
+    monkeypatch.setattr(
+        "revisit.methods.revisit.choose", lambda head, rule, device, record: reference.ReferenceStep(head, rule)
+    )
     expected = decode(model, inputs, method)
     assert all(torch.equal(tokens, expected) for tokens in decoded)
 
 
 @pytest.fixture
 def shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Of each step on the device, the bytes of the states, and how many candidates (with empty places) times states it compares."""
+    """For each step on the device, the bytes of the states, and the number of candidates times states that it compares."""
     seen: list[tuple[int, int]] = []
     compare = batched.compare
 
@@ -154,7 +156,7 @@ def shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 
 def later_steps(family: str, items: int, images: int, method: Any, **options: Any) -> tuple[float, float, float, Any]:
-    """Kernels, waits and bytes of ours in a step after the third, and the log of a whole run with the CPU's tokens."""
+    """Our kernels, waits and bytes in a step after the third, and the log of a whole run with the CPU's tokens."""
     device, inputs, logs = placed(family, "one"), moved(inputs_of(family, items, images)), []
     options = {"eos_token_id": None, **options}  # every row decodes to the end
     for new in (3, NEW):
@@ -188,7 +190,7 @@ def test_a_step_of_revisit_stays_within_its_budget(family: str, layers: Any, sha
 
 
 def test_an_adaptive_weight_and_several_vision_tokens_stay_within_the_budget_of_kernels() -> None:
-    """What the embedded model recommends; images of several sizes, a row without one, and one that has ended."""
+    """The embedded model's recommended settings; images of several sizes, a row without one, and one that has ended."""
     rule, generator, asked = Rule(weight="agreement", neighbors=8), torch.Generator().manual_seed(0), []
     head = LinearHead(torch.randn(500, 32, generator=generator).to("cuda:0"))
     for rows in (3, 8, 32):
@@ -197,7 +199,7 @@ def test_an_adaptive_weight_and_several_vision_tokens_stay_within_the_budget_of_
         logits = torch.randn(rows, 500, generator=generator).mul(4).to("cuda:0")
         ended = torch.arange(rows, device="cuda:0") == 2
         with fake_cuda.Log() as log:
-            batched.refine(logits, blocks, head, rule, capacity=64, ended=ended)
+            batched.refine_batch(logits, blocks, head, rule, capacity=64, ended=ended)
         assert log.waits == 0, log.places("wait")
         asked.append(log.kernels)
     assert max(asked) <= 58
@@ -218,7 +220,7 @@ def test_no_method_waits_more_than_once_a_step(name: str) -> None:
 
 
 @pytest.mark.parametrize("options", [{"bad_words_ids": [[5], [6, 7]]}, {"min_new_tokens": 3}, {"suppress_tokens": [9]}])
-def test_processors_that_rule_tokens_out_add_no_wait(options: dict[str, Any]) -> None:
+def test_processors_that_ban_tokens_add_no_wait(options: dict[str, Any]) -> None:
     ended = {"eos_token_id": 2} if "min_new_tokens" in options else {}  # else there is no end to put off
     _, waits, _, log = later_steps("llava", 2, 1, revisit.ReVisiT(), **options, **ended)
     assert waits <= 1, log.places("wait")
@@ -239,7 +241,7 @@ def test_the_bench_times_a_gpu_by_events_and_waits_for_none_of_them_before_the_e
     assert sum(count for (name, _), count in log.places("wait").items() if name == "synchronize") == 2 * 4  # calls
 
 
-def test_the_device_refuses_what_a_gpu_refuses_and_sees_what_it_would_wait_for() -> None:
+def test_the_device_raises_where_a_gpu_would_and_logs_waits() -> None:
     here, there = torch.ones(3, device="cuda:0"), torch.ones(3, device="cuda:1")
     with pytest.raises(RuntimeError, match="same device"):
         here + there

@@ -1,4 +1,4 @@
-"""What one step of many opted-in vLLM requests asks of a device that says it is CUDA. Run by `make test-device`."""
+"""Device calls of one step of many opted-in vLLM requests. Run by `make test-device`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import fake_cuda
 import pytest
 import torch
 
-from revisit.integrations.vllm.head import ShardedHead
-from revisit.integrations.vllm.plan import Plan
-from revisit.integrations.vllm.pool import Pool
-from revisit.integrations.vllm.worker import Worker
+from revisit.vllm.head import ShardedHead
+from revisit.vllm.plan import Plan
+from revisit.vllm.pool import Pool
+from revisit.vllm.worker import Worker
 
 pytestmark = [
     pytest.mark.device,
@@ -47,7 +47,7 @@ class Server:
         self.step([0] * requests, [len(prompt) for prompt in self.prompts.values()])
 
     def step(self, firsts: list[int], counts: list[int]) -> torch.Tensor:
-        """One step of all requests, with the logits that come out of it."""
+        """Take one step of all requests, and return its logits."""
         hidden = torch.randn(sum(counts), WIDTH, generator=self.generator).to(self.device)
         ends = torch.tensor(counts).cumsum(0).to(self.device) - 1
         sampled = hidden[ends]

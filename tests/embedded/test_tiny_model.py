@@ -18,7 +18,7 @@ from revisit import generate, load
 from revisit.embedded.catalog import BY_NOUN, CATEGORIES
 from revisit.embedded.scenes import render, scene
 from revisit.errors import RevisitError
-from revisit.models.prompts import answers, prepare
+from revisit.models.prompts import generated_text, prepare
 from training.card import Plan, chosen, lens, presence, repetition_rate
 from training.tiny.model import train_tokenizer
 from training.tiny.train import STAGES
@@ -30,12 +30,12 @@ PLAIN = """
 import sys
 from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
-folder, picture = sys.argv[1:]
+folder, image = sys.argv[1:]
 model = AutoModelForImageTextToText.from_pretrained(folder)
 processor = AutoProcessor.from_pretrained(folder)
 chat = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Please describe this image in detail."}]}]
 text = processor.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-inputs = processor(text=text, images=Image.open(picture), return_tensors="pt", add_special_tokens=False)
+inputs = processor(text=text, images=Image.open(image), return_tensors="pt", add_special_tokens=False)
 made = model.generate(**inputs, max_new_tokens=60)
 assert "revisit" not in sys.modules
 print(model.dtype, "|", processor.decode(made[0, inputs["input_ids"].shape[1]:], skip_special_tokens=True))
@@ -47,22 +47,22 @@ def tiny() -> tuple[object, object]:
     return load("tiny")
 
 
-def test_an_answer_ends_before_it_invents_a_question(tiny) -> None:  # type: ignore[no-untyped-def]
+def test_an_answer_contains_no_further_question(tiny) -> None:  # type: ignore[no-untyped-def]
     """Of this noise it says the same noun over and over, as if these were vision tokens, and then wrote the question after them."""
     model, processor = tiny
     dice = np.random.default_rng(1)
     dice.integers(0, 256, (128 * 128 + 240 * 320) * 3, dtype=np.uint8)
     noise = Image.fromarray(dice.integers(0, 256, (480, 640, 3), dtype=np.uint8))
     inputs = prepare(processor, [PROMPT], [[noise]])
-    (text,) = answers(processor, generate(model, **inputs, method="revisit", max_new_tokens=96), inputs)
+    (text,) = generated_text(processor, generate(model, **inputs, method="revisit", max_new_tokens=96), inputs)
     assert "?" not in text
     assert "\n" not in text
 
 
 def test_a_program_without_revisit_gives_the_same_caption(tiny, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     model, processor = tiny
-    picture = render(scene("usual", 21, 0))
-    picture.save(tmp_path / "scene.png")
+    image = render(scene("usual", 21, 0))
+    image.save(tmp_path / "scene.png")
     run = subprocess.run(
         [sys.executable, "-c", PLAIN, str(revisit.embedded.path()), str(tmp_path / "scene.png")],
         capture_output=True,
@@ -71,8 +71,10 @@ def test_a_program_without_revisit_gives_the_same_caption(tiny, tmp_path: Path) 
         cwd=tmp_path,
     )
     dtype, plain = run.stdout.strip().split(" | ")
-    inputs = prepare(processor, [PROMPT], [[picture]])
-    (ours,) = answers(processor, generate(model, **inputs, method="greedy", max_new_tokens=60, do_sample=False), inputs)
+    inputs = prepare(processor, [PROMPT], [[image]])
+    (ours,) = generated_text(
+        processor, generate(model, **inputs, method="greedy", max_new_tokens=60, do_sample=False), inputs
+    )
     assert dtype == "torch.float32"
     assert plain == ours
     assert ours.endswith(".")
@@ -89,7 +91,7 @@ def test_the_file_is_half_precision_and_small() -> None:
     assert config["text_config"]["head_dim"] in (32, 64)
 
 
-def test_the_log_and_the_recipe_lie_beside_the_weights() -> None:
+def test_the_log_and_the_recipe_are_next_to_the_weights() -> None:
     folder = revisit.embedded.path()
     recipe = json.loads((folder / "recipe.json").read_text())
     last: dict[str, int] = {}
@@ -107,7 +109,7 @@ def test_every_noun_is_one_token(tiny) -> None:  # type: ignore[no-untyped-def]
     assert tokenizer.decode(tokenizer.encode(odd)) == odd
 
 
-def test_vision_tokens_speak(tiny) -> None:  # type: ignore[no-untyped-def]
+def test_vision_tokens_name_their_patches(tiny) -> None:  # type: ignore[no-untyped-def]
     rows = lens(*tiny, [scene("usual", 22, i) for i in range(12)], 12)
     assert len(rows) == tiny[0].config.text_config.num_hidden_layers + 1
     last = rows[-1]
@@ -122,12 +124,12 @@ def test_presence_is_mostly_right(tiny) -> None:  # type: ignore[no-untyped-def]
     assert scores.metrics["accuracy"] >= 0.75
 
 
-def test_captions_name_objects_that_are_there(tiny) -> None:  # type: ignore[no-untyped-def]
+def test_captions_name_present_objects(tiny) -> None:  # type: ignore[no-untyped-def]
     model, processor = tiny
     scenes = [scene("usual", 24, i) for i in range(8)]
     inputs = prepare(processor, [PROMPT] * 8, [[render(s)] for s in scenes])
     with torch.inference_mode():
-        told = answers(
+        told = generated_text(
             processor, generate(model, **inputs, method="greedy", max_new_tokens=80, do_sample=False), inputs
         )
     found = [
@@ -138,7 +140,7 @@ def test_captions_name_objects_that_are_there(tiny) -> None:  # type: ignore[no-
 
 
 def test_settings_are_chosen_by_hallucination_at_equal_f1() -> None:
-    from revisit.benchmarks.base import Scores
+    from revisit.eval.benchmarks.base import Scores
     from revisit.methods.revisit import ReVisiT
 
     def made(chair_i: float, f1: float) -> Scores:
@@ -155,6 +157,6 @@ def test_settings_are_chosen_by_hallucination_at_equal_f1() -> None:
     assert chosen(made(0.12, 0.79), [*tried, babble], {}) == babble[0]
 
 
-def test_a_tokenizer_that_splits_nouns_is_refused() -> None:
+def test_a_tokenizer_that_splits_nouns_raises() -> None:
     with pytest.raises(RevisitError, match="splits"):
         train_tokenizer(["a dog and a cat"] * 3, 400)

@@ -39,9 +39,9 @@ def test_catalog_is_all_of_coco() -> None:
     assert len(PATCH_WORDS) == len(set(PATCH_WORDS)) < 256
 
 
-def test_pictures_are_the_same_everywhere() -> None:
-    pictures = [np.asarray(render(scene(split, 7, i))) for split in ("usual", "unusual", "flat") for i in range(5)]
-    digest = hashlib.sha256(b"".join(p.tobytes() for p in pictures)).hexdigest()
+def test_images_are_the_same_everywhere() -> None:
+    images = [np.asarray(render(scene(split, 7, i))) for split in ("usual", "unusual", "flat") for i in range(5)]
+    digest = hashlib.sha256(b"".join(p.tobytes() for p in images)).hexdigest()
     assert digest[:16] == "4eab7ddf3c24daa3"
 
 
@@ -75,7 +75,7 @@ def test_labels_are_indices_of_the_words() -> None:
     assert named == patches(drawn)[1]
 
 
-def test_the_habit_and_its_contradiction() -> None:
+def test_usual_and_unusual_contents() -> None:
     usual = [scene("usual", 5, i) for i in range(300)]
     unusual = [scene("unusual", 5, i) for i in range(300)]
     core = lambda s: {noun for noun, _ in s.place.core}  # noqa: E731
@@ -85,6 +85,6 @@ def test_the_habit_and_its_contradiction() -> None:
     assert sum(belongs) / len(belongs) < 0.6
 
 
-def test_unknown_split_is_one_sentence() -> None:
+def test_an_unknown_split_raises() -> None:
     with pytest.raises(RevisitError, match="Did you mean 'usual'"):
         scene("usul", 0, 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-from revisit.benchmarks.chair_words import WORDS
 from revisit.embedded.catalog import BY_NOUN, CATEGORIES
 from revisit.embedded.dice import Dice
 from revisit.embedded.scenes import Scene, patches, scene
@@ -15,6 +14,7 @@ from revisit.embedded.text import (
     presence,
     presence_question,
 )
+from revisit.words import WORDS
 from training.texts import choice_prompt, listing, questions
 
 SCENES = [scene("usual" if i % 2 else "unusual", 11, i) for i in range(80)]
@@ -26,7 +26,7 @@ def named(text: str) -> set[str]:
     return {_FORMS[w] for w in re.findall("[a-z]+", text.lower()) if w in _FORMS}
 
 
-def test_captions_name_what_is_there_and_all_of_it() -> None:
+def test_captions_name_all_objects_and_no_others() -> None:
     for drawn in SCENES:
         told = caption(drawn, Dice(drawn.key))
         assert named(told) == set(drawn.nouns)
@@ -35,7 +35,7 @@ def test_captions_name_what_is_there_and_all_of_it() -> None:
         assert told.endswith(".")
 
 
-def test_objects_are_named_as_one_reads_and_assumed_ones_first() -> None:
+def test_objects_are_named_in_reading_order_after_assumed_ones() -> None:
     for drawn in SCENES[:20]:
         words = patches(drawn)[0]
         order = sorted(drawn.nouns, key=words.index)

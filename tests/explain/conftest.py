@@ -1,4 +1,4 @@
-"""A real browser for the pages, and a page that tells of every request and every error."""
+"""A real browser, and a page that collects every request and every error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import chromium
 
 @dataclass
 class Seen:
-    """A browser page with everything it said and asked for."""
+    """A browser page with its errors and requests."""
 
     page: Any
     errors: list[str] = field(default_factory=list)
@@ -35,7 +35,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def seen(browser: Any) -> Iterator[Seen]:
-    """A page of 1280 × 860; console errors, uncaught exceptions and requests are kept."""
+    """Open a page of 1280 × 860 that collects console errors, uncaught exceptions and requests."""
     context = browser.new_context(viewport={"width": 1280, "height": 860}, reduced_motion="reduce")
     watched = Seen(context.new_page())
     watched.page.on("console", lambda m: watched.errors.append(m.text) if m.type in ("error", "warning") else None)

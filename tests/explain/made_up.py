@@ -1,4 +1,4 @@
-"""A decode made up for tests: no model, any number of tokens, patches that are known in advance."""
+"""A synthetic decode: no model, any number of tokens, known patches."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import re
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image, ImageDraw
 
-from revisit.explain.record import Candidate, Decode, MethodOutput, TokenStep
+from revisit.decoding.trace import RowTrace, StepRecord, Trace
+from revisit.explain.record import Decode, MethodOutput
 from revisit.models.geometry import ImageGrid, Layout
 
 WORDS = re.findall(r"\S+", "A small dog and a red ball lie on the grass near a wooden bench under a tree .")
 
 
 def scene(size: tuple[int, int] = (480, 320)) -> Image.Image:
-    """A meadow with a ball and a house, so that patches can be told apart by eye."""
+    """Draw a meadow with a ball and a house, so that patches look different."""
     width, height = size
     image = Image.new("RGB", size, (150, 200, 235))
     pen = ImageDraw.Draw(image)
@@ -29,68 +31,71 @@ def scene(size: tuple[int, int] = (480, 320)) -> Image.Image:
 
 
 def even_layout(size: tuple[int, int], rows: int, columns: int) -> Layout:
-    """One grid over the whole image."""
+    """Lay one grid over the whole image."""
     width, height = size
     xs = tuple((c * width / columns, (c + 1) * width / columns) for c in range(columns))
     ys = tuple((r * height / rows, (r + 1) * height / rows) for r in range(rows))
     return Layout((size,), rows * columns, (ImageGrid(0, rows, columns, xs=xs, ys=ys),))
 
 
-def speaker(step: int, tokens: int) -> int:
-    """Which vision token speaks at a step."""
+def selected(step: int, tokens: int) -> int:
+    """Return the vision token that is selected at a step."""
     return (7 * step + 3) % tokens
 
 
-def answer(count: int, tokens: int, seed: int = 0, words: list[str] | None = None) -> MethodOutput:
-    """`count` steps over `tokens` vision tokens; every fifth changes the model's mind, every fourth decides nothing."""
+def step(number: int, text: str, **fields: Any) -> StepRecord:
+    """Make a step with one candidate, or with those of `fields`."""
+    only: dict[str, Any] = {"ids": [number], "base": [1.0], "vision": None, "final": [1.0], "texts": [text]}
+    return StepRecord(number + 1, number, **{**only, "plausible_tokens": 1, "text": text, **fields})
+
+
+def output(name: str, steps: list[StepRecord], **settings: Any) -> MethodOutput:
+    """Make the output of a method with these steps."""
+    trace = Trace(record=True, rows=[RowTrace(step_count=len(steps), records=steps)], method={"name": name, **settings})
+    return MethodOutput("".join(step.text or "" for step in steps), trace)
+
+
+def answer(count: int, tokens: int, seed: int = 0) -> MethodOutput:
+    """Make `count` steps over `tokens` vision tokens; every fifth changes the best token, every fourth has one candidate."""
     draw = np.random.default_rng(seed)
-    words = words or WORDS
     steps = []
     for number in range(count):
-        text = ("" if number == 0 else " ") + words[number % len(words)]
+        text = ("" if number == 0 else " ") + WORDS[number % len(WORDS)]
         if number % 4 == 2:
-            steps.append(
-                TokenStep(text, number, plausible_tokens=1, candidates=[Candidate(number, text, 1.0, None, 1.0)])
-            )
+            steps.append(step(number, text))
             continue
-        heat = draw.random(tokens).astype("float32") * 0.5 + 0.1
-        index = speaker(number, tokens)
-        heat[index] = 0.01
+        heat = torch.tensor(draw.random((1, tokens)) * 0.5 + 0.1, dtype=torch.float32)
+        index = selected(number, tokens)
+        heat[0, index] = 0.01
         changed = number % 5 == 1
-        others = draw.dirichlet(np.ones(11)) * 0.4
-        candidates = [Candidate(number, text, 0.25 if changed else 0.6, 0.7, 0.8)]
-        candidates += [
-            Candidate(1000 + k, f" other{k}", 0.35 if changed and k == 0 else float(p), float(p) / 2, float(p) / 4)
-            for k, p in enumerate(others)
-        ]
+        others = [0.4 / 11] * 11
         steps.append(
-            TokenStep(
-                text,
+            step(
                 number,
-                shift=0.55 if changed else 0.2 * draw.random(),
-                instead_of=" other0" if changed else None,
+                text,
+                ids=[number, *range(1000, 1011)],
+                texts=[text, *(f" other{k}" for k in range(11))],
+                base=[0.25, 0.35, *others[1:]] if changed else [0.6, *others],
+                vision=[0.7, *(p / 2 for p in others)],
+                final=[0.8, *(p / 4 for p in others)],
                 plausible_tokens=20,
                 layer=6,
                 vision_token=index,
                 divergence=0.01,
-                heat=heat,
-                candidates=candidates,
+                divergences=heat,
             )
         )
-    method: dict[str, Any] = {"name": "revisit", "alpha": 0.001}
-    return MethodOutput(method, steps, "".join(step.text for step in steps), (6,))
+    return output("revisit", steps, alpha=0.001)
 
 
 def plain_answer(count: int) -> MethodOutput:
-    """The same words with two of them other, and nothing known about how they came about."""
+    """Make the same words except two, with one candidate each."""
     words = [" cat" if n == 2 else " table" if n == 14 else ("" if n == 0 else " ") + WORDS[n] for n in range(count)]
-    tokens = [1000 + n if n in (2, 14) else n for n in range(count)]
-    steps = [TokenStep(text, token) for text, token in zip(words, tokens, strict=True)]
-    return MethodOutput({"name": "greedy"}, steps, "".join(words))
+    return output("greedy", [step(number, text) for number, text in enumerate(words)])
 
 
 def decode(count: int = 18, rows: int = 8, columns: int = 12) -> Decode:
     size = (480, 320)
     layout = even_layout(size, rows, columns)
     answers = [answer(count, rows * columns), plain_answer(count)]
-    return Decode([scene(size)], "What is in the picture?", "made-up", layout, answers)
+    return Decode([scene(size)], "What is in the image?", "made-up", layout, answers)

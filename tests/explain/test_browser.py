@@ -10,25 +10,25 @@ import pytest
 
 import families
 import revisit
-from revisit.benchmarks.base import Metric
 from revisit.cli.demo import demo
 from revisit.embedded.samples import sample
-from revisit.evaluation.comparison import Row, Table, Value
-from revisit.explain import lens, lens_page, page
-from revisit.explain.record import Candidate, Decode
-from revisit.report.comparisons import WRITERS
+from revisit.eval.benchmarks.base import Metric
+from revisit.eval.compare import Comparison, Value
+from revisit.eval.report.comparisons import WRITERS
+from revisit.explain import page
+from revisit.explain.record import Decode
 
 pytestmark = pytest.mark.browser
 
 
 def at_rest(seen: Any, path: Path) -> None:
-    """Nothing went wrong, and nothing but the file itself was asked for."""
+    """Assert that there were no errors, and no request but for the file itself."""
     assert seen.errors == []
     assert [url for url in seen.requests if not url.startswith("data:")] == [path.as_uri()]
 
 
 def spot(target: Any) -> tuple[float, float, float, float]:
-    """Where the highlight is, in shares of the image: left, top, right, bottom."""
+    """Return the highlight's left, top, right and bottom as shares of the image."""
     stage = target.locator(".stage").bounding_box()
     box = target.locator(".spot:visible").bounding_box()
     left, top = (box["x"] - stage["x"]) / stage["width"], (box["y"] - stage["y"]) / stage["height"]
@@ -52,31 +52,31 @@ def test_clicking_a_token_moves_the_highlight_to_its_patch(opened: Any) -> None:
     tokens = opened.page.locator(".answer").first.locator(".tok")
     for step in (0, 3, 11):
         tokens.nth(step).click()
-        assert spot(opened.page) == pytest.approx(place(made_up.speaker(step, 96)), abs=0.01)
+        assert spot(opened.page) == pytest.approx(place(made_up.selected(step, 96)), abs=0.01)
         assert tokens.nth(step).get_attribute("aria-pressed") == "true"
         assert f"Step {step + 1}:" in opened.page.locator(".why h2").inner_text()
     tokens.nth(2).click()  # nothing was decided here
     assert opened.page.locator(".spot:visible").count() == 0
-    assert "nothing to decide" in opened.page.locator(".where").inner_text()
+    assert "Only one token was plausible" in opened.page.locator(".where").inner_text()
     at_rest(opened, opened.path)
 
 
-def test_hovering_shows_and_leaving_goes_back(opened: Any) -> None:
+def test_hovering_shows_a_step_until_the_pointer_leaves(opened: Any) -> None:
     tokens = opened.page.locator(".answer").first.locator(".tok")
     tokens.nth(0).click()
     tokens.nth(7).hover()
-    assert spot(opened.page) == pytest.approx(place(made_up.speaker(7, 96)), abs=0.01)
+    assert spot(opened.page) == pytest.approx(place(made_up.selected(7, 96)), abs=0.01)
     opened.page.mouse.move(5, 5)
-    assert spot(opened.page) == pytest.approx(place(made_up.speaker(0, 96)), abs=0.01)
+    assert spot(opened.page) == pytest.approx(place(made_up.selected(0, 96)), abs=0.01)
     at_rest(opened, opened.path)
 
 
-def test_the_keyboard_alone_is_enough(opened: Any) -> None:
+def test_keyboard_navigation(opened: Any) -> None:
     keyboard = opened.page.keyboard
     assert "Step 2:" in opened.page.locator(".why h2").inner_text()  # where the method first mattered
     keyboard.press("ArrowRight")
     keyboard.press("ArrowRight")
-    assert spot(opened.page) == pytest.approx(place(made_up.speaker(3, 96)), abs=0.01)
+    assert spot(opened.page) == pytest.approx(place(made_up.selected(3, 96)), abs=0.01)
     keyboard.press("ArrowLeft")
     keyboard.press("n")
     assert "Step 12:" in opened.page.locator(".why h2").inner_text()
@@ -95,7 +95,7 @@ def test_the_keyboard_alone_is_enough(opened: Any) -> None:
 
 
 def test_one_tab_stop_per_answer_group(opened: Any) -> None:
-    """The tokens are one stop; Tab leaves them, and everything that can be pressed can be reached."""
+    """Tokens are one stop, Tab leaves them, and every button can be reached."""
     assert opened.page.locator('.tok[tabindex="0"]').count() == 1
     names = []
     for _ in range(13):
@@ -109,26 +109,28 @@ def test_one_tab_stop_per_answer_group(opened: Any) -> None:
     at_rest(opened, opened.path)
 
 
-def test_the_heat_map_colors_the_picture_and_does_not_hide_it(opened: Any) -> None:
+def test_the_heat_map_is_brighter_where_a_patch_agrees(opened: Any) -> None:
     opened.page.locator(".answer").first.locator(".tok").nth(0).click()
     pixel = """([x, y]) => { const c = document.querySelector('.stage canvas');
       const pen = new OffscreenCanvas(1, 1).getContext('2d', { willReadFrequently: true });
       pen.drawImage(c, -Math.round(x * c.width), -Math.round(y * c.height));
       return [...pen.getImageData(0, 0, 1, 1).data]; }"""
-    left, top, right, bottom = place(made_up.speaker(0, 96))
+    left, top, right, bottom = place(made_up.selected(0, 96))
     hot = opened.page.evaluate(pixel, [(left + right) / 2, (top + bottom) / 2])
-    assert 100 < hot[3] <= 128  # translucent
-    assert hot[0] > 2 * hot[1]
     elsewhere = [(right + 1.5 / 12) % 1, (top + bottom) / 2]
-    assert 0 < opened.page.evaluate(pixel, elsewhere)[3] < hot[3] - 20
+    cold = opened.page.evaluate(pixel, elsewhere)
+    assert 0 < cold[3] < hot[3] < 255  # translucent
+    assert sum(hot[:3]) > sum(cold[:3]) + 100
+    assert "grayscale" in opened.page.locator(".stage img").evaluate("e => getComputedStyle(e).filter")
     opened.page.keyboard.press("h")
+    assert opened.page.locator(".stage img").evaluate("e => getComputedStyle(e).filter") == "none"
     assert opened.page.evaluate(pixel, elsewhere)[3] == 0
     assert opened.page.get_by_role("button", name="Heat map").get_attribute("aria-pressed") == "false"
     at_rest(opened, opened.path)
 
 
-def test_the_picture_alone_is_one_click_away(opened: Any) -> None:
-    button, image = opened.page.get_by_role("button", name="Picture"), opened.page.locator(".stage img")
+def test_a_button_shows_the_image_alone(opened: Any) -> None:
+    button, image = opened.page.get_by_role("button", name="Image", exact=True), opened.page.locator(".stage img")
     assert opened.page.locator(".stage canvas").is_visible()
     button.click()
     assert button.get_attribute("aria-pressed") == "true"
@@ -140,11 +142,14 @@ def test_the_picture_alone_is_one_click_away(opened: Any) -> None:
     at_rest(opened, opened.path)
 
 
-def test_the_table_says_why_neither_favorite_won(browser: Any, tmp_path: Path) -> None:
+def test_the_table_explains_why_neither_favorite_won(browser: Any, tmp_path: Path) -> None:
     decode = made_up.decode()
     step = decode.answers[0].steps[1]
-    step.candidates[1] = Candidate(8, " other0", 0.35, 0.05, 0.1)
-    step.candidates.append(Candidate(9, " wall", 0.0003, 0.75, 0.001))
+    assert step.vision is not None
+    assert step.texts is not None
+    step.base[1], step.vision[1], step.final[1] = 0.35, 0.05, 0.1
+    step.texts[11] = " wall"
+    step.base[11], step.vision[11], step.final[11] = 0.0003, 0.75, 0.001
     opened = browser.new_page()
     opened.goto(page.write(tmp_path / "reason.html", decode).as_uri() + "#step=2")
     first, second = opened.locator(".reason").all_inner_texts()
@@ -155,17 +160,17 @@ def test_the_table_says_why_neither_favorite_won(browser: Any, tmp_path: Path) -
     assert opened.locator(".reason").count() == 0
 
 
-def test_long_tokens_are_read_in_full_and_the_strip_has_a_label(browser: Any, tmp_path: Path) -> None:
+def test_long_tokens_are_not_cut_and_the_strip_has_a_label(browser: Any, tmp_path: Path) -> None:
     decode = made_up.decode()
-    decode.answers[0].steps[0].candidates[1] = Candidate(9, " refrigerator", 0.1, 0.1, 0.1)
+    decode.answers[0].steps[0].texts[1] = " refrigerator"  # type: ignore[index]
     opened = browser.new_page()
     opened.goto(page.write(tmp_path / "long.html", decode).as_uri() + "#step=1")
     cell = opened.locator(".cands td", has_text="refrigerator")
     assert cell.evaluate("e => e.scrollWidth <= e.clientWidth")
-    assert opened.locator(".strip").first.inner_text() == "Share of probability moved at each step"
+    assert opened.locator(".strip").first.inner_text() == "Shading and bars: share of probability moved"
 
 
-def test_candidates_and_changes_are_told(opened: Any) -> None:
+def test_candidates_and_changes_are_shown(opened: Any) -> None:
     opened.page.get_by_role("button", name="12 near other0").click()
     row = opened.page.locator(".cands tr.chosen td")
     assert row.nth(0).inner_text().strip() == "near"
@@ -179,9 +184,24 @@ def test_candidates_and_changes_are_told(opened: Any) -> None:
     at_rest(opened, opened.path)
 
 
+def test_only_content_words_that_an_answer_lacks_are_marked(seen: Any, tmp_path: Path) -> None:
+    """Reordered words are not marked; with three answers, the tooltip names those that lack a word."""
+    texts = {"revisit": "A dog and a cat sleep .", "greedy": "On the bed a cat and the Dog .", "vcd": "A dog sleep ."}
+    answers = []
+    for name, text in texts.items():
+        steps = [made_up.step(number, f" {word}") for number, word in enumerate(text.split())]
+        answers.append(made_up.output(name, [*steps, made_up.step(99, "</s>")]))
+    layout = made_up.even_layout((480, 320), 2, 2)
+    seen.page.goto(page.write(tmp_path / "d.html", Decode([made_up.scene()], "?", "m", layout, answers)).as_uri())
+    marked = seen.page.locator(".tok.differs")
+    assert marked.all_inner_texts() == ["cat", "sleep", "bed", "cat", "sleep"]
+    titles = [mark.get_attribute("title").partition("not in the answer of ")[2] for mark in marked.all()]
+    assert titles == ["vcd", "greedy", "revisit, vcd", "vcd", "greedy"]
+
+
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_fits_and_is_legible(opened: Any, width: int, scheme: str) -> None:
+def test_layout_and_contrast(opened: Any, width: int, scheme: str) -> None:
     opened.page.set_viewport_size({"width": width, "height": 844})
     opened.page.emulate_media(color_scheme=scheme)
     assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
@@ -225,7 +245,7 @@ def test_the_help_opens_at_its_top(opened: Any) -> None:
     assert help_.evaluate("dialog => dialog.scrollTop") == 0
     heading, box = help_.locator("h2").first.bounding_box(), help_.bounding_box()
     assert heading["y"] >= box["y"]
-    assert "mean of theirs" in help_.inner_text()
+    assert "the mean where several patches are selected" in help_.inner_text()
     opened.page.get_by_role("button", name="Close ×").click()
     assert not help_.is_visible()
     at_rest(opened, opened.path)
@@ -243,7 +263,7 @@ def test_the_last_column_is_explained_by_the_weight_of_the_step(browser: Any, tm
     assert "the mean of 4 patches" in told
 
 
-def test_a_long_trace_is_drawn_by_few_elements(seen: Any, tmp_path: Path) -> None:
+def test_a_long_trace_needs_few_elements(seen: Any, tmp_path: Path) -> None:
     """512 tokens × 2,000 vision tokens; an element for each pair would take the browser many seconds."""
     layout = made_up.even_layout((480, 320), 40, 50)
     answers = [made_up.answer(512, 2000)]
@@ -260,7 +280,7 @@ def test_a_long_trace_is_drawn_by_few_elements(seen: Any, tmp_path: Path) -> Non
 
 
 def test_the_demo_page(seen: Any, tmp_path: Path) -> None:
-    """The embedded model: every token that points at a patch moves the highlight there, by click and by key."""
+    """With the embedded model, every token with a patch moves the highlight there, by click and by key."""
     demo(output=tmp_path, model="tiny", scene=0)
     path = tmp_path / "demo.html"
     seen.page.goto(path.as_uri())
@@ -279,8 +299,8 @@ def test_the_demo_page(seen: Any, tmp_path: Path) -> None:
 
 def test_the_lens_page(seen: Any, tmp_path: Path) -> None:
     model, processor = families.build("llava")
-    looked = lens.read_vision_tokens(model, processor, [families.picture(1, (60, 60))], {"words": ["a", "b", "c"]})
-    path = lens_page.write(tmp_path / "lens.html", looked)
+    looked = revisit.lens((model, processor), families.image(1, (60, 60)), ["a", "b", "c"])
+    path = looked.save(tmp_path / "lens.html")
     seen.page.goto(path.as_uri())
     first = looked.readings[1].maps
     assert first is not None  # map, patch and sentence begin with the word that some patch says most
@@ -308,7 +328,7 @@ def test_the_lens_page(seen: Any, tmp_path: Path) -> None:
     shown = seen.page.locator(".says tr.now td").first.inner_text()
     assert shown.split() == [
         looked.readings[1].entries[int(top[3, 7, 0])],
-        f"{100 * float(looked.readings[1].chance[3, 7, 0]):.1f}",
+        f"{100 * float(looked.readings[1].probabilities[3, 7, 0]):.1f}",
     ]
     seen.page.get_by_role("button", name="all tokens").click()
     assert seen.page.locator(".says tr").count() == 5
@@ -320,36 +340,45 @@ def test_the_lens_page(seen: Any, tmp_path: Path) -> None:
     at_rest(seen, path)
 
 
-def test_a_method_that_asks_several_patches_says_how_many(browser: Any, tmp_path: Path) -> None:
+def test_the_number_of_selected_patches_is_shown(browser: Any, tmp_path: Path) -> None:
     decode = made_up.decode()
     decode.answers[0].method["neighbors"] = 4
     opened = browser.new_page()
     opened.goto(page.write(tmp_path / "several.html", decode).as_uri())
     assert "with the 3 next best; layer 6" in opened.locator(".where").inner_text()
-    assert opened.locator(".nearest .chosen").count() == 4
+    assert opened.locator(".near.chosen").count() == 3
+    assert opened.locator(".near").all_inner_texts() == ["2", "3", "4", "5"]
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_a_check_shows_the_patch_of_the_word_that_is_pointed_at(seen: Any, tmp_path: Path, width: int) -> None:
+def test_a_check_shows_the_patch_of_the_word_under_the_pointer(seen: Any, tmp_path: Path, width: int) -> None:
     found = revisit.check("tiny", sample("demo").path, f"A {sample('demo').nouns[0]} and a surfboard.")
     path = found.save(tmp_path / "check.html")
     seen.page.set_viewport_size({"width": width, "height": 700})
     seen.page.goto(path.as_uri())
+    assert seen.page.locator("h1").inner_text() == "The image does not support ‘surfboard’"
     assert seen.page.locator("rect:visible").count() == 0
     seen.page.locator(".word").first.hover()
     assert seen.page.locator("rect:visible").count() == 1
-    assert seen.page.locator(".doubtful").all_text_contents() == ["surfboard"]
+    seen.page.locator(".text .flagged").hover()
+    assert seen.page.locator("rect:visible").count() == 0  # its best patch supports nothing
+    assert seen.page.locator(".text .flagged").all_text_contents() == ["surfboard"]
+    track, bar = seen.page.locator(".track").first.bounding_box(), seen.page.locator(".track i").first.bounding_box()
+    assert bar["width"] / track["width"] == pytest.approx(found.checked[0].support, abs=0.02)
+    dark = seen.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    seen.page.get_by_role("button", name="Light / dark").click()
+    assert seen.page.evaluate("getComputedStyle(document.body).backgroundColor") != dark
     assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
     at_rest(seen, path)
 
 
 def test_a_comparison_fits_a_screen_and_a_phone(seen: Any, tmp_path: Path) -> None:
-    """Settings are a footnote, so nothing is cut off at 1280; on a phone tables scroll and the page does not."""
+    """Nothing is cut off at 1280 pixels; on a phone tables scroll and the page does not."""
     long = "revisit(weight=agreement, neighbors=8, layers=middle)"
     metrics = tuple(Metric(name, show=100, decimals=1) for name in ("accuracy", "precision", "recall", "F1"))
     values = {metric.name: Value(0.8, 0.7, 0.9) for metric in metrics}
-    rows = (Row("greedy", values), Row(long, values))
-    table = Table("some-organization/a-model-with-a-long-name", "pope", "v1", 9, metrics, rows, "greedy")
+    methods = {"greedy": values, long: values}
+    table = Comparison("some-organization/a-model-with-a-long-name", "pope", "v1", 9, metrics, methods, "greedy")
     path = tmp_path / "compare.html"
     path.write_text(WRITERS[".html"]([table]))
     for width in (1280, 390):

@@ -1,4 +1,4 @@
-"""`revisit.check`: which words a picture supports, from one forward pass."""
+"""`revisit.check`: the words that an image supports, from one forward pass."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ import families
 import revisit
 from revisit.embedded.samples import sample
 from revisit.errors import RevisitError
-from revisit.explain.check import THRESHOLD, check_many, is_content, is_object, settings_of
-from revisit.explain.support import WORD, encode_text, first_tokens, word_places
+from revisit.explain.check import THRESHOLD, check_many, settings_of
+from revisit.explain.checkable import WORD, is_content, is_object
+from revisit.explain.support import encode_text, first_tokens, read_texts
 from revisit.models import DESCRIBE
 from revisit.models.parts import ModelParts
 from revisit.models.prompts import chat_text, prepare
@@ -36,7 +37,7 @@ def test_words_have_their_place_and_support(pair: Any) -> None:
     shown = sample("demo")
     there = f"The image shows a {shown.nouns[0]} and a {'zebra' if 'zebra' not in shown.nouns else 'pizza'}."
     found = revisit.check(pair, shown.path, there)
-    present, absent = [word for word in found.words if word.checkable]
+    present, absent = found.checked
     assert all(found.text[word.start : word.end] == word.text for word in found.words)
     assert present.support > 10 * absent.support
     assert (present.patch_row - 1, present.patch_col - 1) == divmod(present.vision_token, 8)
@@ -44,8 +45,8 @@ def test_words_have_their_place_and_support(pair: Any) -> None:
     assert not [word for word in found.words if word.text in ("The", "and") and word.checkable]
 
 
-def test_a_word_is_as_supported_as_the_vision_tokens_say(pair: Any) -> None:
-    """Against the definition, spelled out: mean of the five largest probabilities over the whole vocabulary."""
+def test_support_by_definition(pair: Any) -> None:
+    """Support is the mean of the five largest probabilities over the whole vocabulary."""
     model, processor = pair
     shown = sample("demo")
     word = shown.nouns[0]
@@ -75,7 +76,7 @@ def test_one_forward_pass_and_one_vision_pass_for_a_batch(pair: Any) -> None:
 @pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "internvl", "smolvlm", "llava_next"])
 def test_a_batch_gives_what_each_text_gives_alone(family: str) -> None:
     pair = families.build(family)
-    images = [families.picture(1, (40, 32)), families.picture(2, (64, 48)), families.picture(3, (40, 40))]
+    images = [families.image(1, (40, 32)), families.image(2, (64, 48)), families.image(3, (40, 40))]
     texts = ["A dog on a couch.", "Cat", "Two birds and a very long table in the room."]
     together = check_many(pair, images, texts, words="content")
     for image, text, one in zip(images, texts, together, strict=True):
@@ -137,13 +138,13 @@ def test_capital_letters_do_not_take_support_away(pair: Any) -> None:
     assert len(first_tokens(tokenizer, "Dog", tokenizer.encode("Dog", add_special_tokens=False)[0])) == 2
 
 
-def test_tokens_are_joined_to_words(pair: Any) -> None:
-    tokens, spans = encode_text(pair[1], chat_text(pair[1], DESCRIBE), "Ein Bär, a t-shirt and 3 zebras!")
+def test_words_consist_of_their_tokens(pair: Any) -> None:
     text = "Ein Bär, a t-shirt and 3 zebras!"
-    places = word_places(text, spans)
-    assert [text[a:b] for a, b, _ in places] == ["Ein", "Bär", "a", "t-shirt", "and", "3", "zebras"]
-    assert [n for *_, own in places for n in own] == sorted(n for *_, own in places for n in own)
-    assert pair[1].tokenizer.decode(tokens).strip() == text
+    inputs, prompt = prepare(pair[1], DESCRIBE, sample("demo").path), chat_text(pair[1], DESCRIBE)
+    (read,) = read_texts(*pair, inputs, [prompt], [[sample("demo").image()]], [text], [0])
+    assert [text[a:b] for a, b, _ in read.words] == ["Ein", "Bär", "a", "t-shirt", "and", "3", "zebras"]
+    assert [n for *_, own in read.words for n in own] == sorted(n for *_, own in read.words for n in own)
+    assert pair[1].tokenizer.decode(read.tokens).strip() == text
 
 
 def test_names_of_two_words_are_one_word() -> None:
@@ -160,13 +161,13 @@ def test_content_words(word: str, content: bool) -> None:
     assert is_content(word) is content
 
 
-def test_a_text_in_another_language_is_not_called_right(pair: Any) -> None:
+def test_a_text_in_another_language_has_no_checked_word(pair: Any) -> None:
     found = revisit.check(pair, sample("demo").path, "Ein Hund liegt im Gras.")
-    assert not any(word.checkable for word in found.words)
-    assert "None of these words is checked" in found.notes[-1]
+    assert found.checked == []
+    assert "No word was checked" in found.notes[-1]
 
 
-def test_it_can_be_kept(pair: Any, tmp_path: Path) -> None:
+def test_save_and_display(pair: Any, tmp_path: Path) -> None:
     found = revisit.check(pair, sample("demo").path, TEXT + " <b>", threshold=0.5)
     stored = json.loads(found.save(tmp_path / "check.json").read_text("utf-8"))
     assert stored["words"] == found.to_dict()["words"]
@@ -174,40 +175,39 @@ def test_it_can_be_kept(pair: Any, tmp_path: Path) -> None:
     page = found.save(tmp_path / "page.html").read_text("utf-8")
     assert "&lt;b&gt;" in page
     assert "<b>" not in page
-    assert "<rect" in page
+    assert "<rect" not in page  # no word has enough support for a patch
     assert "http" not in page.replace("http-equiv", "")
     assert found._repr_html_() in page
     table = found.to_pandas()
     assert table["flagged"].sum() == len(found.flagged())
     assert found.flagged()
-    assert 0 <= found.doubt <= 1
+    assert found.least_support == min(word.support for word in found.checked)
 
 
-def test_a_model_without_recommendation_is_read_at_its_last_layer() -> None:
+def test_without_a_recommendation_the_last_layer_is_read() -> None:
     model, processor = families.llava()
-    found = revisit.check((model, processor), families.picture(1, (40, 40)), "A dog.")
-    assert "No threshold is recommended" in found.notes[0]
-    assert settings_of(model)[0] == {"layer": ModelParts.of(model).depth, "threshold": THRESHOLD}
+    found = revisit.check((model, processor), families.image(1, (40, 40)), "A dog.")
+    assert "no recommended threshold" in found.notes[0]
+    assert settings_of(model)[:2] == (ModelParts.of(model).depth, THRESHOLD)
     assert all(math.isfinite(word.support) and 0 <= word.support <= 1 for word in found.words)
 
 
-def test_a_model_that_was_measured_to_misread_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_with_a_low_auroc_carries_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = families.llava()
     entry = {"layer": 1, "threshold": 0.2, "auroc": 0.59}
     monkeypatch.setattr(pair[0].generation_config, "check", entry, raising=False)
-    found = revisit.check(pair, families.picture(1, (40, 40)), "A dog.")
+    found = revisit.check(pair, families.image(1, (40, 40)), "A dog.")
     assert len(found.notes) == 1
-    assert "AUROC at telling present from absent objects is only 0.59" in found.notes[0]
+    assert "0.59" in found.notes[0]
 
 
 @pytest.mark.skipif("gemma4" not in families.FAMILIES, reason="its processor needs torchvision in this transformers")
-def test_logits_are_scaled_as_the_model_scales_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that caps its logits: support is what its own logits would say."""
+def test_support_uses_the_models_own_logit_cap(monkeypatch: pytest.MonkeyPatch) -> None:
     model, processor = families.build("gemma4")
     monkeypatch.setattr(model.config.get_text_config(), "final_logit_softcapping", 0.5)
-    picture = families.picture(1, (40, 40))
-    found = revisit.check((model, processor), picture, "A dog.", words="content")
-    inputs = prepare(processor, DESCRIBE, picture)
+    image = families.image(1, (40, 40))
+    found = revisit.check((model, processor), image, "A dog.", words="content")
+    inputs = prepare(processor, DESCRIBE, image)
     mask = torch.isin(inputs["input_ids"][0], torch.tensor(ModelParts.of(model).vision_ids))
     tokens, _ = encode_text(processor, chat_text(processor, DESCRIBE), "A dog.")
     with torch.no_grad():
@@ -222,8 +222,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"text": ""}, "no word to check"),
     ({"text": "   \n"}, "no word to check"),
     ({"text": "?!..."}, "no word to check"),
-    ({"text": None}, "is a string, not NoneType"),
-    ({"text": 3}, "is a string, not int"),
+    ({"text": None}, "must be a string, not NoneType"),
+    ({"text": 3}, "must be a string, not int"),
     ({"text": "dog " * 1000}, "split the text"),
     ({"text": "A <image> of a dog"}, "marks an image"),
     ({"image": None}, "No image was given"),
@@ -250,23 +250,23 @@ def test_wrong_uses_are_one_sentence(pair: Any, wrong: dict[str, Any], sentence:
     assert "\n" not in str(error.value)
 
 
-def test_a_model_without_vision_tokens_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_without_vision_tokens_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = families.llava()
     monkeypatch.setattr("revisit.models.families.VISION_TOKEN_IDS", ())  # as if its configuration declared none
     with pytest.raises(RevisitError, match="keeps no vision tokens"):
-        revisit.check(pair, families.picture(1, (40, 40)), "A dog.")
+        revisit.check(pair, families.image(1, (40, 40)), "A dog.")
 
 
-def test_pictures_and_texts_must_be_pairs(pair: Any) -> None:
-    with pytest.raises(RevisitError, match="Each text needs its own picture"):
+def test_images_and_texts_must_be_pairs(pair: Any) -> None:
+    with pytest.raises(RevisitError, match="Each text needs its own image"):
         check_many(pair, [sample("demo").path], ["a dog", "a cat"])
-    with pytest.raises(RevisitError, match="Each text needs its own picture"):
+    with pytest.raises(RevisitError, match="Each text needs its own image"):
         check_many(pair, [sample("demo").path], "a dog")
 
 
 @pytest.mark.parametrize("entry", [{"layers": 2}, 5, {"layer": 99}, {"threshold": 3}, {"auroc": 2}])
-def test_a_wrong_recommendation_is_refused(entry: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_recommendation_raises(entry: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = families.llava()
     monkeypatch.setattr(pair[0].generation_config, "check", entry, raising=False)
     with pytest.raises(RevisitError, match=r"generation_config\.json"):
-        revisit.check(pair, families.picture(1, (40, 40)), "A dog.")
+        revisit.check(pair, families.image(1, (40, 40)), "A dog.")

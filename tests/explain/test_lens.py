@@ -1,55 +1,59 @@
-"""The lens against the same sums done at once, and its page."""
+"""`revisit.lens` against the same computation with transformers alone, its page and tables."""
 
 from __future__ import annotations
 
 import base64
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 import families
+import revisit
 from revisit import RevisitError
-from revisit.explain import lens, lens_page, prefill
+from revisit.cli import tables
+from revisit.eval.report.document import table_markdown
+from revisit.explain import lens as lens_module
+from revisit.explain import lens_page, prefill
+from revisit.explain.tokens import token_text
+from revisit.models import DESCRIBE
 from revisit.models.prompts import prepare
+
+IMAGE = families.image(1, (90, 60))
 
 
 @pytest.fixture(scope="module")
-def seen() -> lens.Lens:
-    model, processor = families.build("llava")
-    return lens.read_vision_tokens(
-        model, processor, [families.picture(1, (90, 60))], {"words": ["a", "b", "c", "zebra"]}, best=3
-    )
+def seen() -> revisit.Lens:
+    return revisit.lens(families.build("llava"), IMAGE, ["a", "b", "c", "zebra"], top=3)
 
 
 @pytest.fixture(scope="module")
 def whole() -> torch.Tensor:
     """Logits of all vision tokens at all layers over the whole vocabulary (layers, tokens, V), by transformers alone."""
     model, processor = families.build("llava")
-    inputs = prepare(processor, ["Describe the image."], [[families.picture(1, (90, 60))]])
+    inputs = prepare(processor, [DESCRIBE], [[IMAGE]])
     with torch.no_grad():
         hidden = model(**inputs, output_hidden_states=True).hidden_states
         mask = inputs["input_ids"][0] == model.config.image_token_id
         return torch.stack([model.lm_head(state[0][mask]) for state in hidden])
 
 
-def test_the_best_of_the_vocabulary(seen: lens.Lens, whole: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In slices much smaller than the table, the same tokens and probabilities come out."""
+def test_the_likeliest_tokens(seen: revisit.Lens, whole: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slices much smaller than the table give the same tokens and probabilities."""
     model, processor = families.build("llava")
     monkeypatch.setattr(prefill, "CHUNK_NUMBERS", 2000)
-    sliced = lens.read_vision_tokens(model, processor, [families.picture(1, (90, 60))], best=3)
-    chance, top = whole.softmax(-1).topk(3, dim=-1)
-    for made in (seen.readings[0], sliced.readings[0]):
-        assert torch.allclose(made.chance, chance, atol=1e-5)
-        from revisit.explain.record import token_text
-
-        said = [[made.entries[n] for n in row] for row in made.top[-1].tolist()]
-        assert said == [[token_text(processor.tokenizer, i) for i in row] for row in top[-1].tolist()]
+    sliced = revisit.lens((model, processor), IMAGE, top=3)
+    probabilities, top = whole.softmax(-1).topk(3, dim=-1)
+    for reading in (seen.readings[0], sliced.readings[0]):
+        assert torch.allclose(reading.probabilities, probabilities, atol=1e-5)
+        texts = [[reading.entries[n] for n in row] for row in reading.top[-1].tolist()]
+        assert texts == [[token_text(processor.tokenizer, i) for i in row] for row in top[-1].tolist()]
     assert seen.layers == (0, 1, 2, 3, 4)
     assert seen.layout.tokens == 16
 
 
-def test_shares_within_a_set(seen: lens.Lens, whole: torch.Tensor) -> None:
+def test_shares_within_a_set(seen: revisit.Lens, whole: torch.Tensor) -> None:
     tokenizer = families.build("llava")[1].tokenizer
     ids = [tokenizer(w, add_special_tokens=False)["input_ids"] for w in ("a", "b", "c")]
     assert all(len(i) == 1 for i in ids)
@@ -58,46 +62,55 @@ def test_shares_within_a_set(seen: lens.Lens, whole: torch.Tensor) -> None:
     assert reading.words == ["a", "b", "c"]
     assert reading.maps is not None
     assert torch.allclose(reading.maps, shares, atol=1e-5)
-    assert torch.allclose(reading.chance, shares.topk(3, dim=-1).values, atol=1e-5)
-    assert seen.notes == ["words: left out zebra, because the tokenizer has no single token for it."]
+    assert torch.allclose(reading.probabilities, shares.topk(3, dim=-1).values, atol=1e-5)
+    assert len(seen.notes) == 1
+    assert "zebra" in seen.notes[0]
 
 
-def test_norm_changes_the_layers_below_the_last_only(seen: lens.Lens) -> None:
-    model, processor = families.build("llava")
-    image = families.picture(1, (90, 60))
-    normed = lens.read_vision_tokens(model, processor, [image], best=3, norm="final").readings[0].chance
-    plain = seen.readings[0].chance
+def test_norm_changes_only_the_layers_below_the_last(seen: revisit.Lens) -> None:
+    pair = families.build("llava")
+    normed = revisit.lens(pair, IMAGE, top=3, norm="final").readings[0].probabilities
+    plain = seen.readings[0].probabilities
     assert torch.allclose(normed[-1], plain[-1], atol=1e-6)
     assert not torch.allclose(normed[1], plain[1], atol=1e-3)
-    with pytest.raises(RevisitError, match="norm must be"):
-        lens.read_vision_tokens(model, processor, [image], norm="half")
+    with pytest.raises(RevisitError, match="norm"):
+        revisit.lens(pair, IMAGE, norm="half")
 
 
 def test_many_words_keep_the_strongest_maps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lens, "MOST_MAPS", 2)
-    model, processor = families.build("llava")
-    made = lens.read_vision_tokens(
-        model, processor, [families.picture(1, (90, 60))], {"letters": list("abcdef")}
-    ).readings[1]
-    assert len(made.entries) == 6
-    assert len(made.words) == 2
-    full_chance, full_top = made.chance[-1], made.top[-1]
-    strongest = made.entries[int(full_top.flatten()[int(full_chance.argmax())])]
-    assert made.words[0] == strongest
+    monkeypatch.setattr(lens_module, "MOST_MAPS", 2)
+    reading = revisit.lens(families.build("llava"), IMAGE, {"letters": list("abcdef")}).readings[1]
+    assert len(reading.entries) == 6
+    assert len(reading.words) == 2
+    best = int(reading.top[-1].flatten()[int(reading.probabilities[-1].argmax())])
+    assert reading.words[0] == reading.entries[best]
 
 
-def test_a_set_without_single_tokens_is_refused() -> None:
-    model, processor = families.build("llava")
-    with pytest.raises(RevisitError, match="at least two words that are single tokens"):
-        lens.read_vision_tokens(model, processor, [families.picture(1)], {"words": ["zebra", "horse"]})
+def test_a_set_without_single_tokens_raises() -> None:
+    with pytest.raises(RevisitError, match="zebra"):
+        revisit.lens(families.build("llava"), IMAGE, ["zebra", "horse"])
 
 
-def test_the_page_holds_the_readings(seen: lens.Lens) -> None:
-    data = lens_page.payload(seen)
-    words = data["readings"][1]
+def test_the_page_contains_the_readings(seen: revisit.Lens, tmp_path: Path) -> None:
+    words = lens_page.payload(seen)["readings"][1]
     maps = np.frombuffer(base64.b64decode(words["maps"]), "uint8").reshape(5, 16, 3)
     assert seen.readings[1].maps is not None
     assert np.abs(maps / 255 - seen.readings[1].maps.numpy()).max() < 0.003
     top = np.frombuffer(base64.b64decode(words["top"]), "int32").reshape(5, 16, 3)
     assert (top == seen.readings[1].top.numpy()).all()
-    assert "LensView" in lens_page.render(seen)
+    assert "LensView" in seen.save(tmp_path / "lens.html").read_text("utf-8")
+    assert "srcdoc=" in seen._repr_html_()
+    with pytest.raises(RevisitError, match=r"\.html"):
+        seen.save(tmp_path / "maps.png")
+
+
+def test_tables(seen: revisit.Lens) -> None:
+    reading = seen.readings[1]
+    assert reading.maps is not None
+    best = int(reading.maps[4, :, 0].argmax())
+    row = next(row for row in tables.words_table(seen, reading, 4).rows if row[0] == "a")
+    assert row[1] == f"{float(reading.maps[4, best, 0]):.1%}"
+    assert row[2] == f"{best // 4 + 1},{best % 4 + 1}"
+    listed = tables.patches_table(seen, seen.readings[0], 4, most=3)
+    assert len(listed.rows) == 3
+    assert "3 of 16 patches" in table_markdown(listed)

@@ -1,4 +1,4 @@
-"""The page's data: what goes in, how small it stays."""
+"""The data of a decode page: its content and its size."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import re
 import made_up
 import numpy as np
 import pytest
+import torch
 
-from revisit.cli.tables import steps_table
 from revisit.explain import page
-from revisit.explain.record import Candidate, Decode, MethodOutput, TokenStep
+from revisit.explain.record import Decode
 
 
 def data_of(html: str) -> dict:
@@ -28,53 +28,85 @@ def test_512_tokens_over_2000_vision_tokens_stay_under_5_mb() -> None:
     assert len(html.encode()) < 5_000_000
     data = data_of(html)
     maps = base64.b64decode(data["answers"][0]["maps"])
-    with_maps = [step for step in answers[0].steps if step.heat is not None]
+    with_maps = [step for step in answers[0].steps if step.divergences is not None]
     assert len(maps) == len(with_maps) * 2000
 
 
-def test_a_heat_map_comes_back_within_a_byte() -> None:
+def test_heat_maps_are_quantized_to_one_byte() -> None:
     heat = np.array([0.2, 0.7, 0.5, np.inf], "float32")
     assert list(page.quantize(heat)) == [0, 255, 153, 255]  # 0.3 / 0.5 · 255
     assert list(page.quantize(np.full(3, 0.3, "float32"))) == [0, 0, 0]
+    assert list(page.quantize(heat, 1.0)) == [51, 178, 128, 255]  # the scale of all steps
 
 
-def test_the_page_holds_the_decode() -> None:
+def test_the_page_contains_the_decode() -> None:
     decode = made_up.decode()
     data = data_of(page.render(decode))
     first, plain = data["answers"]
     assert [step["t"] for step in first["steps"]] == [step.text for step in decode.answers[0].steps]
     step = first["steps"][1]
-    assert step["i"] == made_up.speaker(1, 96)
+    assert step["i"] == made_up.selected(1, 96)
     assert step["was"] == " other0"
     assert step["c"][0] == [" small", 0.25, 0.7, 0.8]
     assert step["o"] == 0
-    assert "c" not in plain["steps"][0]
+    assert plain["steps"][0]["c"] == [["A", 1.0, None, 1.0]]
     grid = data["grids"][0]
     assert (grid["rows"], grid["columns"], grid["gap"]) == (8, 12, 0)
     assert grid["xs"][1] == [40, 80]
     maps = base64.b64decode(first["maps"])
     row = maps[step["m"] * 96 : (step["m"] + 1) * 96]
-    assert row[step["i"]] == 0
-    assert row.count(0) == 1
+    assert row[step["i"]] == min(row) == 4  # 0.01 / ln 2 · 255
+    assert row.count(4) == 1
 
 
-def test_differences_are_marked_on_both_sides() -> None:
-    data = data_of(page.render(made_up.decode()))
-    marked = [[n for n, step in enumerate(answer["steps"]) if step.get("x")] for answer in data["answers"]]
-    assert marked == [[2, 14], [2, 14]]
+@pytest.mark.parametrize(
+    ("plain", "ours", "objects", "expected"),
+    [
+        ("A teddy bear and a cat.", "A cat.", ["cat"], "ReVisiT removed ‘teddy bear’, which is not in the image"),
+        (
+            "A dog, two oven and a bed.",
+            "A cat.",
+            ["cat"],
+            "removed ‘dog’, ‘oven’ and ‘bed’, which are not in the image",
+        ),
+        ("A cat.", "A dog.", ["cat"], "ReVisiT added ‘dog’, which is not in the image"),
+        (
+            "A dog.",
+            "An oven.",
+            [],
+            "removed ‘dog’, which is not in the image and added ‘oven’, which is not in the image",
+        ),
+        ("Two dogs.", "A dog.", ["cat"], "ReVisiT kept ‘dog’, which is not in the image"),
+        ("A cat.", "The cat.", ["cat"], "ReVisiT changed none of 2 tokens"),
+        ("A dog.", "A cat.", None, "ReVisiT changed none of 2 tokens"),  # unknown objects
+        (None, "A dog.", ["cat"], "ReVisiT names ‘dog’, which is not in the image"),
+    ],
+)
+def test_the_headline_is_the_finding(plain: str | None, ours: str, objects: list[str] | None, expected: str) -> None:
+    decode = made_up.decode()
+    decode.objects = None if objects is None else tuple(objects)
+    decode.answers = [
+        made_up.output(name, [made_up.step(n, f" {word}") for n, word in enumerate(text.split())])
+        for name, text in (("revisit", ours), ("greedy", plain))
+        if text
+    ]
+    assert page.headline(decode).endswith(expected)
+
+
+def test_the_headline_counts_changed_tokens() -> None:
+    assert page.headline(made_up.decode()) == "ReVisiT changed 3 of 18 tokens"
 
 
 def test_text_cannot_break_out_of_the_page() -> None:
     bad = "</script><script>alert(1)</script>"
-    step = TokenStep(bad, 1, plausible_tokens=1, candidates=[Candidate(1, bad, 1.0, None, 1.0)])
-    decode = made_up.decode()
-    html = page.render(Decode(decode.images, bad, bad, decode.layout, [MethodOutput({"name": "greedy"}, [step], bad)]))
+    answer, decode = made_up.output("greedy", [made_up.step(0, bad)]), made_up.decode()
+    html = page.render(Decode(decode.images, bad, bad, decode.layout, [answer]))
     assert "<script>alert" not in html
     assert html.count("</script>") == 2
     assert data_of(html)["answers"][0]["steps"][0]["t"] == bad
 
 
-def test_nothing_outside_is_named() -> None:
+def test_the_page_refers_to_nothing_outside() -> None:
     html = page.render(made_up.decode())
     assert not re.findall(r"""(?:src|href)=["'](?!data:)[^"'#]""", html)
     assert "http://" not in html
@@ -82,7 +114,7 @@ def test_nothing_outside_is_named() -> None:
     assert "default-src 'none'" in html
 
 
-def test_large_images_are_made_smaller_but_keep_their_coordinates() -> None:
+def test_large_images_are_scaled_down_but_keep_their_coordinates() -> None:
     big = made_up.scene((4000, 2000))
     decode = made_up.decode()
     layout = made_up.even_layout(big.size, 4, 8)
@@ -94,27 +126,43 @@ def test_large_images_are_made_smaller_but_keep_their_coordinates() -> None:
 
 
 @pytest.mark.parametrize("select", ["min", "max"])
-def test_a_method_that_seeks_disagreement_says_so(select: str) -> None:
+def test_methods_that_select_the_largest_divergence_are_labeled(select: str) -> None:
     answer = made_up.answer(3, 8)
     answer.method["select"] = select
-    assert page.answer_payload(answer)["far"] is (select == "max")
+    assert page.answer_payload(answer, set())["far"] is (select == "max")
 
 
-def test_a_step_tells_its_weight_and_every_vision_token_that_was_asked() -> None:
-    heat = np.linspace(0, 1, 12, dtype="float32")[::-1]
-    step = TokenStep("a", 0, vision_token=11, layer=6, divergence=0.0, weight=0.4567, heat=heat)
+def test_a_step_contains_its_weight_and_all_neighbors() -> None:
+    heat = torch.linspace(1, 0, 12)[None]  # (layers, vision tokens)
+    step = made_up.step(0, "a", vision_token=11, layer=6, divergence=0.0, weight=0.4567, divergences=heat)
     entry, _ = page.step_payload(step, {"neighbors": 8})
     assert entry["g"] == 0.457
     assert [token for token, _ in entry["p"]] == [11, 10, 9, 8, 7, 6, 5, 4]
     assert len(page.step_payload(step, {})[0]["p"]) == page.MOST_PATCHES
 
 
-def test_the_terminal_tells_weights_that_differ_from_step_to_step() -> None:
-    answer = made_up.answer(6, 96)
-    for step in answer.steps:
-        step.weight = 0.25
-    fixed = steps_table(answer, None).heads
-    answer.method["weight"] = "agreement"
-    adaptive = steps_table(answer, None)
-    assert adaptive.heads == (*fixed, "weight")
-    assert {row[-1] for row in adaptive.rows} == {"0.25"}
+def test_the_chosen_token_and_both_favorites_are_always_shown() -> None:
+    step = made_up.step(
+        335,
+        "x",
+        ids=list(range(300, 340)),
+        base=[0.01] * 39 + [0.6],
+        vision=[0.02] * 38 + [0.22, 0.02],
+        final=[0.5 * 0.6**k for k in range(40)],
+        texts=[str(token) for token in range(300, 340)],
+        plausible_tokens=40,
+    )
+    shown = [step.ids[k] for k in page.shown_candidates(step)]
+    assert len(shown) == page.SHOWN_CANDIDATES
+    assert {335, 339, 338, 300} <= set(shown)
+    entry, _ = page.step_payload(step, {})
+    assert entry["was"] == "339"
+    assert entry["c"][entry["o"]][0] == "335"
+
+
+@pytest.mark.parametrize(("select", "expected"), [("max", [0.3, 0.4]), ("min", [0.1, 0.4])])
+def test_a_heat_map_has_each_tokens_divergence_where_it_would_be_selected(select: str, expected: list[float]) -> None:
+    step = made_up.step(0, "x", divergences=torch.tensor([[0.1, 0.4], [0.3, float("nan")]]))
+    heat = page.heat_map(step, {"select": select})
+    assert heat is not None
+    assert heat.tolist() == pytest.approx(expected)

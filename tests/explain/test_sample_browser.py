@@ -1,55 +1,94 @@
-"""`revisit view`: which samples are wrong, what the page holds, and that ten thousand of them can be browsed."""
+"""`revisit view`: which samples are wrong, what the page has, and that ten thousand of them can be browsed."""
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "eval"))
+from fake_grid import HashEngine, Letters, Shift, make_config, write_items
 
 import families
 from revisit import RevisitError
-from revisit.benchmarks.base import Item
+from revisit.decoding.settings import Decoding
+from revisit.eval.benchmarks import language
+from revisit.eval.benchmarks.base import Metric, Scores
+from revisit.eval.benchmarks.chair import Chair
+from revisit.eval.log import Log, new_request, read_logs
+from revisit.eval.report.sample_browser import Columns, Sample, natural_order, read_samples, verdict, view, write
+from revisit.eval.run import run
+from revisit.eval.spec import Spec
 from revisit.explain.record import wrong_spans
-from revisit.report.sample_browser import Columns, Sample, build, items_of, natural_order, verdict, write
 
-LOWER: dict[str, Any] = {"better": "lower", "show": 100, "decimals": 1}
-HIGHER: dict[str, Any] = {**LOWER, "better": "higher"}
+LOWER, HIGHER = Metric("CHAIRs", "lower", 100, 1), Metric("accuracy", "higher", 100, 1)
+
+
+def scores(headline: str, **shown: Metric) -> Scores:
+    return Scores({}, shown=shown, headline=headline)
 
 
 def test_one_verdict_by_the_headline_metric() -> None:
-    metrics = {"CHAIRs": LOWER, "CHAIRi": LOWER, "Recall": HIGHER}
-    assert verdict({"CHAIRs": (1, 1), "Recall": (3, 3)}, metrics, "CHAIRs") == ("hallucinated", True)
-    assert verdict({"Recall": (1, 3), "CHAIRs": (0, 1)}, metrics, "CHAIRs") == ("no hallucination", False)
-    assert verdict({"errors": (1, 1)}, {"errors": LOWER}, "errors") == ("wrong", True)
-    parts = {"accuracy": HIGHER, "F1": HIGHER}
-    assert verdict({"coco_random/accuracy": (0, 1)}, parts, "F1") == ("wrong", True)  # F1 is not counted per item
-    assert verdict({"coco_random/accuracy": (1, 1)}, parts, "F1") == ("right", False)
-    assert verdict({"accuracy": (0.6, 1)}, parts, "accuracy") == ("score 60.0", True)  # as the tables print it
-    assert verdict({}, parts, "F1") == ("", False)
+    chair = scores("CHAIRs", CHAIRs=LOWER, CHAIRi=LOWER, Recall=HIGHER)
+    assert verdict({"CHAIRs": (1, 1), "Recall": (3, 3)}, chair) == ("hallucinated", True)
+    assert verdict({"Recall": (1, 3), "CHAIRs": (0, 1)}, chair) == ("no hallucination", False)
+    assert verdict({"errors": (1, 1)}, scores("errors", errors=LOWER)) == ("wrong", True)
+    pope = scores("F1", accuracy=HIGHER, F1=HIGHER)
+    assert verdict({"coco_random/accuracy": (0, 1)}, pope) == ("wrong", True)  # F1 is not counted per item
+    assert verdict({"coco_random/accuracy": (1, 1)}, pope) == ("right", False)
+    assert verdict({"accuracy": (0.6, 1)}, pope) == ("score 60.0", True)  # as the tables print it
+    assert verdict({}, pope) == ("", False)
 
 
-def cell(label: str, **changes: Any) -> dict[str, Any]:
-    """A finished cell of CHAIR, as results.json has it."""
-    value = {"CHAIRs": {**LOWER, "value": 0.25, "low": None, "high": None}}
-    asked = {"label": "chair", "headline": "CHAIRs"}
-    about = {"model": {"name": "m"}, "method": {"label": label, "name": label, "settings": {}}, "benchmark": asked}
-    return {**about, "seed": 0, "status": "complete", "answers": 8, "items": 8, "metrics": value, **changes}
+def log(method: str, value: float | None, answers: int = 8, **spec: Any) -> Log:
+    """A log of CHAIR, complete if it has a value."""
+    about = {**HashEngine("m").about(), **spec}
+    own = Spec.of(about, Shift(), Chair(), Decoding()).model_copy(update={"method": method, "method_name": method})
+    made = Log(Path(f"{method}{spec}"), own)
+    made.requests.append(new_request({}, 8))
+    if value is not None:
+        items = {str(n): "" for n in range(answers)}
+        made.scores = Scores(
+            {"CHAIRs": value}, shown={"CHAIRs": LOWER}, intervals={"CHAIRs": None}, headline="CHAIRs", items=items
+        )
+    return made
 
 
 def test_totals_are_on_the_printed_scale() -> None:
-    columns = Columns()
-    other = {"CHAIRs": {**LOWER, "value": 0.5, "low": None, "high": None}}
-    columns.of(cell("greedy", metrics=other))
-    columns.of(cell("revisit"))
-    columns.of(cell("vcd", status="unfinished", answers=3, metrics={}))
-    found = columns.totals()["chair"]
+    found = Columns([log("greedy", 0.5), log("revisit", 0.25), log("vcd", None)]).totals()["chair"]
     assert found["metric"] == "CHAIRs ↓"
-    assert found["of"][0] == {"text": "50.0", "best": 0, "bar": 0.5}
-    assert found["of"][1] == {"text": "25.0", "best": 1, "bar": 0.25}
-    assert found["of"][2] == {"open": "3 of 8"}
+    assert found["of"][0] == {"text": "50.0", "best": 0, "at": [50.0]}
+    assert found["of"][1] == {"text": "25.0", "best": 1, "at": [25.0]}
+    assert found["of"][2] == {"open": "0 of 8"}
+
+
+def test_runs_with_other_settings_have_columns_of_their_own(tmp_path: Path) -> None:
+    """Lengths, sampling, engines: none of them overwrites the answers of another."""
+    data = write_items(tmp_path / "data", 6)
+    config = make_config(tmp_path / "out", data, model="m1", method=Shift())
+    for change in ({"max_new_tokens": 3}, {"max_new_tokens": 5}, {"max_new_tokens": 5, "sample": True}):
+        run(config.replace(**change), engine_for=HashEngine)
+    columns, samples, _ = read_samples(read_logs(tmp_path / "out"))
+    assert [len(sample.answers) for sample in samples] == [3] * 6
+    assert {len(answer["x"]) for sample in samples for answer in sample.answers.values()} == {3, 5}
+    assert len({column["settings"] for column in columns.methods}) == 3
+    engines = Columns([log("greedy", 0.5), log("greedy", 0.25, engine="vllm")])
+    assert [column["settings"] for column in engines.methods] == ["engine hash", "engine vllm"]
+
+
+def test_a_method_has_one_column_over_benchmarks_of_different_length(tmp_path: Path) -> None:
+    class Words(Letters):
+        name = "words"
+        max_new_tokens = 4
+
+    data = write_items(tmp_path / "data", 3)
+    logs = run(make_config(tmp_path / "out", data, model="m1", benchmark=(Letters(), Words())), engine_for=HashEngine)
+    assert [method["settings"] for method in Columns(logs).methods] == ["", "by=3"]
 
 
 def test_words_for_what_is_not_there() -> None:
@@ -60,25 +99,22 @@ def test_words_for_what_is_not_there() -> None:
 
 
 def made(count: int, folder: Path) -> tuple[Columns, list[Sample]]:
-    """`count` samples over ten pictures; the second method is wrong at every fourth, and disagrees there."""
+    """`count` samples over ten images; the second method is wrong at every fourth, and disagrees there."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for number in range(10):
         paths.append(folder / f"{number}.png")
-        families.picture(number, (80, 60)).save(paths[-1])
-    columns = Columns()
-    for label in ("greedy", "revisit"):
-        columns.of(cell(label))
-    columns.of(cell("vcd", status="unfinished", answers=0, metrics={}))
+        families.image(number, (80, 60)).save(paths[-1])
+    columns = Columns([log("greedy", 0.25), log("revisit", 0.25), log("vcd", None)])
     samples = []
     for number in range(count):
         wrong = number % 4 == 0
-        item = Item(str(number), f"What is in picture {number}?", (paths[number % 10],), {"ground_truth": ["dog"]})
         text = "A dog and a cat." if wrong else "A dog."
         verdicts = {"v": "hallucinated", "bad": 1} if wrong else {"v": "no hallucination"}
         second = {"x": text, "w": [(12, 15)] if wrong else [], "c": 1, "n": 5, **verdicts}
         first = {"x": "A dog.", "w": [], "v": "no hallucination", "c": 0, "n": 5}
-        samples.append(Sample("chair", item, item.prompt, {0: first, 1: second}))
+        prompt = f"What is in picture {number}?"
+        samples.append(Sample("chair", str(number), prompt, (paths[number % 10],), "dog", {0: first, 1: second}))
     return columns, samples
 
 
@@ -88,10 +124,9 @@ def data_of(page: Path) -> Any:
     return json.loads(found.group(1))
 
 
-def test_pictures_are_copied_once_and_the_command_is_told(tmp_path: Path) -> None:
-    page = write("run", *made(30, tmp_path / "in"), tmp_path / "out")
-    data = data_of(page)
-    assert len(list((tmp_path / "out/pictures").iterdir())) == 10
+def test_images_are_copied_once_and_the_command_is_shown(tmp_path: Path) -> None:
+    data = data_of(write("run", *made(30, tmp_path / "in"), tmp_path / "out"))
+    assert len(list((tmp_path / "out/images").iterdir())) == 10
     assert len(data["samples"]) == 30
     first = data["samples"][0]
     assert (tmp_path / "out" / first["p"][0]).is_file()
@@ -105,16 +140,48 @@ def test_samples_are_ordered_as_a_reader_would(tmp_path: Path) -> None:
     assert sorted(["10", "9", "b2", "b10", "1"], key=natural_order) == ["1", "9", "10", "b2", "b10"]
 
 
-def test_data_that_is_elsewhere() -> None:
+@pytest.fixture
+def chair(tmp_path: Path) -> Path:
+    """A run of CHAIR on two images, by an engine without a model."""
+    (tmp_path / "data/val2014").mkdir(parents=True)
+    (tmp_path / "data/ground_truth.json").write_text('{"1": ["dog"], "2": ["cat"]}')
+    for number in (1, 2):
+        Image.new("RGB", (4, 4)).save(tmp_path / f"data/val2014/COCO_val2014_{number:012d}.jpg")
+    config = make_config(tmp_path / "out", tmp_path / "data", model="m1", method=Shift(), benchmark=Chair())
+    run(config, engine_for=HashEngine)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("nltk_data")
+def test_images_are_shown_without_the_correct_answers(chair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading CHAIR's ground truth may need NLTK's data, which the images do not."""
+
+    def missing(*_: object) -> None:
+        raise RevisitError("NLTK data not found.")
+
+    monkeypatch.setattr(Chair, "load", missing)
+    monkeypatch.setattr(language, "require_data", missing)
+    data = data_of(view(read_logs(chair / "out"), chair / "view"))
+    assert [len(sample["p"]) for sample in data["samples"]] == [1, 1]
+    assert any("NLTK" in note for note in data["notes"])
+
+
+@pytest.mark.usefixtures("nltk_data")
+def test_images_outside_the_data_folder_are_not_copied(chair: Path) -> None:
+    (log,) = read_logs(chair / "out")
+    Image.new("RGB", (4, 4)).save(chair / "secret.png")
+    log.answers = {key: answer.model_copy(update={"images": ("../secret.png",)}) for key, answer in log.answers.items()}
+    with pytest.raises(RevisitError, match="outside"):
+        view([log], chair / "view")
+
+
+@pytest.mark.usefixtures("nltk_data")
+def test_data_that_is_elsewhere_is_noted(chair: Path) -> None:
     """A run keeps its data folder as it was written, often relative to where it ran."""
-    notes: list[str] = []
-    assert not items_of({"name": "chair", "label": "chair", "options": {}}, "no/such/folder", notes)
-    assert "there is no no/such/folder here" in notes[0]
-
-
-def test_a_folder_without_a_run_is_said(tmp_path: Path) -> None:
-    with pytest.raises(RevisitError, match="does not exist: give the --out folder"):
-        build(tmp_path, tmp_path / "out")
+    (chair / "data").rename(chair / "moved")
+    _, samples, notes = read_samples(read_logs(chair / "out"))
+    assert len(samples) == 2
+    assert "there is no" in notes[0]
 
 
 @pytest.mark.browser
@@ -145,6 +212,8 @@ def test_in_a_browser(seen: Any, tmp_path: Path, count: int, width: int, scheme:
     assert chips == ["no hallucination", "hallucinated", "not answered"]
     assert seen.page.locator(".list li").first.locator(".dot.open").get_attribute("aria-label") == "vcd: not answered"
     status = seen.page.locator(".count")
+    assert seen.page.is_checked("#disagree")
+    seen.page.uncheck("#disagree")
     assert status.inner_text() == f"{count:,} of {count:,} samples, ordered by id"
     assert "At the right of each row: greedy, revisit, vcd (" in seen.page.locator(".side").inner_text()
     seen.page.check("#disagree")

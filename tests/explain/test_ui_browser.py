@@ -26,7 +26,7 @@ pytestmark = pytest.mark.browser
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[tuple[str, Service]]:
-    """The page on a free port of loopback, with a tiny random model."""
+    """Serve the page on a free port of loopback, with a tiny random model."""
     service = Service(Decoder(*families.build("llava")), "llava", ReVisiT(), UI_LIMITS, allow_record=True)
     app = build(service)
     add_page(app, service)
@@ -46,7 +46,7 @@ def server() -> Iterator[tuple[str, Service]]:
 @pytest.fixture
 def opened(seen: Any, server: tuple[str, Service], tmp_path: Path) -> Any:
     seen.picture = tmp_path / "picture.png"
-    families.picture(1, (90, 60)).save(seen.picture)
+    families.image(1, (90, 60)).save(seen.picture)
     seen.page.goto(server[0])
     seen.page.set_default_timeout(120_000)
     return seen
@@ -54,7 +54,7 @@ def opened(seen: Any, server: tuple[str, Service], tmp_path: Path) -> Any:
 
 @pytest.fixture
 def endless(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A model that neither ends its answer nor hurries, so that a test can act in the middle of it."""
+    """Slow a model down and keep it from ending, so that a test can act in the middle of an answer."""
     model, _ = families.build("llava")
     monkeypatch.setattr(model.generation_config, "eos_token_id", None)
     handle = model.register_forward_hook(lambda *_: time.sleep(0.05))
@@ -75,7 +75,7 @@ def done(page: Any) -> None:
     page.get_by_text("Done. Click a word").wait_for()
 
 
-def test_a_fifth_method_is_refused_in_a_sentence(opened: Any) -> None:
+def test_a_fifth_method_is_rejected_in_a_sentence(opened: Any) -> None:
     page = opened.page
     for name in ("vcd", "m3id", "dola"):  # revisit and greedy are there
         page.get_by_label("Add a method").select_option(name)
@@ -98,7 +98,7 @@ def test_upload_ask_stream_inspect_change_download(opened: Any, server: tuple[st
     number = next(n for n, step in enumerate(steps) if "i" in step)
     shown.nth(number).click()
     model, processor = families.build("llava")
-    picture = families.picture(1, (90, 60))
+    picture = families.image(1, (90, 60))
     inputs = prepare(processor, ["What is this?"], [[picture]], model.device)
     region = layout_of(model, processor, [picture], inputs).region(steps[number]["i"])
     assert region is not None
@@ -122,21 +122,21 @@ def test_upload_ask_stream_inspect_change_download(opened: Any, server: tuple[st
     assert opened.errors == []
 
 
-def test_a_sample_says_what_is_in_it(opened: Any) -> None:
+def test_a_sample_lists_its_objects(opened: Any) -> None:
     page = opened.page
     page.click("#sample")
     page.get_by_text("128 × 128").wait_for()
     assert page.locator("#sample").inner_text() == "Another sample"
     ask(page, 2)
     done(page)
-    assert page.locator(".shown").inner_text() == "In the picture: motorcycle, oven, book, cat."
+    assert page.locator(".shown").inner_text() == "In the image: motorcycle, oven, book, cat."
     page.evaluate("studio.viewer.wrong(0, [1])")
     assert page.locator(".tok.wrong").count() == 1
-    assert "not in the picture" in page.locator(".tok.wrong").get_attribute("title")
+    assert "not in the image" in page.locator(".tok.wrong").get_attribute("title")
     assert opened.errors == []
 
 
-def test_bad_files_and_empty_questions_are_told(opened: Any, tmp_path: Path) -> None:
+def test_bad_files_and_empty_questions_are_reported(opened: Any, tmp_path: Path) -> None:
     page = opened.page
     (tmp_path / "notes.png").write_text("just words")
     give(page, tmp_path / "notes.png")

@@ -1,4 +1,4 @@
-"""Seeded chat requests: valid ones, hostile ones, and valid ones with something random in them."""
+"""Seeded chat requests: valid ones, malformed ones, and valid ones with random changes."""
 
 from __future__ import annotations
 
@@ -46,25 +46,25 @@ RAW = (
 
 @functools.cache
 def data_uri(seed: int, form: str = "PNG") -> str:
-    """A small picture as a data URI."""
+    """Return a small image as a data URI."""
     buffer = io.BytesIO()
-    families.picture(seed).save(buffer, form)
+    families.image(seed).save(buffer, form)
     return f"data:image/{form.lower()};base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
 def question(number: int, **fields: Any) -> dict[str, Any]:
-    """A request that is answered."""
+    """Return a valid request."""
     parts = [
         {"type": "image_url", "image_url": {"url": data_uri(number % 6)}},
-        {"type": "text", "text": f"What is in picture {number % 6}?"},
+        {"type": "text", "text": f"What is in image {number % 6}?"},
     ]
     return {"model": "tiny", "messages": [{"role": "user", "content": parts}], "max_tokens": 4, **fields}
 
 
 def valid(dice: random.Random) -> dict[str, Any]:
-    """One of about a thousand different valid requests, which are answered the same every time."""
+    """Return a valid request with a reproducible answer."""
     fields: dict[str, Any] = {"max_tokens": dice.choice((1, 3, 6, 9)), "stream": dice.random() < 0.3}
-    kind = dice.randrange(6)
+    kind = dice.randrange(7)
     if kind == 0:
         fields |= {"temperature": 0.9, "top_p": 0.9, "seed": dice.randrange(4)}
     elif kind == 1:
@@ -75,17 +75,19 @@ def valid(dice: random.Random) -> dict[str, Any]:
         fields["decoding"] = {"method": "vcd"}
     elif kind == 4:
         fields["stop"] = ["zz"]
+    elif kind == 5:
+        fields["decoding"] = {"method": "opera", "settings": {"beams": 2, "candidates": 2}}
     return question(dice.randrange(6), **fields)
 
 
 def hostile(dice: random.Random) -> tuple[bytes, dict[str, str]]:
-    """(body, headers) of a request that is refused, or at least does no harm."""
+    """Return the body and headers of a request that is rejected, or does no harm."""
     makers = (garbage, mutated, mutated, raw_value, odd_settings, odd_settings, odd_image, oversized, odd_headers)
     return dice.choice(makers)(dice)
 
 
 def garbage(dice: random.Random) -> tuple[bytes, dict[str, str]]:
-    """Bytes, or a request cut short."""
+    """Return random bytes, or a truncated request."""
     if dice.random() < 0.5:
         return dice.randbytes(dice.randrange(200)), JSON
     whole = json.dumps(question(0)).encode()
@@ -93,7 +95,7 @@ def garbage(dice: random.Random) -> tuple[bytes, dict[str, str]]:
 
 
 def value(dice: random.Random, depth: int = 0) -> Any:
-    """Any JSON value, small."""
+    """Return a small random JSON value."""
     kind = dice.randrange(9 if depth < 3 else 6)
     if kind < 2:
         return dice.choice(NUMBERS)
@@ -107,7 +109,7 @@ def value(dice: random.Random, depth: int = 0) -> Any:
 
 
 def mutated(dice: random.Random) -> tuple[bytes, dict[str, str]]:
-    """A valid request in which one to three places hold something else."""
+    """Return a valid request with random values in one to three places."""
     body = json.loads(json.dumps(valid(dice)))
     for _ in range(dice.randrange(1, 4)):
         places = list(_places(body))
@@ -132,7 +134,7 @@ def _places(node: Any) -> Any:
 
 
 def raw_value(dice: random.Random) -> tuple[bytes, dict[str, str]]:
-    """A valid request with one value that Python's json would write, but JSON does not have, or one that is very deep."""
+    """Return a valid request with a value that is deeply nested, or not JSON."""
     field = dice.choice(
         ("temperature", "top_p", "seed", "max_tokens", "decoding", "metadata", "messages", "logit_bias")
     )
@@ -144,7 +146,7 @@ def raw_value(dice: random.Random) -> tuple[bytes, dict[str, str]]:
 
 
 def odd_settings(dice: random.Random) -> tuple[bytes, dict[str, str]]:
-    """A method with one to three settings of any type."""
+    """Return a request with one to three settings of random types."""
     name = dice.choice(methods.names())
     hints = typing.get_type_hints(methods.find(name))
     fields = list(methods.find(name).model_fields) or ["alpha"]
@@ -158,7 +160,7 @@ def odd_settings(dice: random.Random) -> tuple[bytes, dict[str, str]]:
 
 
 def of_type(dice: random.Random, hint: Any) -> Any:
-    """A value of a setting's type, often at the edge of what makes sense."""
+    """Return a value of a setting's type, often an extreme one."""
     inner = typing.get_args(hint)
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         return of_type(dice, dice.choice(inner))
@@ -181,7 +183,7 @@ def of_type(dice: random.Random, hint: Any) -> Any:
 
 
 def setting(dice: random.Random) -> Any:
-    """A setting's value: odd numbers, texts, lists as token ids would be, lists of lists."""
+    """Return a random setting: a number, a text, a list, or a list of lists."""
     kind = dice.randrange(6)
     if kind == 0:
         return [dice.choice((0, 1, 2, 3, -1, 511, 512, 10**9)) for _ in range(dice.randrange(5))]
@@ -197,7 +199,7 @@ def setting(dice: random.Random) -> Any:
 
 
 def odd_image(dice: random.Random) -> tuple[bytes, dict[str, str]]:
-    """A request with an image that is none, or one that costs too much."""
+    """Return a request with a damaged, hostile or missing image."""
     body = question(3)
     whole = base64.b64decode(data_uri(1).partition(",")[2])
     kind = dice.randrange(8)
@@ -228,7 +230,7 @@ def odd_image(dice: random.Random) -> tuple[bytes, dict[str, str]]:
 
 @functools.cache
 def bomb(width: int, height: int) -> bytes:
-    """A gray PNG file of a few kilobytes at most that says it has this size; whole only if it is a strip."""
+    """Return a small gray PNG file whose header declares this size; its data is complete only for strips."""
 
     def piece(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -243,7 +245,7 @@ def bomb(width: int, height: int) -> bytes:
 
 
 def oversized(dice: random.Random) -> tuple[bytes, dict[str, str]]:
-    """More of something than is allowed, a few hundred kilobytes at most."""
+    """Return a request that exceeds a limit."""
     text = "word " * 20_000
     kind = dice.randrange(7)
     if kind == 0:
@@ -265,7 +267,7 @@ def oversized(dice: random.Random) -> tuple[bytes, dict[str, str]]:
 
 
 def odd_headers(dice: random.Random) -> tuple[bytes, dict[str, str]]:
-    """A valid body under headers that do not fit."""
+    """Return a valid body with wrong headers."""
     odd = dice.choice(
         (
             {"content-type": "text/plain"},

@@ -74,7 +74,7 @@ def other_json(path: Path, dice: random.Random) -> None:
 
 def changed_value(path: Path, dice: random.Random) -> None:
     """One value somewhere inside becomes one of another type; a file's checksum is made to fit, a line's is not."""
-    from revisit.evaluation.records import checksum
+    from revisit.explain.files import digest
 
     lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
     number = dice.randrange(len(lines))
@@ -88,15 +88,15 @@ def changed_value(path: Path, dice: random.Random) -> None:
             continue
         place[key] = dice.choice([None, -1, 1e300, "x", [], {}, True, "../../etc", "\u0000"])
         break
-    if isinstance(value.get("checksum"), str):
-        value["checksum"] = checksum(value)
+    if path.suffix == ".json" and isinstance(value, dict) and isinstance(value.get("checksum"), str):
+        value["checksum"] = digest({name: field for name, field in value.items() if name != "checksum"})
     lines[number] = json.dumps(value)
     path.write_text("\n".join(lines) + "\n")
 
 
 def swapped(path: Path, dice: random.Random) -> None:
-    """The file of another cell stands here."""
-    others = [other for other in path.parent.parent.glob(f"*/{path.name}") if other != path and other.is_file()]
+    """The file of another log is in its place."""
+    others = [other for other in path.parent.glob(f"*{path.suffix}") if other != path and other.is_file()]
     if others:
         shutil.copy(dice.choice(sorted(others)), path)
 

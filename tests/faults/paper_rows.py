@@ -5,7 +5,7 @@
 
 A row passes if its answers, studies and section of the report (but for times and the command) are those of the whole run, and no cell of
 its tables is "not run". Times are processor time, so a busy machine does not change them, nor the moments of the kills. Needs Linux and
-NLTK's data; 20 minutes on one core. `tests/report/test_reproduce.py` does the same for one row in the test suite.
+NLTK's data; 20 minutes on one core. `tests/paper/test_reproduce.py` does the same for one row in the test suite.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from paper_data import stand_in_data
+from revisit.explain.jsonl import read_lines
 from revisit.paper.catalog import ROWS
 
 
@@ -56,16 +57,13 @@ def finish(process: subprocess.Popen[bytes], what: str) -> None:
 
 
 def answers(out: Path) -> dict[tuple[str, str, str], str]:
-    """(runs, ablation or analyses; folder of the cell; item) -> answer, of everything that the runner stored."""
+    """Return (runs, ablation or analyses; log; item) -> answer, of everything that was stored."""
     found = {}
-    for path in out.glob("*/**/cells/*/answers.jsonl"):
+    for path in out.glob("*/**/logs/*.jsonl"):
         place = path.relative_to(out).parts[0]
-        for line in path.read_text("utf-8").splitlines():
-            try:
-                answer = json.loads(line)
-            except ValueError:  # being written
-                continue
-            found[place, path.parent.name, answer["id"]] = answer["text"]
+        for row in read_lines(path)[0]:
+            if "text" in row:
+                found[place, path.name, row["id"]] = row["text"]
     return found
 
 

@@ -1,12 +1,10 @@
-"""`revisit serve` as a process of its own, and what it holds of the system."""
+"""`revisit serve` in a process of its own, and the resources it holds."""
 
 from __future__ import annotations
 
 import ctypes
 import os
-import resource
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -29,6 +27,11 @@ class Held:
     descriptors: int
     threads: int
 
+    def within(self, other: Held) -> bool:
+        """Return whether nothing exceeds the other by more than a tenth."""
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return all(mine <= 1.1 * theirs for mine, theirs in pairs)
+
 
 class Server:
     """A running server."""
@@ -44,7 +47,7 @@ class Server:
 
 
 def save_model(folder: Path) -> Path:
-    """A tiny random LLaVA on disk."""
+    """Save a tiny random LLaVA."""
     model, processor = families.build("llava")
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
@@ -52,25 +55,20 @@ def save_model(folder: Path) -> Path:
 
 
 @contextmanager
-def serving(model: Path, *flags: str, descriptors: int | None = None) -> Iterator[Server]:
-    """`revisit serve` on a free port until the block ends, with as many file descriptors as given."""
+def serving(model: Path, *flags: str) -> Iterator[Server]:
+    """Run `revisit serve` on a free port until the block ends."""
 
-    def limit() -> None:
-        if sys.platform == "linux":  # ends with whoever started it, however that ends
+    def end_with_parent() -> None:
+        if sys.platform == "linux":
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-        if descriptors is not None:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     process = subprocess.Popen(
-        [sys.executable, "-m", "revisit", "serve", "-m", str(model), "--name", "tiny", "--port", str(port), *flags],
+        [sys.executable, "-m", "revisit", "serve", "-m", str(model), "--name", "tiny", "--port", "0", *flags],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        preexec_fn=limit,
+        preexec_fn=end_with_parent,
     )
     lines: list[str] = []
     try:

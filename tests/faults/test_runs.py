@@ -1,4 +1,4 @@
-"""Run folders: killed at random moments and damaged in every way, they give the same results or say one sentence."""
+"""Run folders, killed at random moments and damaged in every way: the same results, or one sentence."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ import damage
 import pytest
 
 from revisit.errors import RevisitError
-from revisit.evaluation.comparison import compare_folder
-from revisit.evaluation.runner import run
-from revisit.report.run_report import read_runs
-from run_folders import verify
+from revisit.eval.compare import compare
+from revisit.eval.log import read_logs
+from revisit.eval.report.run_report import find_runs
+from revisit.eval.run import run
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "evaluation"))
-from fake_grid import HashEngine, lines_of, make_plan, write_items
+sys.path.insert(0, str(Path(__file__).parents[1] / "eval"))
+from fake_grid import HashEngine, make_config, numbers_of, write_items
+
+from revisit.explain.jsonl import read_lines
 
 SERVER = Path(__file__).with_name("grid_server.py")
 ITEMS = 60
@@ -39,16 +41,18 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def whole(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
     """A run that nobody disturbed."""
     out = tmp_path_factory.mktemp("whole") / "out"
-    run(make_plan(out, data), engine_for=HashEngine)
+    run(make_config(out, data), engine_for=HashEngine)
     return out
 
 
 def answers(out: Path) -> dict[str, list[Any]]:
-    return {cell: sorted(lines, key=lambda line: line["id"]) for cell, lines in lines_of(out).items()}
-
-
-def scores(out: Path) -> dict[str, bytes]:
-    return {path.parent.name: path.read_bytes() for path in out.glob("cells/*/scores.json")}
+    """The stored answers of every log; damaged lines are skipped, as everywhere."""
+    found = {}
+    for path in sorted(out.glob("logs/*.jsonl")):
+        rows = [row for row in read_lines(path)[0] if "log" in row and path.stem.endswith(row["log"])]
+        kept = {row["id"]: {k: v for k, v in row.items() if k != "seconds"} for row in rows}
+        found[path.name] = [kept[id] for id in sorted(kept)]
+    return found
 
 
 def check_kills(tmp_path: Path, data: Path, whole: Path, wanted: int) -> None:
@@ -70,14 +74,14 @@ def check_kills(tmp_path: Path, data: Path, whole: Path, wanted: int) -> None:
                 check_whole(tmp_path / str(number), whole)
                 number += 1
         server.stdin.close()
-    run(make_plan(tmp_path / str(number), data), engine_for=HashEngine)
+    run(make_config(tmp_path / str(number), data), engine_for=HashEngine)
     check_whole(tmp_path / str(number), whole)
 
 
 def check_whole(out: Path, whole: Path) -> None:
     assert answers(out) == answers(whole)
-    assert scores(out) == scores(whole)
-    assert verify(out).problems == []
+    ours, theirs = (sorted(read_logs(place), key=lambda log: log.path.name) for place in (out, whole))
+    assert numbers_of(ours) == numbers_of(theirs)
 
 
 def test_six_kills_leave_the_same_results(tmp_path: Path, data: Path, whole: Path) -> None:
@@ -91,7 +95,7 @@ def test_two_hundred_kills_leave_the_same_results(tmp_path: Path, data: Path, wh
 
 
 def one_sentence(work: Callable[[], Any]) -> str:
-    """What refused the work, checked to be one sentence; nothing if it was done. Any other error is a failure."""
+    """Return the error of some work, checked to be one sentence; empty if it was done. Any other error is a failure."""
     try:
         work()
     except RevisitError as error:
@@ -104,27 +108,24 @@ def one_sentence(work: Callable[[], Any]) -> str:
 
 
 def check_damaged_folder(tmp_path: Path, data: Path, whole: Path, number: int) -> str:
-    """What became of one damaged folder: `same`, or the sentence that refused it."""
+    """Return what became of one damaged folder: `same`, or the error."""
     dice = random.Random(number)
     out = tmp_path / f"run{number}"
     shutil.copytree(whole, out)
-    files = [path for path in sorted(out.rglob("*")) if path.is_file() and path.name not in (".lock", ".holder")]
+    files = [path for path in sorted(out.rglob("*")) if path.is_file()]
     for path in dice.sample(files, dice.choice([1, 1, 1, 2, 4])):
         damage.WAYS[(number + dice.randrange(2)) % len(damage.WAYS)](path, dice)
-    verify(out)  # always a list of sentences
-    for read in (lambda: compare_folder(out, resamples=99), lambda: read_runs(out)):
+    for read in (lambda: compare(read_logs(out), resamples=99), lambda: find_runs(out)):
         one_sentence(read)
-    if refused := one_sentence(lambda: run(make_plan(out, data), engine_for=HashEngine)):
-        return refused
-    kept = {cell: lines for cell, lines in answers(out).items() if cell in answers(whole)}
-    assert kept == answers(whole)
-    assert {cell: data for cell, data in scores(out).items() if cell in kept} == scores(whole)
+    if raised := one_sentence(lambda: run(make_config(out, data), engine_for=HashEngine)):
+        return raised
+    check_whole(out, whole)
     shutil.rmtree(out)
     return "same"
 
 
 @pytest.mark.parametrize("number", range(len(damage.WAYS)))
-def test_a_damaged_folder_is_repaired_or_refused_in_one_sentence(
+def test_a_damaged_folder_is_completed_or_raises_one_sentence(
     tmp_path: Path, data: Path, whole: Path, number: int
 ) -> None:
     check_damaged_folder(tmp_path, data, whole, number)
@@ -134,25 +135,20 @@ def test_a_damaged_folder_is_repaired_or_refused_in_one_sentence(
 def test_nothing_is_written_through_links_and_no_pipe_is_waited_for(
     tmp_path: Path, data: Path, whole: Path, kind: str
 ) -> None:
-    cell = next(iter(answers(whole)))
-    inside = [f"cells/{cell}/{name}" for name in ("cell.json", "scores.json", ".answers.jsonl.tmp", "damaged.jsonl")]
+    log = next(iter(answers(whole)))
     elsewhere = tmp_path / "elsewhere"
     elsewhere.write_text("of somebody else, without a line end")
-    for number, name in enumerate(
-        (*inside, f"cells/{cell}/answers.jsonl", "results.json", ".results.json.tmp", ".lock", ".holder")
-    ):
+    names = (f"logs/{log}", f"logs/{log.removesuffix('jsonl')}scores.json", "results.json", ".results.json.tmp")
+    for number, name in enumerate(names):
         out = tmp_path / str(number)
         shutil.copytree(whole, out)
-        with (out / "cells" / cell / "answers.jsonl").open("a") as file:
-            file.write("damaged\n")  # so that the file is written again
         path = out / name
         path.unlink(missing_ok=True)
         path.symlink_to(elsewhere) if kind == "link" else os.mkfifo(path)
-        assert verify(out).problems
-        for read in (lambda: compare_folder(out, resamples=99), lambda: read_runs(out)):  # noqa: B023
+        for read in (lambda: compare(read_logs(out), resamples=99), lambda: find_runs(out)):  # noqa: B023
             one_sentence(read)
-        refused = one_sentence(lambda: run(make_plan(out, data), engine_for=HashEngine))  # noqa: B023
-        assert refused or answers(out) == answers(whole)
+        raised = one_sentence(lambda: run(make_config(out, data), engine_for=HashEngine))  # noqa: B023
+        assert raised or answers(out) == answers(whole)
         assert elsewhere.read_text() == "of somebody else, without a line end"
 
 
@@ -160,5 +156,5 @@ def test_nothing_is_written_through_links_and_no_pipe_is_waited_for(
 @pytest.mark.timeout(900)
 def test_hundred_damaged_folders(tmp_path: Path, data: Path, whole: Path) -> None:
     ends = [check_damaged_folder(tmp_path, data, whole, 1000 + number) for number in range(120)]
-    repaired = ends.count("same")
-    assert repaired >= 60, [end for end in ends if end != "same"]
+    completed = ends.count("same")
+    assert completed >= 60, [end for end in ends if end != "same"]

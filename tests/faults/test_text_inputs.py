@@ -1,4 +1,4 @@
-"""Answer files, evaluation files and settings with anything in them: a result, or one sentence."""
+"""Answer files, evaluation files and settings with random contents give a result or raise one sentence."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from corpus import recall, remember
 from typer.testing import CliRunner
 
 from revisit import methods
-from revisit.benchmarks import language
 from revisit.cli.main import app
 from revisit.errors import RevisitError
-from revisit.evaluation.config import load_config
+from revisit.eval.benchmarks import language
+from revisit.eval.config import load_config
 
 YES_NO = [
     {"question_id": n, "image": "a.jpg", "text": "A dog?", "label": label} for n, label in ((1, "yes"), (2, "no"))
@@ -107,19 +107,19 @@ def in_file(given: Any, path: Path, dice: random.Random) -> bytes:
 
 
 def outcome(work: Any) -> str:
-    """`done`, `refused`, or what is wrong with how it was refused."""
+    """Return `done`, `rejected`, or what is wrong with the error."""
     try:
         work()
     except RevisitError as error:
-        said = str(error)
-        return "refused" if "\n" not in said and len(said) < 1500 else f"no sentence: {said[:200]!r}"
+        message = str(error)
+        return "rejected" if "\n" not in message and len(message) < 1500 else f"no sentence: {message[:200]!r}"
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "done"
 
 
 def score(benchmark: str, folder: Path, answers: bytes, file: str, truth: bytes) -> None:
-    """`revisit score` on these files."""
+    """Run `revisit score` on these files."""
     for name, content in {**AROUND, file: None}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(truth if content is None else json.dumps(content).encode())
@@ -133,7 +133,7 @@ def score(benchmark: str, folder: Path, answers: bytes, file: str, truth: bytes)
 
 
 def score_all(folder: Path, count: int, seed: int) -> Counter[str]:
-    """What became of every answer file of the corpus and of so many new ones."""
+    """Count the outcomes of the corpus and of new random answer files."""
     cases = [json.loads(case) for case in recall("score")]
     for number in range(count):
         dice = random.Random(seed * 1_000_000 + number)
@@ -151,13 +151,13 @@ def score_all(folder: Path, count: int, seed: int) -> Counter[str]:
         files = [text.encode("latin-1") for text in (answers, truth)]
         end = outcome(lambda: score(benchmark, folder, files[0], file, files[1]))  # noqa: B023
         found[end] += 1
-        if end not in ("done", "refused"):
+        if end not in ("done", "rejected"):
             remember("score", json.dumps(case).encode())
     return found
 
 
 def settings_all(folder: Path, count: int, seed: int) -> Counter[str]:
-    """What became of every evaluation file of the corpus and of so many new ones, and of as many settings of methods."""
+    """Count the outcomes of the corpus and of new random evaluation files and settings."""
     cases = [json.loads(case) for case in recall("settings")]
     for number in range(count):
         dice = random.Random(seed * 1_000_000 + number)
@@ -176,13 +176,13 @@ def settings_all(folder: Path, count: int, seed: int) -> Counter[str]:
     for case in cases:
         end = outcome(lambda: use(case, folder))  # noqa: B023
         found[end] += 1
-        if end not in ("done", "refused"):
+        if end not in ("done", "rejected"):
             remember("settings", json.dumps(case).encode())
     return found
 
 
 def use(case: list[Any], folder: Path) -> None:
-    """A method with its settings, or the plan of an evaluation file."""
+    """Create a method with its settings, or check an evaluation file."""
     if len(case) == 2:
         name, chosen = case
         methods.get(name, **chosen)
@@ -190,17 +190,17 @@ def use(case: list[Any], folder: Path) -> None:
         return
     path = folder / "eval.yaml"
     path.write_bytes(case[0].encode("latin-1"))
-    load_config(path, {}).plan()
+    load_config(path, {}).check()
 
 
 def check(found: Counter[str]) -> None:
     print(f"\n{dict(found)}")
-    assert set(found) == {"done", "refused"}, found
+    assert set(found) == {"done", "rejected"}, found
 
 
 @pytest.fixture
 def _words(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What CHAIR asks of NLTK, answered for any text, whether NLTK's data is here or not."""
+    """Replace NLTK's tagger and lemmatizer, which need data."""
     monkeypatch.setattr(language, "missing_packages", list)
     monkeypatch.setattr(language, "version", lambda: "Words as they stand.")
     monkeypatch.setattr(language, "tagged", lambda text: [(word, "NN") for word in text.split()])
@@ -208,7 +208,7 @@ def _words(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_words")
-def test_a_sample_of_answer_files(tmp_path: Path) -> None:
+def test_sample_of_answer_files(tmp_path: Path) -> None:
     check(score_all(tmp_path, 60, seed=1))
 
 
@@ -218,7 +218,7 @@ def test_hundreds_of_answer_files(tmp_path: Path) -> None:
     check(score_all(tmp_path, 600, seed=2))
 
 
-def test_a_sample_of_settings(tmp_path: Path) -> None:
+def test_sample_of_settings(tmp_path: Path) -> None:
     check(settings_all(tmp_path, 100, seed=3))
 
 

@@ -1,4 +1,4 @@
-"""The page's recorded requests with hostile settings and images: no internal error, and streams that end."""
+"""Recorded requests with hostile settings and images: no internal error, and streams that end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from revisit.serve.limits import Limits
 
 
 def recorded(dice: random.Random) -> bytes:
-    """A hostile request that also asks for its steps."""
+    """Return a hostile request with `record`."""
     body: Any = json.loads(dice.choice((mutated, odd_settings, odd_settings, odd_image))(dice)[0])
     choice = body.get("decoding")
     body["decoding"] = {**(choice if isinstance(choice, dict) else {}), "record": dice.choice(("steps", "patches"))}
@@ -29,7 +29,7 @@ def recorded(dice: random.Random) -> bytes:
 
 
 async def ask_all(count: int, seed: int) -> tuple[Counter[int], list[bytes]]:
-    """Statuses of hostile requests, and the requests that failed."""
+    """Send hostile requests; count their statuses, and return those that failed."""
     limits = Limits(new_tokens=8, prompt_tokens=300)
     service = Service(Decoder(*families.build("llava")), "tiny", ReVisiT(), limits, allow_record=True)
     statuses: Counter[int] = Counter()
@@ -54,13 +54,13 @@ async def ask_all(count: int, seed: int) -> tuple[Counter[int], list[bytes]]:
 
 @pytest.mark.faults
 @pytest.mark.timeout(300)
-def test_no_recorded_request_is_an_internal_error() -> None:
+def test_recorded_requests_cause_no_internal_error() -> None:
     statuses, failures = asyncio.run(ask_all(1_000, seed=5))
     print(f"\nrecorded: {dict(statuses)}")
     assert not failures, failures[0][-500:]
 
 
-def test_a_sample_of_recorded_requests() -> None:
+def test_sample_of_recorded_requests() -> None:
     statuses, failures = asyncio.run(ask_all(40, seed=6))
     assert not failures, failures[0][-500:]
     assert statuses[200]

@@ -1,4 +1,4 @@
-"""What the tests of all methods share: prompts with pictures of different sizes, and every method ready to run."""
+"""Shared by the tests of all methods: prompts with images of different sizes, and every method with its settings."""
 
 from __future__ import annotations
 
@@ -10,74 +10,47 @@ from torch import Tensor
 
 import families
 import revisit
-from revisit import (
-    APC,
-    CODE,
-    FLB,
-    ICD,
-    M3ID,
-    ONLY,
-    PAI,
-    RITUAL,
-    SADT,
-    SID,
-    VAF,
-    VCD,
-    VISTA,
-    AvisC,
-    Chain,
-    DeCo,
-    DoLa,
-    MemVR,
-    MiddleLayers,
-    Trace,
-)
+from revisit import Trace, methods
+from revisit.decoding.contrastive import Contrastive
+from revisit.decoding.method import METHODS as registry
 from revisit.decoding.method import Method
 
 FAMILIES = ("llava", "qwen2_5_vl", "internvl")
 PROMPTS = (("what is it", 1, (40, 32)), ("describe all of it now please", 2, (56, 28)))
 LENGTH = 5
 
-CONTRASTIVE: dict[str, Method] = {
-    "vcd": VCD(),
-    "m3id": M3ID(decay=0.3, start=1),  # strong from the first tokens on
-    "code": CODE(description_tokens=4),
-    "sid": SID(),
-    "icd": ICD(),
-    "pai": PAI(gamma=1.5),
-    "ritual": RITUAL(),
-    "avisc": AvisC(),
+SETTINGS: dict[str, dict[str, Any]] = {  # for small random models and short answers
+    "m3id": {"decay": 0.3, "start": 1},
+    "code": {"description_tokens": 4},
+    "pai": {"gamma": 1.5},
+    "deco": {"layers": (1, 2, 3)},
+    "flb": {"decay": 1.0},
+    "sadt": {"words": tuple("!#$%&'()*+-./0123456789:;<=>?@[]^_`abcdefghijklmnopqrstuvwxyz{|}~")},
+    "vista": {"layers": (1, 2, 3)},
+    "memvr": {"threshold": 0.8},
+    "chain": {"methods": ("vcd", revisit.DoLa(layers=(1, 2)), revisit.ReVisiT())},
 }
+# All built-in methods except those with tests of their own.
 METHODS: dict[str, Method] = {
-    **CONTRASTIVE,
-    "dola": DoLa(),
-    "deco": DeCo(layers=(1, 2, 3)),
-    "apc": APC(),
-    "flb": FLB(decay=1.0),
-    "middle_layers": MiddleLayers(),
-    "vaf": VAF(),
-    "sadt": SADT(
-        words=tuple("!#$%&'()*+-./0123456789:;<=>?@[]^_`abcdefghijklmnopqrstuvwxyz{|}~")
-    ),  # tokens of random models
-    "vista": VISTA(layers=(1, 2, 3)),
-    "memvr": MemVR(threshold=0.8),
-    "only": ONLY(),
-    "chain": Chain([VCD(), DoLa(layers=(1, 2)), revisit.ReVisiT()]),
+    name: methods.get(name, **SETTINGS.get(name, {}))
+    for name in sorted(registry.built_in())
+    if name not in ("greedy", "revisit", "opera")
 }
+CONTRASTIVE = {name: method for name, method in METHODS.items() if isinstance(method, Contrastive)}
 
 
 @functools.cache
 def batch(family: str) -> Any:
-    """Two prompts of different lengths with pictures of different sizes, padded on the left."""
+    """Two prompts of different lengths with images of different sizes, padded on the left."""
     return families.inputs(
-        family, [text for text, _, _ in PROMPTS], [[families.picture(seed, size)] for _, seed, size in PROMPTS]
+        family, [text for text, _, _ in PROMPTS], [[families.image(seed, size)] for _, seed, size in PROMPTS]
     )
 
 
 @functools.cache
 def single(family: str, row: int) -> Any:
     text, seed, size = PROMPTS[row]
-    return families.inputs(family, [text], [[families.picture(seed, size)]])
+    return families.inputs(family, [text], [[families.image(seed, size)]])
 
 
 def decode(family: str, inputs: Any, method: Method | None, **kwargs: Any) -> tuple[Any, Trace]:
@@ -100,7 +73,7 @@ def decode(family: str, inputs: Any, method: Method | None, **kwargs: Any) -> tu
     return output, trace
 
 
-VOCABULARY = families.VOCAB + 1  # an end of text that no model can say: every row runs to the full length
+VOCABULARY = families.VOCAB + 1  # an end token outside the vocabulary, so that every row has the full length
 
 
 def new_tokens(output: Any, inputs: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""DoLa on whole models: the last in-library version, token for token, and its early exits against hidden states."""
+"""DoLa on whole models: the tokens of its last version in transformers, and its early exits against hidden states."""
 
 from __future__ import annotations
 
@@ -85,20 +85,20 @@ def test_one_layer_for_the_batch_is_the_published_rule() -> None:
     torch.testing.assert_close(output.scores[0], want, atol=1e-4, rtol=1e-4)
 
 
-def test_layers_beyond_the_model_are_refused() -> None:
+def test_missing_layers_raise() -> None:
     for method in (DoLa(layers=(9,)), DeCo(layers=(9,))):
         with pytest.raises(revisit.RevisitError, match="numbered 0"):
             decode("llava", batch("llava"), method)
 
 
-def test_tokens_that_cannot_be_said_are_not_compared() -> None:
+def test_tokens_of_probability_zero_are_not_compared() -> None:
     final, early = torch.tensor([[2.0, 1.0, -torch.inf]]), torch.tensor([[[0.5, 1.0, 7.0], [0.0, 3.0, -2.0]]])
     want = dola.divergences(final[:, :2], early[..., :2]) * 2 / 3  # a mean over three tokens instead of two
     torch.testing.assert_close(dola.divergences(final, early), want)
 
 
 def test_packed_head_gives_the_heads_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    from revisit.taps import early_exits as early
+    from revisit.hooks import early_exits as early
 
     want, _ = decode("llava", batch("llava"), DoLa())
     monkeypatch.setattr(early, "PACK_FROM", 1)

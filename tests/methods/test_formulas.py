@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from revisit.decoding.contrastive import contrast, cut
+from revisit.decoding.method import layers_of_32
 from revisit.methods import avisc, code, deco, dola, m3id, pai, ritual, sid, vcd
-from revisit.methods.contrastive import contrast, cut
-from revisit.methods.layers import layers_of_32
 
 INF = -math.inf
 CLEAN = [5.0, 4.0, 3.2, 1.0]

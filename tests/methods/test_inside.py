@@ -1,4 +1,4 @@
-"""VISTA, MemVR and ONLY, which change or tap what the model computes inside, against plain re-computations without a KV cache."""
+"""VISTA, MemVR and ONLY, which read or change hidden states, against plain re-computations without a KV cache."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROW = 1  # the prompt whose picture is not square
 
 
 def extended(inputs: dict[str, Any], tokens: list[int]) -> dict[str, Any]:
-    """A prompt and what was said after it."""
+    """Append tokens to a prompt."""
     more, given = torch.tensor([tokens], dtype=torch.long), dict(inputs)
     for name, value in (("input_ids", more), ("attention_mask", more * 0 + 1), ("mm_token_type_ids", more * 0)):
         if name in given:
@@ -52,7 +52,7 @@ def hooked(*hooks: Any) -> Iterator[None]:
 
 
 def check(family: str, method: Method, scores_of: Any) -> None:
-    """Every step's scores are those of the re-computation, whose own arg-max is what was said."""
+    """Check that every step's scores, and their arg-max, equal those of the re-computation."""
     inputs = dict(single(family, ROW))
     output, _ = decode(family, inputs, method)
     plain, _ = decode(family, inputs, None)
@@ -133,7 +133,7 @@ def test_vista_runs_the_prompt_three_times_and_each_token_once() -> None:
 
 
 @pytest.mark.parametrize("family", PAIR)
-def test_memvr_looks_again_where_it_is_unsure(family: str) -> None:
+def test_memvr_acts_in_the_first_uncertain_layer(family: str) -> None:
     """The prompt is one forward and every later token another, each with its own layer and its own mean sizes."""
     model, _ = families.build(family)
     text = model.model.language_model
@@ -179,13 +179,13 @@ def test_memvr_looks_again_where_it_is_unsure(family: str) -> None:
     assert len(set(used)) > 1
 
 
-def test_memvr_measures_how_unsure_a_layer_is() -> None:
+def test_memvr_uncertainty() -> None:
     flat = torch.cat([torch.zeros(10), torch.full((5,), -50.0)])
-    assert float(memvr.unsureness(flat)) == pytest.approx(1.0)
-    assert float(memvr.unsureness(torch.tensor([40.0, *[0.0] * 20]))) == pytest.approx(0.0, abs=1e-6)
+    assert float(memvr.uncertainty(flat)) == pytest.approx(1.0)
+    assert float(memvr.uncertainty(torch.tensor([40.0, *[0.0] * 20]))) == pytest.approx(0.0, abs=1e-6)
 
 
-def test_memvr_without_doubt_is_the_model_and_takes_no_further_forward() -> None:
+def test_memvr_without_uncertainty_equals_the_model() -> None:
     model, _ = families.build("qwen2_5_vl")
     plain, _ = decode("qwen2_5_vl", batch("qwen2_5_vl"), None)
     calls: list[int] = []
@@ -293,9 +293,9 @@ def test_vista_steers_as_the_released_layer() -> None:
 
 def test_memvr_mixes_as_the_released_network() -> None:
     x, plain = wave(1, 3, 6, phase=2.0), torch.tensor(RELEASED["memvr"]["plain"])[None]
-    got = memvr.looked_again(x, plain, wave(1, 5, 6, phase=1.5), torch.ones(1, 3), 0.12)
+    got = memvr.retraced(x, plain, wave(1, 5, 6, phase=1.5), torch.ones(1, 3), 0.12)
     torch.testing.assert_close(got, torch.tensor(RELEASED["memvr"]["output"])[None], atol=1e-5, rtol=1e-5)
-    assert float(memvr.unsureness(2 * wave(40))) == pytest.approx(RELEASED["memvr"]["entropy"], abs=1e-6)
+    assert float(memvr.uncertainty(2 * wave(40))) == pytest.approx(RELEASED["memvr"]["entropy"], abs=1e-6)
 
 
 def test_only_edits_attention_as_the_released_layer() -> None:
@@ -319,13 +319,13 @@ def test_only_edits_attention_as_the_released_layer() -> None:
 def test_mixed_batches_several_images_and_chains(name: str) -> None:
     _, processor = families.build("llava")
     texts = ["<image>what is it", "no image here"]
-    inputs = dict(processor(text=texts, images=[[families.picture(1)]], padding=True, return_tensors="pt"))
+    inputs = dict(processor(text=texts, images=[[families.image(1)]], padding=True, return_tensors="pt"))
     method = {"vista": VISTA(), "memvr": MemVR(threshold=0.0), "only": ONLY()}[name]
     mixed, _ = decode("llava", inputs, method)
     plain, _ = decode("llava", inputs, None)
     torch.testing.assert_close(mixed.scores[0][1], plain.scores[0][1], atol=1e-4, rtol=1e-4)
     assert not torch.allclose(mixed.scores[0][0], plain.scores[0][0], atol=1e-3)
-    two = dict(families.inputs("llava", ["compare"], [[families.picture(1), families.picture(2)]]))
+    two = dict(families.inputs("llava", ["compare"], [[families.image(1), families.image(2)]]))
     assert decode("llava", two, method)[0].sequences.shape[1] == two["input_ids"].shape[1] + LENGTH
     chain = revisit.Chain([method, revisit.VCD(), revisit.ReVisiT()])
     both, _ = decode("llava", batch("llava"), chain)
@@ -334,7 +334,7 @@ def test_mixed_batches_several_images_and_chains(name: str) -> None:
 
 
 def test_vistas_own_prefills_are_not_taken_for_the_prompts() -> None:
-    """What ReVisiT and SADT keep of the vision tokens is from the steered prefill, wherever VISTA is in the chain."""
+    """ReVisiT and SADT keep vision states of the steered prefill, wherever VISTA is in the chain."""
     vista = VISTA(share=0)
     for other in (revisit.ReVisiT(), METHODS["sadt"]):
         first, _ = decode("llava", single("llava", 0), revisit.Chain([vista, other]))
@@ -343,7 +343,7 @@ def test_vistas_own_prefills_are_not_taken_for_the_prompts() -> None:
 
 
 @pytest.mark.parametrize("method", [VISTA(layers=(9,)), MemVR(layers=(9,)), ONLY(layer=9)], ids=lambda m: m.name)
-def test_layers_that_a_model_does_not_have_are_refused(method: Method) -> None:
+def test_missing_layers_raise(method: Method) -> None:
     with pytest.raises(RevisitError, match="layer 9 does not exist"):
         decode("llava", single("llava", 0), method)
     with pytest.raises(RevisitError, match="do nothing; set one of them"):

@@ -1,4 +1,4 @@
-"""OPERA: the released code's tokens, a plain re-computation of its rules, batches, the model families, and what it refuses."""
+"""OPERA: the released code's tokens, a plain re-computation of its rules, batches, families and errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NO_END = families.VOCAB + 88  # an end of text that no model can say
 
 @functools.cache
 def sharper(family: str, factor: float) -> Any:
-    """A model whose last layer attends to few tokens, so that searches return; it says no image token."""
+    """A model whose last layer attends to few tokens, so that searches roll back; it never predicts an image token."""
     model = copy.deepcopy(families.build(family)[0])
     model.model.language_model.layers[-1].self_attn.q_proj.weight.data.mul_(factor)
     names = ("image_token_id", "video_token_id", "vision_start_token_id")
@@ -37,7 +37,7 @@ def sharper(family: str, factor: float) -> Any:
 
 
 def prompt(family: str, *pictures: int) -> dict[str, Any]:
-    images = [[families.picture(number, (56, 28))] for number in pictures]
+    images = [[families.image(number, (56, 28))] for number in pictures]
     return dict(families.inputs(family, [TEXT] * len(images), images))
 
 
@@ -47,15 +47,31 @@ def search(model: Any, inputs: dict[str, Any], method: OPERA, new: int, **option
     return output[:, inputs["input_ids"].shape[1] :].tolist()
 
 
-@pytest.mark.parametrize("row", RELEASED, ids=lambda row: f"{row['family']}-{row['sharper']}-{row['threshold']}")
+@pytest.mark.parametrize(
+    "row", RELEASED, ids=lambda row: f"{row['family']}-{row['sharper']}-{row['picture']}-{row['end']}"
+)
 def test_the_released_code_token_for_token(row: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an end of text, without one, and with rollbacks."""
     returns = []
     place = opera.Search._place
     monkeypatch.setattr(opera.Search, "_place", lambda *args: returns.append(place(*args)) or returns[-1])
-    method = OPERA(beams=3, candidates=3, threshold=row["threshold"])
+    method = OPERA.official(beams=row["beams"], candidates=row["candidates"], threshold=row["threshold"])
     model = sharper(row["family"], row["sharper"])
-    assert search(model, prompt(row["family"], row["picture"]), method, 40) == [row["tokens"]]
-    assert len([there for there in returns if there is not None]) == row["returns"] > 0
+    end = NO_END if row["end"] is None else row["end"]
+    got = search(model, prompt(row["family"], row["picture"]), method, row["new"], eos_token_id=end)
+    assert got == [row["tokens"]]
+    assert len([there for there in returns if there is not None]) == row["returns"]
+
+
+def test_the_released_scorer_counts_the_prompt() -> None:
+    """Without the prompt, and with the end, longer answers score higher."""
+    row = RELEASED[2]
+    method = OPERA(beams=row["beams"], candidates=row["candidates"], threshold=row["threshold"])
+    model = sharper(row["family"], row["sharper"])
+    (got,) = search(model, prompt(row["family"], row["picture"]), method, row["new"], eos_token_id=row["end"])
+    assert len(got) > len(row["tokens"])
+    assert OPERA().scorer == "current"
+    assert OPERA.official().scorer == OPERA.fast().scorer == "released"
 
 
 # -- a plain re-computation: whole forwards with all attention, lists, one item ------------------------------------------
@@ -124,7 +140,7 @@ def reference(model: Any, inputs: dict[str, Any], method: OPERA, new: int) -> li
 def test_every_row_of_a_batch_equals_a_plain_recomputation(
     family: str, factor: float, pictures: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Items that return to different places at different times."""
+    """Items that roll back to different places at different times."""
     returned: list[int] = []
     place = opera.Search._place
     monkeypatch.setattr(
@@ -158,7 +174,7 @@ def test_every_family_is_searched_and_rows_do_not_depend_on_each_other(family: s
     model, _ = families.build(family)
     method = OPERA(beams=2, candidates=2)
     if family in families.RECURRENT:
-        with pytest.raises(RevisitError, match="OPERA works on the attention of every decoder layer, which 1 of the 4"):
+        with pytest.raises(RevisitError, match="OPERA needs the attention of every decoder layer, and only 1 of the 4"):
             search(model, prompt(family, 1), method, 2)
         return
     both = search(model, prompt(family, 1, 2), method, 4)
@@ -168,12 +184,12 @@ def test_every_family_is_searched_and_rows_do_not_depend_on_each_other(family: s
 def test_several_images_and_rows_without_one() -> None:
     model, processor = families.build("llava")
     texts = ["<image>what is it", "no image here"]
-    inputs = dict(processor(text=texts, images=[[families.picture(1)]], padding=True, return_tensors="pt"))
+    inputs = dict(processor(text=texts, images=[[families.image(1)]], padding=True, return_tensors="pt"))
     got = search(model, inputs, OPERA(beams=3), 6)
     text = dict(processor(text=texts[1:], padding=True, return_tensors="pt"))
     plain = search(model, text, "greedy", 6, num_beams=3)  # type: ignore[arg-type]
     assert got[1] == plain[0]
-    two = dict(families.inputs("llava", ["compare"], [[families.picture(1), families.picture(2)]]))
+    two = dict(families.inputs("llava", ["compare"], [[families.image(1), families.image(2)]]))
     assert len(search(model, two, OPERA(beams=2), 4)[0]) == 4
 
 
@@ -189,9 +205,9 @@ def test_columns_are_multiplied_from_their_own_row_on() -> None:
     assert opera.most_frequent(torch.tensor([[3, 1, 1, 3], [2, 5, 5, 0]])).tolist() == [1, 5]
 
 
-def test_answers_of_a_batch_keep_to_their_own_limits_and_are_heard_at_the_end() -> None:
+def test_answers_of_a_batch_have_their_own_limits_and_callbacks() -> None:
     model, processor = revisit.load("tiny", device_map="cpu")
-    images = [[families.picture(1)], [families.picture(2)]]
+    images = [[families.image(1)], [families.image(2)]]
     inputs = revisit.prepare(processor, ["What is in the picture?"] * 2, images, model.device)
     heard: list[tuple[int, int]] = []
     limits = [Decoding(max_new_tokens=4), Decoding(max_new_tokens=9)]
@@ -214,11 +230,9 @@ def test_every_token_may_be_the_end() -> None:
     assert output.shape[1] == inputs["input_ids"].shape[1] + 1
 
 
-def test_what_is_refused() -> None:
+def test_unsupported_calls_raise() -> None:
     model, _ = families.build("llava")
     inputs = prompt("llava", 1)
-    with pytest.raises(RevisitError, match="OPERA needs beams: pass num_beams=5"):
-        model.generate(**inputs, custom_generate=OPERA(), max_new_tokens=2)
     with pytest.raises(RevisitError, match="turn sampling off"):
         revisit.generate(model, **inputs, method="opera", max_new_tokens=2, do_sample=True)
     with pytest.raises(RevisitError, match="remove the temperature"):
@@ -226,9 +240,9 @@ def test_what_is_refused() -> None:
     with pytest.raises(RevisitError, match="has its own decoding loop; use it alone"):
         revisit.generate(model, **inputs, method="chain:methods=[opera,vcd]", max_new_tokens=2)
     with pytest.raises(RevisitError, match="uses beam search"):
-        revisit.ask((model, families.build("llava")[1]), families.picture(1), "what is it", method="opera")
+        revisit.ask((model, families.build("llava")[1]), families.image(1), "what is it", method="opera")
     with pytest.raises(RevisitError, match="use the default cache"):
-        revisit.generate(model, **inputs, method="opera", max_new_tokens=3, cache_implementation="static")
+        revisit.generate(model, **inputs, method="opera", num_beams=5, max_new_tokens=3, cache_implementation="static")
     with pytest.raises(RevisitError, match="has its own decoding loop, whose steps are not timed here"):
         latency.measure(model, inputs, {"opera": OPERA(beams=2)}, new_tokens=4, repeats=1)  # type: ignore[arg-type]
     embeds = model.get_input_embeddings()(inputs["input_ids"])
@@ -238,7 +252,8 @@ def test_what_is_refused() -> None:
 
 
 def test_its_settings_by_name() -> None:
-    assert OPERA() == OPERA.official() == OPERA(beams=5, candidates=5, scale=50, weight=1, threshold=15)
+    assert OPERA() == OPERA(beams=5, candidates=5, scale=50, weight=1, threshold=15, scorer="current")
+    assert OPERA.official() == OPERA(scorer="released")
     assert (OPERA.fast().candidates, OPERA.fast().threshold) == (1, 25)
     model, _ = families.build("llava")
     by_call = search(model, prompt("llava", 1), OPERA(beams=2), 4, num_beams=3)

@@ -1,4 +1,4 @@
-"""The processor of a model is given or found: a model decodes alike however it was loaded, or the method refuses."""
+"""The processor of a model is passed or found, so that a model decodes alike however it was loaded."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import transformers
 import families
 import revisit
 from revisit import CODE, ICD, M3ID, PAI, RITUAL, RevisitError
+from revisit.models import processors
 
 OPTIONS: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": families.VOCAB + 1}
 STRONG = {
@@ -26,7 +27,7 @@ STRONG = {
 
 
 def scores(model: Any, family: str, method: Any, **more: Any) -> torch.Tensor:
-    inputs = families.inputs(family, ["what is it"], [[families.picture(1)]])
+    inputs = families.inputs(family, ["what is it"], [[families.image(1)]])
     settings = {**OPTIONS, "output_scores": True, "return_dict_in_generate": True}
     return torch.stack(revisit.generate(model, **inputs, method=method, **settings, **more).scores)
 
@@ -46,7 +47,7 @@ def test_a_model_of_plain_transformers_decodes_like_a_loaded_one(family: str, na
 
 
 @pytest.mark.parametrize("name", STRONG)
-def test_a_method_without_the_processor_it_needs_says_so(name: str) -> None:
+def test_a_missing_processor_raises(name: str) -> None:
     model, _ = families.build("internvl")
     with pytest.raises(
         RevisitError, match=r"needs the model's processor, .*: pass processor=processor to generate"
@@ -59,10 +60,10 @@ def test_methods_that_need_no_processor_look_for_none(tmp_path: Path) -> None:
     model: Any = transformers.AutoModelForImageTextToText.from_pretrained(families.save("llava", tmp_path))
     for method in ("revisit", "vcd", M3ID(), PAI.guidance()):  # LLaVA writes nothing around an image
         scores(model, "llava", method)
-    assert not hasattr(model, "revisit_processor")
+    assert model not in processors._PROCESSORS._owners
 
 
-def test_a_family_whose_image_boundaries_are_not_known_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_family_with_unknown_image_boundaries_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     model, processor = families.build("qwen2_vl")
     monkeypatch.setattr(type(model.config), "model_type", "no_such_family")
     for name in ("m3id", "pai", "icd", "code"):
@@ -76,7 +77,7 @@ def test_a_family_whose_image_boundaries_are_not_known_is_refused(monkeypatch: p
 
 def test_nothing_keeps_a_dropped_model_or_processor_alive() -> None:
     model, processor = revisit.load("tiny")
-    inputs = revisit.prepare(processor, "what?", families.picture(1))
+    inputs = revisit.prepare(processor, "what?", families.image(1))
     for method in ("revisit", *STRONG.values()):
         revisit.generate(model, **inputs, method=method, max_new_tokens=2)
     left = weakref.ref(model), weakref.ref(processor), weakref.ref(processor.tokenizer)

@@ -1,6 +1,6 @@
 """Each contrastive method against a plain re-computation: two full forwards at every step, no cache, no stacking.
 
-The references run the model by itself on the clean and on the contrasted prompt with the tokens said so far, so a branch
+The references run the model by itself on the clean and on the contrasted prompt with the tokens so far, so a branch
 that is swapped, stale, shifted or fed the wrong tokens is seen at the step where it happens.
 """
 
@@ -19,12 +19,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import families
 import revisit
 from revisit import CODE, ICD, M3ID, PAI, RITUAL, SID, VCD, AvisC, Chain
-from revisit.contrast import descriptions
+from revisit.decoding.contrastive import contrast
 from revisit.decoding.method import Method
+from revisit.decoding.prompt_edits import space_after_image
+from revisit.hooks.attention import Call
 from revisit.methods import as_method, avisc, code, m3id, pai, ritual, sid, vcd
-from revisit.methods.contrastive import contrast
-from revisit.methods.prompts import space_after_image
-from revisit.taps.attention import Call
 
 ROW = 1  # the prompt whose picture is not square
 
@@ -83,7 +82,7 @@ def image_tokens(family: str, ids: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_vcd_contrasts_with_the_noisy_image(family: str) -> None:
-    from revisit.contrast.pixels import content_seed
+    from revisit.hooks.pixels import content_seed
 
     def noisy(inputs: dict[str, Any]) -> dict[str, Any]:
         pixels = inputs["pixel_values"]
@@ -150,7 +149,7 @@ def test_icd_replaces_the_system_message() -> None:
     processor = copy.copy(processor)
     processor.chat_template = as_turns("A curious user asks an assistant.")
     preprompt, question = "You are a confused objects detector.", "Is there a dog?"
-    picture = families.picture(3, (40, 32))
+    picture = families.image(3, (40, 32))
 
     def prompt(system: str) -> dict[str, Any]:
         text = f"{system} USER: <image>\n{question} ASSISTANT:"
@@ -197,13 +196,13 @@ def test_icd_keeps_its_sentence_apart_from_the_question() -> None:
     assert not space_after_image(processor)
 
 
-def test_icd_says_what_its_settings_are() -> None:
+def test_presets_of_icd() -> None:
     assert ICD() == ICD.official()
     assert (ICD.official().place, ICD.official().alpha, ICD.official().beta) == ("system", 1.0, 0.1)
     assert (ICD.questions().place, ICD.questions().alpha) == ("image", 0.5)
 
 
-def test_avisc_says_what_its_settings_are() -> None:
+def test_presets_of_avisc() -> None:
     """The parsers of the LLaVA programs; the AMBER script; the POPE script."""
     assert (AvisC().alpha, AvisC().gamma, AvisC().sigma, AvisC().beta) == (1.0, 0.5, 0.99, 0.1)
     assert (AvisC.official().alpha, AvisC.official().sigma) == (2.5, 1.0)
@@ -211,13 +210,13 @@ def test_avisc_says_what_its_settings_are() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_ritual_adds_the_transformed_picture(family: str) -> None:
+def test_ritual_adds_the_transformed_image(family: str) -> None:
     def flipped(inputs: dict[str, Any]) -> dict[str, Any]:
         if family == "qwen2_5_vl":  # the processor, not our own unpacking, says what a flipped picture looks like
             from PIL import ImageOps
 
             text, seed, size = "describe all of it now please", 2, (56, 28)
-            picture = ImageOps.mirror(families.picture(seed, size))
+            picture = ImageOps.mirror(families.image(seed, size))
             return dict(families.inputs(family, [text], [[picture]]))
         return {**inputs, "pixel_values": inputs["pixel_values"].flip(-1)}
 
@@ -226,7 +225,7 @@ def test_ritual_adds_the_transformed_picture(family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_code_contrasts_with_the_description(family: str) -> None:
-    from revisit.contrast.descriptions import forget
+    from revisit.methods.code import forget
 
     model, processor = families.build(family)
     forget(model)
@@ -234,7 +233,7 @@ def test_code_contrasts_with_the_description(family: str) -> None:
 
     def described(inputs: dict[str, Any]) -> dict[str, Any]:
         text = families.PLACEHOLDER[family].rstrip("\n") + "\nList what you see."
-        asked = processor(text=[text], images=[[families.picture(2, (56, 28))]], return_tensors="pt")
+        asked = processor(text=[text], images=[[families.image(2, (56, 28))]], return_tensors="pt")
         said = model.generate(**asked, max_new_tokens=4, do_sample=False, eos_token_id=families.VOCAB + 1)
         words = said[0, asked["input_ids"].shape[1] :]
         ids = inputs["input_ids"][0]
@@ -309,7 +308,7 @@ def sid_logits(family: str, inputs: dict[str, Any], tokens: Tensor, layer: int, 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_sid_masks_all_but_the_least_attended(family: str) -> None:
-    """At every step, and from every query: a hidden vision token does not even see itself."""
+    """At every step and for every query: a hidden vision token does not even attend to itself."""
     inputs = dict(single(family, ROW))
     output, _ = decode(family, inputs, SID(layer=1, keep=2))
     said = output.sequences[0, inputs["input_ids"].shape[1] :]
@@ -397,11 +396,11 @@ def test_pai_amplifies_attention_as_published() -> None:
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
 def test_a_wholly_blanked_image_does_not_leak(family: str) -> None:
-    """With no token over-attended, the blind run of two pictures says the same, whatever layer features are added at."""
+    """With no token over-attended, the blind runs of two images are equal, whatever layers add image features."""
     model, _ = families.build(family)
     blind = []
     for seed in (1, 2):
-        inputs = families.inputs(family, ["what is it?"], [[families.picture(seed, (56, 28))]])
+        inputs = families.inputs(family, ["what is it?"], [[families.image(seed, (56, 28))]])
         with torch.no_grad():
             clean = model(**inputs, logits_to_keep=1).logits[:, -1].float()
         options = {"max_new_tokens": 1, "do_sample": False, "output_scores": True, "return_dict_in_generate": True}
@@ -445,19 +444,19 @@ def test_hiding_columns_makes_no_integers_of_every_query_and_column() -> None:
 
 
 @pytest.mark.parametrize("first", ["avisc", "pai", "revisit", "sid", "dola"])
-def test_code_writes_its_description_as_if_it_were_alone(first: str) -> None:
-    """Whatever acts before it in a chain; and what was written once is used again."""
+def test_descriptions_do_not_depend_on_other_methods_of_a_chain(first: str) -> None:
+    """Whatever comes before CODE in a chain, and the cached description is used again."""
     family = "llava"
     model, _ = families.build(family)
     inputs = dict(single(family, ROW))
     alone = CODE(description_tokens=8)
-    descriptions.forget(model)
+    code.forget(model)
     decode(family, inputs, alone)
-    (expected,) = descriptions._WRITTEN[model].values()
-    descriptions.forget(model)
+    (expected,) = code._DESCRIPTIONS._owners[model].values()
+    code.forget(model)
     chain = Chain([as_method(first), alone])
     outputs = [decode(family, inputs, chain)[0] for _ in range(2)]
-    (written,) = descriptions._WRITTEN[model].values()
+    (written,) = code._DESCRIPTIONS._owners[model].values()
     assert written == expected
     assert torch.equal(outputs[0].sequences, outputs[1].sequences)
     for before, after in zip(outputs[0].scores, outputs[1].scores, strict=True):

@@ -14,8 +14,8 @@ import revisit
 from revisit.cli.main import app
 from revisit.decoding.method import METHODS
 
-FILE = Path(__file__).parents[2] / "docs" / "tutorials" / "blank_picture.py"
-METHOD = f"{FILE}:BlankPicture"
+FILE = Path(__file__).parents[2] / "docs" / "tutorials" / "blank_image.py"
+METHOD = f"{FILE}:BlankImage"
 
 
 @pytest.fixture(autouse=True)
@@ -31,9 +31,9 @@ def run(*arguments: object) -> str:
     return result.stdout
 
 
-def test_its_scores_are_the_contrast_with_an_empty_picture() -> None:
+def test_its_scores_are_the_contrast_with_an_empty_image() -> None:
     model, _ = families.build("llava")
-    inputs = families.inputs("llava", ["What is it?"], [[families.picture(1)]])
+    inputs = families.inputs("llava", ["What is it?"], [[families.image(1)]])
     options = {"max_new_tokens": 1, "do_sample": False, "output_scores": True, "return_dict_in_generate": True}
     made = revisit.generate(model, **inputs, method=f"{METHOD}:alpha=2", **options).scores[0]
     with torch.no_grad():
@@ -45,29 +45,37 @@ def test_its_scores_are_the_contrast_with_an_empty_picture() -> None:
 
 
 def test_generate_eval_and_compare_take_it(tmp_path: Path) -> None:
-    picture = tmp_path / "picture.png"
-    families.picture(1).save(picture)
-    said = json.loads(run("generate", picture, "--method", METHOD, "--max-new-tokens", 4, "--json"))
-    assert said["method"]["name"] == "blank-picture"
-    assert said["counters"]["steps"] > 0
+    image = tmp_path / "image.png"
+    families.image(1).save(image)
+    answer = json.loads(run("generate", image, "--any-image", "--method", METHOD, "--max-new-tokens", 4, "--json"))
+    assert answer["method"]["name"] == "blank-image"
+    assert answer["counters"]["steps"] > 0
 
     output = tmp_path / "runs"
-    evaluation = ("eval", "--method", f"greedy,{METHOD}:alpha=1", "--benchmark", "pope", "--data", "scenes:unusual:2")
+    evaluation = (
+        "eval",
+        "--method",
+        "greedy",
+        "--method",
+        f"{METHOD}:alpha=1",
+        "--benchmark",
+        "pope",
+        "--data",
+        "scenes:unusual:2",
+    )
     run(*evaluation, "--limit", 4, "--max-new-tokens", 3, "--quiet", "--out", output)
-    assert "blank-picture(alpha=1.0)" in run("compare", output)
-    results = json.loads((output / "results.json").read_text())
-    assert {cell["method"]["name"] for cell in results["cells"]} == {"greedy", "blank-picture"}
+    assert "blank-image(alpha=1.0)" in run("compare", output)
+    assert {log.spec.method_name for log in revisit.read_logs(output)} == {"greedy", "blank-image"}
 
 
 def test_the_smallest_method_of_the_guide_runs() -> None:
     guide = (FILE.parents[1] / "writing-a-method.md").read_text(encoding="utf-8")
     code = guide.split("```python\n")[1].split("```")[0]
     model, _ = families.build("llava")
-    inputs = families.inputs("llava", ["What is it?"], [[families.picture(1)]])
+    inputs = families.inputs("llava", ["What is it?"], [[families.image(1)]])
     exec(code, {"model": model, "inputs": inputs})
-    _, trace = revisit.generate(
-        model, **inputs, method="sharpen:power=3", trace=True, max_new_tokens=2, do_sample=False
-    )
+    trace = revisit.Trace(record=True)
+    revisit.generate(model, **inputs, method="sharpen:power=3", trace=trace, max_new_tokens=2, do_sample=False)
     record = trace.rows[0].records[0]
     assert record.instead_of is None  # a sharper distribution has the same best token
     best = 0

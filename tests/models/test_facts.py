@@ -1,4 +1,4 @@
-"""Facts of a model without its weights."""
+"""Facts about a model without its weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_facts_of_the_embedded_model() -> None:
     assert facts.recommended == {"alpha": 1e-5, "layers": "last", "weight": "agreement", "neighbors": 8}
     assert facts.layers["last"] == (facts.depth,)
     assert facts.state_bytes("last") == 8 * 64 * facts.width * 4
-    assert facts.refused == ()
+    assert facts.problems == ()
 
 
 @pytest.mark.parametrize("family", ["llava", "llava_next", "qwen2_5_vl", "internvl", "idefics3"])
@@ -30,30 +30,30 @@ def test_vision_tokens_are_those_of_a_prompt_and_no_weights_are_needed(
     (folder / "model.safetensors").unlink()
     facts = model_facts(folder, image_size=size)
     model, _ = families.build(family)
-    ids = families.inputs(family, ["x"], [[families.picture(0, size)]])["input_ids"]
+    ids = families.inputs(family, ["x"], [[families.image(0, size)]])["input_ids"]
     assert facts.vision_tokens == int((ids == model.config.image_token_id).sum())
     assert facts.layers["all"] == resolve_layers("all", len(model.get_decoder().layers), facts.tied)
     assert facts.state_bytes("all") == facts.vision_tokens * 32 * 4 * len(facts.layers["all"])
     assert facts.recommended == {"layers": "all" if family.startswith("qwen") else "last"}
 
 
-def test_a_model_that_cannot_be_revisited_says_why(tmp_path: Path) -> None:
+def test_a_text_model_is_a_problem(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama", "num_hidden_layers": 2}')
     facts = model_facts(tmp_path)
     assert facts.vision_tokens is None
     assert facts.state_bytes("last") is None
-    assert "text-only model" in facts.refused[0]
+    assert "text-only model" in facts.problems[0]
 
 
-def test_a_processor_that_cannot_be_built_is_a_fact(tmp_path: Path) -> None:
+def test_a_damaged_processor_is_a_problem(tmp_path: Path) -> None:
     folder = families.save("llava", tmp_path)
     (folder / "tokenizer.json").write_text("{")
     facts = model_facts(folder)
     assert facts.vision_tokens is None
     assert facts.depth == 4
-    assert "processor" in facts.refused[0]
+    assert "processor" in facts.problems[0]
 
 
 def test_sizes_are_checked() -> None:
-    with pytest.raises(RevisitError, match="0×5 pixels"):
+    with pytest.raises(RevisitError, match="0×5"):
         model_facts("tiny", image_size=(0, 5))

@@ -1,4 +1,4 @@
-"""The one table of model families."""
+"""The table of model families."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from revisit import ReVisiT
 from revisit.models import families
 
 
-def test_every_family_that_is_called_tested_is_decoded_by_the_tests() -> None:
+def test_families_listed_as_tested_have_a_tiny_model() -> None:
     assert {family.model_type for family in families.tested()} == set(tiny_models.ALL)
 
 
-def test_a_family_that_is_not_listed_knows_nothing_but_its_name() -> None:
+def test_unlisted_families_get_an_empty_entry() -> None:
     family = families.of("some_new_model")
     assert (family.layers, family.patch_map, family.vllm) == ("last", None, None)
     assert "some_new_model" in family.no_patch_map

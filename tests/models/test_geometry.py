@@ -1,6 +1,6 @@
-"""One bright patch: paint a place of a black image, run the real image processor and the model's own vision side.
+"""Patch maps against the models: paint one bright patch, run the image processor and the vision tower, find the token.
 
-Attention inside the vision towers is silenced, so that a patch reaches its own vision token only: that one lights up.
+Attention inside the vision towers is set to zero, so that a patch changes only its own vision token.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import transformers
 from PIL import Image
 
 import families
+from revisit.hooks.states import vision_mask
 from revisit.models.geometry import ImageGrid, Layout, layout
 from revisit.models.parts import ModelParts
-from revisit.taps.states import vision_mask
 
 ATTENTION_OUTPUTS = ("out_proj", "o_proj", "attn.proj", "projection_layer")
 Size = tuple[int, int]
 
 
 def silence(model: Any) -> Any:
-    """Zero what attention adds in the vision tower, and the rest of the decoder: only the way of the pixels is left."""
+    """Zero the attention outputs of the vision tower."""
     with torch.no_grad():
         for name, module in model.named_modules():
             inside = any(part in name for part in ("vision", "visual"))
@@ -37,7 +37,7 @@ def silence(model: Any) -> Any:
 
 
 def resized(family: str, vision: dict[str, Any], processor: Any, **config: Any) -> tuple[Any, Any]:
-    """A family's tiny model with a vision side of the published proportions."""
+    """Build a family's tiny model with a vision tower of the published proportions."""
     torch.manual_seed(0)
     model, _ = families.build(family)
     settings = copy.deepcopy(model.config)
@@ -170,11 +170,11 @@ def case(name: str) -> tuple[Any, Any]:
 
 
 class Enough(Exception):
-    """Thrown out of the model once the vision side has done its work."""
+    """Raised to stop the model after its vision tower."""
 
 
 def states(name: str, images: list[Image.Image]) -> tuple[torch.Tensor, Any]:
-    """What enters the decoder at the vision positions (N, d), and the processor's output."""
+    """Return the decoder's input at the vision positions (N, d), and the processor's output."""
     model, processor = case(name)
     family = name.split()[0]
     texts = [families.PLACEHOLDER.get(family, "<image>") * len(images) + "hi"]
@@ -198,14 +198,14 @@ def states(name: str, images: list[Image.Image]) -> tuple[torch.Tensor, Any]:
 
 @functools.cache
 def dark(name: str, size: Size, count: int = 1) -> tuple[torch.Tensor, Layout]:
-    """Vision states of black images, and the layout under test."""
+    """Return the vision states of black images, and the layout under test."""
     base, inputs = states(name, [Image.new("RGB", size)] * count)
     model, processor = case(name)
     return base, layout(model.config, processor.image_processor, [size] * count, len(base), inputs)
 
 
 def painted(size: Size, box: tuple[float, float, float, float]) -> Image.Image:
-    """A black image with one bright patch."""
+    """Make a black image with one bright patch."""
     pixels = np.zeros((size[1], size[0], 3), np.uint8)
     x0, y0, x1, y1 = (round(v) for v in box)
     pixels[y0 : max(y1, y0 + 1), x0 : max(x1, x0 + 1)] = 255
@@ -219,14 +219,14 @@ def shrink(box: tuple[float, float, float, float], to: float) -> tuple[float, fl
 
 
 def changes(name: str, size: Size, box: tuple[float, float, float, float], image: int = 0, count: int = 1) -> Any:
-    """How much each vision token's state moves when the patch is painted."""
+    """Return the change of each vision token's state when the patch is painted."""
     images = [Image.new("RGB", size)] * count
     images[image] = painted(size, box)
     return (states(name, images)[0] - dark(name, size, count)[0]).norm(dim=-1)
 
 
 def brightest_per_view(change: torch.Tensor, found: Layout, image: int = 0) -> list[int]:
-    """For each of an image's views (thumbnail, tiles), the token that moved most."""
+    """Return the token with the largest change in each view (thumbnail, tiles) of an image."""
     views: dict[str, list[int]] = {}
     for grid in found.grids:
         if grid.image == image:
@@ -281,8 +281,8 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "size"), CASES, ids=[f"{n}-{w}x{h}" for n, (w, h) in CASES])
-def test_the_token_that_lights_up_lies_on_the_bright_patch(name: str, size: Size) -> None:
-    """Patches put down without asking the layout: in every view the brightest token looks at the patch."""
+def test_the_token_that_changes_most_covers_the_bright_patch(name: str, size: Size) -> None:
+    """Patches at fixed places: in every view, the token that changes most covers the patch."""
     width, height = size
     _, found = dark(name, size)
     assert found.reason == ""
@@ -296,11 +296,11 @@ def test_the_token_that_lights_up_lies_on_the_bright_patch(name: str, size: Size
             assert region is not None
             x0, y0, x1, y1 = region.box
             overlap = max(0, min(x1, patch[2]) - max(x0, patch[0])) * max(0, min(y1, patch[3]) - max(y0, patch[1]))
-            assert overlap > 0, (token, region, patch)  # all of it, unless the patch lies across an edge
+            assert overlap > 0, (token, region, patch)  # only partly if the patch crosses an edge
 
 
 @pytest.mark.parametrize(("name", "size"), CASES, ids=[f"{n}-{w}x{h}" for n, (w, h) in CASES])
-def test_painting_the_region_of_a_token_lights_that_token(name: str, size: Size) -> None:
+def test_painting_the_region_of_a_token_changes_that_token(name: str, size: Size) -> None:
     """Patches inside a reported region, for corner and inner tokens of the first, a middle and the last grid."""
     _, found = dark(name, size)
     chosen = {0, len(found.grids) // 2, len(found.grids) - 1}
@@ -356,7 +356,7 @@ def test_padding_and_line_breaks_have_no_region() -> None:
     assert found.region(576 + 49).box == pytest.approx((0, 500 / 48, 500 / 48, 1000 / 48))  # type: ignore[union-attr]
 
 
-def test_a_wrong_number_of_tokens_and_an_unknown_family_are_said() -> None:
+def test_layouts_without_grids_state_the_reason() -> None:
     model, processor = case("llava")
     wrong = layout(model.config, processor.image_processor, [(640, 480)], 100)
     assert wrong.grids == ()
@@ -367,7 +367,7 @@ def test_a_wrong_number_of_tokens_and_an_unknown_family_are_said() -> None:
     assert "chameleon" in layout(transformers.ChameleonConfig(), None, [(64, 64)], 32).reason
 
 
-def test_line_breaks_are_no_places_of_a_grid() -> None:
+def test_line_breaks_are_not_in_the_grid() -> None:
     assert ImageGrid(10, 2, 3, gap=1).place(15) == (1, 1)
     assert ImageGrid(10, 2, 3, gap=1).place(13) is None
     assert ImageGrid(10, 2, 3, gap=1).place(18) is None

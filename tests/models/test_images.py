@@ -1,4 +1,4 @@
-"""Pictures are opened upright and in RGB, or refused in one sentence."""
+"""Images are opened upright and in RGB, or raise one clear error."""
 
 from __future__ import annotations
 
@@ -41,29 +41,29 @@ def test_any_mode_becomes_rgb(mode: str, tmp_path: Path) -> None:
     opened = open_image(path)
     assert opened.mode == "RGB"
     if mode not in ("1",):
-        assert abs(opened.getpixel((3, 3))[0] - 200) <= 4  # a palette has few colours
+        assert abs(opened.getpixel((3, 3))[0] - 200) <= 4  # a palette has few colors
 
 
-def test_refusals(tmp_path: Path) -> None:
+def test_files_that_are_no_images_raise(tmp_path: Path) -> None:
     whole = tmp_path / "whole.png"
     Image.effect_noise((64, 64), 50).save(whole)
     cut = tmp_path / "cut.png"
     cut.write_bytes(whole.read_bytes()[:-800])
     words = tmp_path / "words.png"
-    words.write_text("not a picture")
+    words.write_text("not an image")
     empty = tmp_path / "empty.jpg"
     empty.touch()
     for path, message in [
-        (tmp_path / "none.png", "There is no image file"),
-        (tmp_path, "is a folder"),
-        (cut, "truncated or damaged"),
-        (words, "not an image"),
-        (empty, "not an image"),
+        (tmp_path / "none.png", "none.png"),
+        (tmp_path, "folder"),
+        (cut, "truncated"),
+        (words, "words.png"),
+        (empty, "empty.jpg"),
     ]:
         with pytest.raises(RevisitError, match=message) as caught:
             open_image(path)
         assert "\n" not in str(caught.value)
-    with pytest.raises(RevisitError, match="64×64 pixels, more than the 100 allowed"):
+    with pytest.raises(RevisitError, match="64×64"):
         open_image(whole, max_pixels=100)
 
 
@@ -73,9 +73,9 @@ def test_find_images(tmp_path: Path) -> None:
     assert [Path(p).name for p in find_images([str(tmp_path)])] == ["a.jpg", "b.png"]
     assert [Path(p).name for p in find_images([str(tmp_path / "*.png")])] == ["b.png"]
     (tmp_path / "hollow").mkdir()
-    with pytest.raises(RevisitError, match="no image files"):
+    with pytest.raises(RevisitError, match="hollow"):
         find_images([str(tmp_path / "hollow")])
-    with pytest.raises(RevisitError, match="No file matches"):
+    with pytest.raises(RevisitError, match="bmp"):
         find_images([str(tmp_path / "*.bmp")])
 
 
@@ -90,9 +90,8 @@ def test_data_uri() -> None:
         image_from_data_uri("data:image/png;base64,@@@")
 
 
-def test_odd_exif_data_is_no_reason_to_fail() -> None:
-    """Every change of one byte in the header of a turned picture gives a picture or one sentence."""
-
+def test_damaged_exif_data_is_ignored() -> None:
+    """Every change of one byte in the header of a rotated image gives an image or a RevisitError."""
     exif = Image.Exif()
     exif[0x0112], exif[0x010E] = 6, "a description"
     out = io.BytesIO()
@@ -109,7 +108,7 @@ def test_odd_exif_data_is_no_reason_to_fail() -> None:
     assert shown > 300
 
 
-def test_a_picture_is_turned_once(tmp_path: Path) -> None:
+def test_an_image_is_rotated_once(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.new("RGB", (20, 10)).save(tmp_path / "turned.jpg", exif=exif)
@@ -145,7 +144,7 @@ def png() -> bytes:
         np.dstack([PIXELS, np.full((4, 6), 255, dtype=np.uint8)]),
     ],
 )
-def test_one_picture_in_any_form(source: Any) -> None:
+def test_one_image_in_any_form(source: Any) -> None:
     opened = open_image(source)
     assert opened.mode == "RGB"
     assert np.asarray(opened).tolist() == PIXELS.tolist()
@@ -193,18 +192,18 @@ def test_limits_apply_before_decoding(tmp_path: Path, monkeypatch: pytest.Monkey
         with pytest.raises(RevisitError, match="more than the 10 bytes allowed"):
             open_image(source)
     for source in (PIXELS, Image.fromarray(PIXELS)):
-        with pytest.raises(RevisitError, match="6×4 pixels, more than the 20 allowed"):
+        with pytest.raises(RevisitError, match="6×4"):
             open_image(source, max_pixels=20)
 
 
 @pytest.mark.parametrize("size", [(20_000, 1), (1, 201), (3, 40_000)])
-def test_strips_are_refused(size: tuple[int, int]) -> None:
-    """A processor that brings the shorter side to 336 pixels would make 45 million times 336 of a strip of 134,000."""
-    picture = Image.new("RGB", size)
+def test_strips_raise(size: tuple[int, int]) -> None:
+    """Scaling the shorter side to 336 pixels would make a strip of 134,000 pixels 45 million pixels long."""
+    image = Image.new("RGB", size)
     file = io.BytesIO()
-    picture.save(file, "PNG")
-    for source in (picture, np.asarray(picture), file.getvalue()):
-        with pytest.raises(RevisitError, match="more than 200 times as"):
+    image.save(file, "PNG")
+    for source in (image, np.asarray(image), file.getvalue()):
+        with pytest.raises(RevisitError, match="200"):
             open_image(source)
     assert open_image(Image.new("RGB", (400, 2))).size == (400, 2)
 
@@ -213,28 +212,16 @@ def test_strips_are_refused(size: tuple[int, int]) -> None:
 def test_other_formats_are_not_read(kind: str) -> None:
     buffer = io.BytesIO()
     Image.new("RGB", (16, 16)).save(buffer, kind)
-    with pytest.raises(RevisitError, match="convert it to PNG or JPEG"):
+    with pytest.raises(RevisitError, match="format"):
         open_image(buffer.getvalue())
 
 
-def test_a_jpeg_of_many_scans_is_refused_before_decoding() -> None:
-    buffer = io.BytesIO()
-    Image.new("L", (64, 64), 128).save(buffer, "JPEG", progressive=True)
-    data = buffer.getvalue()
-    last = data[data.rfind(b"\xff\xc4") : -2]  # a scan, and the table before it
-    trailer = last * images.MAX_SCANS  # of no matter after the picture's end, as in a photo with a film behind it
-    assert read_image(data + trailer, "photo").size == (64, 64)
-    for hidden in (b"", b"\xff\x01", b"\xff\xff"):
-        with pytest.raises(RevisitError, match="more than 100 scans"):
-            read_image(data[:-2] + (hidden + last) * images.MAX_SCANS + data[-2:], "bomb")
-
-
-def test_an_open_file_is_read_and_one_that_cannot_be_is_said(tmp_path: Path) -> None:
+def test_open_files(tmp_path: Path) -> None:
     path = tmp_path / "red.png"
     Image.new("RGB", (4, 3), "red").save(path)
     with path.open("rb") as file:
         assert open_image(file).size == (4, 3)
     with pytest.raises(RevisitError, match="closed file"):
         open_image(file)
-    with pytest.raises(RevisitError, match="open it with mode 'rb'"):
+    with pytest.raises(RevisitError, match="'rb'"):
         open_image(io.StringIO("red"))

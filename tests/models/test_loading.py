@@ -1,4 +1,4 @@
-"""Loading from a folder: safe defaults, images without torchvision, clear refusals."""
+"""Loading models from folders: safe defaults, images without torchvision, clear errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import revisit
 from revisit import ReVisiT, RevisitError
 from revisit.models import config, loading
 from revisit.models.processors import load_processor, processor_of
-from revisit.models.prompts import answers, prepare
+from revisit.models.prompts import generated_text, prepare
 
 
 @pytest.mark.parametrize(
@@ -26,10 +26,10 @@ def test_load_and_decode_a_batch(family: str, tmp_path: Path) -> None:
     model, processor = revisit.load(families.save(family, tmp_path))
     assert model.dtype == torch.float32
     assert processor.tokenizer.padding_side == "left"
-    pictures = [[families.picture(0, (40, 32))], [families.picture(1, (30, 30))]]
-    inputs = prepare(processor, ["what is it?", "hi"], pictures)
+    images = [[families.image(0, (40, 32))], [families.image(1, (30, 30))]]
+    inputs = prepare(processor, ["what is it?", "hi"], images)
     out = revisit.generate(model, **inputs, method=ReVisiT(), max_new_tokens=4, do_sample=False)
-    assert len(answers(processor, out, inputs)) == 2
+    assert len(generated_text(processor, out, inputs)) == 2
     original, _ = families.build(family)
     same = revisit.generate(original, **inputs, method=ReVisiT(), max_new_tokens=4, do_sample=False)
     assert out.tolist() == same.tolist()
@@ -42,15 +42,13 @@ def test_an_images_only_processor_is_never_saved_incomplete(tmp_path: Path) -> N
         processor.save_pretrained(tmp_path / "again")
 
 
-def test_clear_refusals(tmp_path: Path) -> None:
-    with pytest.raises(
-        RevisitError, match=r"neither a local folder nor a (reachable )?Hub id|the Hub cannot be reached"
-    ):
+def test_folders_that_are_no_models(tmp_path: Path) -> None:
+    with pytest.raises(RevisitError, match="nobody/has-this-model"):
         revisit.load("nobody/has-this-model")
-    with pytest.raises(RevisitError, match=r"no config\.json"):
+    with pytest.raises(RevisitError, match="config"):
         revisit.load(tmp_path)
     transformers.LlamaForCausalLM(transformers.LlamaConfig(**families.TEXT)).save_pretrained(tmp_path / "text")
-    with pytest.raises(RevisitError, match="does not take images"):
+    with pytest.raises(RevisitError, match="images"):
         revisit.load(tmp_path / "text")
 
 
@@ -69,7 +67,7 @@ def test_half_precision_does_not_overflow_into_a_wrong_choice(tmp_path: Path) ->
     with torch.no_grad():
         model.get_output_embeddings().weight.mul_(200)
         model.get_decoder().norm.weight.mul_(0.005)  # the model's own logits stay as they were
-    inputs: Any = prepare(processor, ["hi"], [[families.picture(0)]])
+    inputs: Any = prepare(processor, ["hi"], [[families.image(0)]])
     inputs["pixel_values"] = inputs["pixel_values"].half()
     for method in (ReVisiT(alpha=1e-2, layers="all"), ReVisiT.official(alpha=1e-2, layers="all")):
         out = revisit.generate(
@@ -86,23 +84,20 @@ def test_half_precision_does_not_overflow_into_a_wrong_choice(tmp_path: Path) ->
             assert torch.isfinite(scores.max())
 
 
-def refusal(*args: Any, **kwargs: Any) -> str:
+def error_of_load(*args: Any, **kwargs: Any) -> str:
     with pytest.raises(RevisitError) as caught:
         revisit.load(*args, **kwargs)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
-def test_a_path_that_is_not_there_is_no_hub_id() -> None:
+def test_a_missing_path_is_not_a_hub_id() -> None:
     for path in ("./nope", "/no/such/model", "../nope", "a/b/c"):
-        assert refusal(path) == f"There is no model folder {path!r}; check the path."
+        assert "folder" in error_of_load(path)
 
 
-def test_a_hub_that_cannot_be_reached_is_said_at_the_first_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = (
-        "There is no model 'nobody/nothing' on this machine, and the Hub cannot be reached: check the network, or use "
-    )
-    assert refusal("nobody/nothing").startswith(said)  # switched off: the suite never asks the Hub
+def test_an_unreachable_hub_fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "Hub cannot be reached" in error_of_load("nobody/nothing")  # the suite is offline
 
     def no_network(*_: Any, **__: Any) -> None:
         raise type("ConnectError", (Exception,), {})("Name or service not known")
@@ -110,18 +105,18 @@ def test_a_hub_that_cannot_be_reached_is_said_at_the_first_failure(monkeypatch: 
     tried: list[str] = []
     monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", no_network)
     monkeypatch.setattr(transformers.PreTrainedConfig, "get_config_dict", lambda name, **_: tried.append(name))
-    assert refusal("nobody/nothing").startswith(said)
-    assert tried == []  # transformers would try it again for more than a minute
+    assert "Hub cannot be reached" in error_of_load("nobody/nothing")
+    assert tried == []  # transformers would retry for more than a minute
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 @pytest.mark.parametrize("place", ["cuda", "cuda:1", {"": "cuda:0"}, torch.device("cuda")])
-def test_a_gpu_that_is_not_there_is_said_before_anything_is_loaded(place: Any) -> None:
-    assert "sees no GPU here; leave the device map out" in refusal("tiny", device_map=place)
+def test_a_missing_gpu_raises(place: Any) -> None:
+    assert "GPU" in error_of_load("tiny", device_map=place)
 
 
 def test_a_device_that_does_not_exist() -> None:
-    assert "There is no device 'gpu'" in refusal("tiny", device_map="gpu")
+    assert "There is no device 'gpu'" in error_of_load("tiny", device_map="gpu")
 
 
 def test_a_gpu_is_used_when_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,11 +125,11 @@ def test_a_gpu_is_used_when_there_is_one(monkeypatch: pytest.MonkeyPatch) -> Non
     assert loading._device_map(None, quantized=False) == "cuda"
     assert loading._device_map(None, quantized=True) is None  # transformers places those itself
     assert loading._device_map("cpu", quantized=False) == "cpu"
-    with pytest.raises(RevisitError, match=r"has 1 GPU\(s\)"):
+    with pytest.raises(RevisitError, match="1 GPU"):
         loading._device_map("cuda:3", quantized=False)
 
 
-def test_where_a_model_is_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_placement_of_a_model_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger="revisit.models.loading"):
         model, _ = revisit.load("tiny")
     assert caplog.messages[-1].endswith("is on cpu, float32")
@@ -158,17 +153,17 @@ def test_a_folder_named_like_an_embedded_model_does_not_hide_it(
     assert len(processor_of(plain).tokenizer.encode("<row_1_col_1>", add_special_tokens=False)) == 1
 
 
-def test_internvl_with_code_of_its_own_is_pointed_to_its_twin(tmp_path: Path) -> None:
+def test_internvl_with_remote_code_points_to_the_native_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "internvl_chat", "auto_map": {"AutoConfig": "a.B"}}')
-    assert f"load '{tmp_path}-hf' instead" in refusal(tmp_path)
-    assert f"load '{tmp_path}-hf' instead" in refusal(tmp_path, trust_remote_code=True)
+    assert f"{tmp_path}-hf" in error_of_load(tmp_path)
+    assert f"{tmp_path}-hf" in error_of_load(tmp_path, trust_remote_code=True)
 
 
-def test_a_type_that_needs_code_and_one_that_nobody_knows(tmp_path: Path) -> None:
+def test_types_that_transformers_does_not_have(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "new_thing", "auto_map": {"AutoConfig": "a.B"}}')
-    assert "--trust-remote-code" in refusal(tmp_path)
+    assert "--trust-remote-code" in error_of_load(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "new_thing"}')
-    assert "'new_thing', which transformers" in refusal(tmp_path)
+    assert "new_thing" in error_of_load(tmp_path)
 
 
 def test_a_head_tied_by_declaration_is_not_missing(tmp_path: Path) -> None:
@@ -179,3 +174,22 @@ def test_a_head_tied_by_declaration_is_not_missing(tmp_path: Path) -> None:
     assert not any("lm_head" in name for name in load_file(folder / "model.safetensors"))
     loaded, _ = revisit.load(folder)
     assert loaded.lm_head.weight is loaded.get_input_embeddings().weight
+
+
+def test_an_adapter_does_not_redirect_the_weights(tmp_path: Path) -> None:
+    """With peft installed, transformers would load the repository that adapter_config.json names."""
+    folder = families.save("llava", tmp_path)
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "someone/else"}')
+    with pytest.raises(RevisitError, match="adapter"):
+        revisit.load(folder)
+
+
+def test_loading_changes_no_attribute_of_the_model(tmp_path: Path) -> None:
+    folder = families.save("llava", tmp_path)
+    model, processor = revisit.load(folder)
+    assert processor_of(model) is processor
+    plain: Any = transformers.AutoModelForImageTextToText.from_pretrained(folder)
+    assert set(vars(model)) == set(vars(plain))
+    before = set(vars(plain))
+    assert processor_of(plain) is processor_of(plain)  # loaded once
+    assert set(vars(plain)) == before

@@ -1,4 +1,4 @@
-"""Every type that transformers maps to image-text-to-text: a tiny model is decoded, or its configuration is refused with a reason."""
+"""Every type that transformers maps to image-text-to-text: a tiny model is decoded, or a reason is stated."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ import revisit
 from model_types import DECODED, REFUSED
 from revisit import ReVisiT, RevisitError, Trace
 from revisit.models import families as table
-from revisit.models.parts import refusal
+from revisit.models.parts import unsupported
+from revisit.models.patch_maps import merged
 
 METHOD = ReVisiT(alpha=1e-2)
 # Several residual streams run between their layers, so that only the last layer has one state a token.
-SEVERAL_STREAMS = ("gemma3n", "glm5_next", "qwen4_exp")
+SEVERAL_STREAMS = ("gemma3n", "glm5_next", "inkling2", "qwen4_exp")
 NO_BEAMS = ("fuyu", "llama4")  # transformers itself does not repeat the image's features for the beams
 
 
@@ -89,20 +90,53 @@ def test_a_tiny_model_is_decoded_by_its_vision_states(model_type: str) -> None:
 @pytest.mark.parametrize("method", [ReVisiT(layers="all"), revisit.DoLa(layers=(1,))], ids=["revisit", "dola"])
 def test_early_layers_of_several_streams_are_refused(model_type: str, method: Any) -> None:
     model, inputs = model_types.build(known(model_type))
-    with pytest.raises(RevisitError, match="keeps several states for every token"):
+    with pytest.raises(RevisitError, match="several states"):
         revisit.generate(model, **inputs, method=method, max_new_tokens=2, do_sample=False)
+
+
+@pytest.mark.parametrize("model_type", ["dots3_note", "lfm3_vl"])
+def test_a_vision_token_depends_most_on_its_own_patches(model_type: str) -> None:
+    """The processors of these types pack pixels as Qwen2-VL's does, so a group of four patches lies where its token does."""
+    model, inputs = model_types.build(known(model_type))
+    assert table.of(model_type).patch_map is merged
+
+    def features(pixels: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            found = model.model.get_image_features(pixels, inputs["image_grid_thw"], return_dict=True)
+        return torch.cat(found.pooler_output)  # (tokens, d)
+
+    plain = features(inputs["pixel_values"])
+    for token in range(4):
+        changed = inputs["pixel_values"].clone()
+        changed[4 * token : 4 * token + 4] *= -1
+        assert int((features(changed) - plain).norm(dim=-1).argmax()) == token
+
+
+@pytest.mark.parametrize("model_type", ["inkling_mm_model", "inkling2"])
+@pytest.mark.parametrize("name", ["avisc", "vaf"])
+def test_attention_with_further_terms_raises(model_type: str, name: str) -> None:
+    model, inputs = model_types.build(known(model_type))
+    with pytest.raises(RevisitError, match="position_bias"):
+        revisit.generate(model, **inputs, method=name, max_new_tokens=2, do_sample=False)
+
+
+def test_early_exits_of_a_padded_head_have_the_size_of_the_logits() -> None:
+    model, inputs = model_types.build(known("inkling2"))
+    seen = Trace()
+    revisit.generate(model, **inputs, method=revisit.DoLa(layers=(0,)), trace=seen, max_new_tokens=2, do_sample=False)
+    assert seen.rows[0].applied > 0
 
 
 @pytest.mark.parametrize("model_type", REFUSED)
 def test_a_type_that_cannot_be_decoded_says_why(model_type: str) -> None:
     settings, reason = REFUSED[known(model_type)]
     config = CONFIG_MAPPING[model_type](**settings)
-    found = refusal(config, "This model")
+    found = unsupported(config, "This model")
     assert found is not None
     assert found.startswith("This model ")
     assert reason in found
     assert found.count(". ") == 0  # one sentence
-    if table.of(model_type).refused:  # such types have a generate() of their own, which would not ask the method
+    if table.of(model_type).unsupported:  # such types have a generate() of their own, which would not ask the method
         fake = SimpleNamespace(config=config, generate=lambda **_: pytest.fail("it was decoded"))
         with pytest.raises(RevisitError, match=reason):
             revisit.generate(fake, input_ids=torch.tensor([[1]]), method=METHOD)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerFast
+
 from word_tokenizers import train
 
 

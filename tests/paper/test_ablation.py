@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from revisit import ReVisiT
-from revisit.benchmarks.chair import Chair
-from revisit.evaluation.plan import Plan
+from revisit.eval.config import EvalConfig
 from revisit.methods.greedy import Greedy
 from revisit.paper import published
-from revisit.paper.ablation import panel_plan, paper_panels
+from revisit.paper.ablation import paper_panels, with_panels
 
 BASE = ReVisiT(layers="all")
 
@@ -26,7 +23,6 @@ def test_the_papers_panels_have_the_papers_rows() -> None:
 
 def test_every_method_is_run_once() -> None:
     panels = paper_panels(BASE)
-    plan = Plan({"m": (Greedy(),)}, (Chair(),), {}, Path())
-    methods = panel_plan(plan, panels).methods["m"]
+    methods = with_panels(EvalConfig(), panels).methods_for("tiny")
     assert methods[0] == Greedy()
     assert len(set(methods)) == len(methods) == 1 + 4 + 12 + 3 + 7 - 3  # the main configuration is in every panel

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from word_tokenizers import train
 
 from golden_files import golden
-from revisit.benchmarks import chair
+from revisit.eval.benchmarks import chair
 from revisit.explain.tokens import token_spans
 from revisit.paper.alignment import mentions, word_mentions, word_spans
+from word_tokenizers import train
 
 pytestmark = pytest.mark.usefixtures("nltk_data")
 
@@ -148,7 +148,7 @@ def test_every_caption_of_the_golden_set() -> None:
             assert text[a:b].lower()[:1] == word[:1] or " " in text[a:b]
 
 
-def test_a_word_that_is_not_there_is_refused() -> None:
+def test_a_word_that_is_not_there_raises() -> None:
     from revisit import RevisitError
 
     with pytest.raises(RevisitError, match="'cat'"):

@@ -7,23 +7,28 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from revisit.benchmarks.chair_words import WORDS
-from revisit.evaluation.places import resolve_data
-from revisit.evaluation.runner import Reporter
+import revisit
+from revisit.eval.benchmarks.chair import Chair
+from revisit.eval.benchmarks.io.places import resolve_data
+from revisit.eval.run import Reporter
+from revisit.explain.calibration import auroc, best_threshold, calibrate, f1
 from revisit.paper.check import (
     CANDIDATES,
     CHECK,
     Checked,
-    auroc,
+    Reading,
     average_precision,
-    best_threshold,
     check_study,
-    f1,
+    dispersion,
     foil,
+    glsim,
+    patch_cosine,
     two_groups,
 )
 from revisit.paper.studies import study_section
+from revisit.words import WORDS
 
 SCORES = np.array([0.1, 0.2, 0.2, 0.4, 0.9])
 PRESENT = np.array([False, False, True, True, True])
@@ -73,8 +78,32 @@ def test_a_small_run(tmp_path: Path) -> None:
     )
     assert set(found["kinds"]) == {"object", "place", "count", "color"}
     assert sum(row["words"] for row in found["reliability"]) == found["kinds"]["object"]["words"]
-    assert set(found["recommended"]) == {"layer", "threshold", "auroc"}
-    assert found["layers"][-1]["another_picture"] > 0.7
+    items, pair = Chair().load(tmp_path), revisit.load("tiny")
+    files, objects = [item.images[0] for item in items], [item.meta["ground_truth"] for item in items]
+    calibrated = calibrate(*pair, files, objects, max_new_tokens=60)
+    assert found["recommended"] == pytest.approx({name: getattr(calibrated, name) for name in found["recommended"]})
+    assert (calibrated.words, calibrated.absent) == tuple(
+        found["check"]["captions"][key] for key in ("words", "absent")
+    )
+    assert found["layers"][-1]["another_image"] > 0.7
     assert 0 <= found["hijacking"]["selected"] <= 1
     study = {"study": "check", "settings": {"model": "tiny", "data": "scenes"}, "result": found, "command": "x"}
     assert "mean of 5 largest, last layer" in str(study_section(study))
+
+
+def test_detectors_by_hand() -> None:
+    eye = torch.eye(4)
+    reading = Reading(
+        *(torch.zeros(4), 0.0, 0),
+        chances=torch.tensor([[0.1, 0.2, 0.7, 0.0]]),
+        **{name: torch.zeros(4) for name in ("middle", "near", "divergence", "empty")},
+        agreement=0.0,
+        rank=0,
+        state=torch.tensor([3.0, 0.0, 4.0, 0.0]),
+        prompt=eye[0],
+        patches=eye * 2,
+        attention=torch.tensor([1.0, 1.0, 2.0, 0.0]),
+    )
+    assert glsim(reading) == pytest.approx(0.6 * 0.6 + 0.4 * 0.8)  # the third token predicts the word most
+    assert patch_cosine(reading) == pytest.approx((0.6 + 0.8) / 4)
+    assert dispersion(reading) == pytest.approx(1.5 * np.log(2))

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from revisit import RevisitError
 from revisit.cli.main import app
-from revisit.evaluation.runner import Reporter
+from revisit.eval.log import read_logs
+from revisit.eval.run import Reporter
 from revisit.paper.study import Subject
 
 pytestmark = pytest.mark.usefixtures("nltk_data")
@@ -79,23 +80,23 @@ def test_studies_are_stored_with_what_made_them(measured: Path) -> None:
 
 
 def test_captions_are_made_once(measured: Path) -> None:
-    (answers,) = measured.glob("captions/cells/*/answers.jsonl")
-    assert len(answers.read_text().splitlines()) == 4
+    (log,) = read_logs(measured / "captions")
+    assert len(log.answers) == 4
 
 
 def test_an_ablation_then_the_report(measured: Path, command: Callable[..., str]) -> None:
     words = ["ablate", "c", "--data", SCENES, "--limit", "2", "--max-new-tokens", "12"]
     text = command(*words, "--out", str(measured / "grid"), "-q")
     assert "(c) Selection metric · chair · tiny" in text
-    cells = json.loads((measured / "grid" / "results.json").read_text())["cells"]
-    assert [cell["method"]["name"] for cell in cells] == ["greedy", "revisit", "revisit", "revisit"]
-    assert [cell["counters"]["vision_tokens"] for cell in cells] == [0, 128, 128, 128]
-    before = [path.stat().st_mtime_ns for path in measured.glob("grid/cells/*/answers.jsonl")]
+    logs = read_logs(measured / "grid")
+    assert [log.spec.method_name for log in logs] == ["greedy", "revisit", "revisit", "revisit"]
+    assert [log.totals()["vision_tokens"] for log in logs] == [0, 128, 128, 128]
+    before = [path.stat().st_mtime_ns for path in measured.glob("grid/logs/*.jsonl")]
     command(*words, "--out", str(measured / "grid"), "-q")
-    assert [path.stat().st_mtime_ns for path in measured.glob("grid/cells/*/answers.jsonl")] == before  # asked once
+    assert [path.stat().st_mtime_ns for path in measured.glob("grid/logs/*.jsonl")] == before  # asked once
     command("report", str(measured))
     page = (measured / "report.html").read_text()
-    for words_of_page in ("What single vision tokens say", "(c) Selection metric", "scenes:unusual:4:7"):
+    for words_of_page in ("What single vision tokens predict", "(c) Selection metric", "scenes:unusual:4:7"):
         assert words_of_page in page
 
 
@@ -111,7 +112,7 @@ def test_an_ablation_then_the_report(measured: Path, command: Callable[..., str]
         (["report", "nowhere"], "is not a folder"),
     ],
 )
-def test_bad_input_is_one_sentence(words: list[str], message: str) -> None:
+def test_bad_input_raises(words: list[str], message: str) -> None:
     with pytest.raises(RevisitError, match=message):
         CliRunner().invoke(app, words, catch_exceptions=False)
 

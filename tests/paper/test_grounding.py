@@ -13,7 +13,7 @@ from revisit.paper.grounding import compare, maxima, signed_rank
 
 
 def test_maxima_by_hand() -> None:
-    # probabilities 1/2, 1/4, 1/8, 1/8 over four object words, of which the second and fourth are in the picture
+    # probabilities 1/2, 1/4, 1/8, 1/8 over four object words, of which the second and fourth are in the image
     logits = torch.tensor([[3.0, 2.0, 1.0, 1.0], [0.0, 0.0, 0.0, 3.0]]) * math.log(2)
     got = maxima(logits, torch.tensor([False, True, False, True]))
     assert got[0].tolist() == pytest.approx([25.0, 50.0])
@@ -57,7 +57,7 @@ def test_compare_averages_medians_and_holm() -> None:
     assert [row["delta"]["p_holm"] for row in rows] == pytest.approx(expected)
 
 
-def test_an_empty_set_of_tokens_says_nothing() -> None:
+def test_an_empty_set_of_tokens_has_no_result() -> None:
     rows = compare({"all": np.ones((3, 4)) * [4, 3, 2, 1.5], "none": np.zeros((0, 4))})
     assert rows[1]["n"] == 0
     assert rows[1]["gt_with"] is None

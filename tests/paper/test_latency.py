@@ -16,11 +16,10 @@ from perf.random_models import Profile, random_inputs, random_model
 from perf.timing import Timing
 from revisit import ReVisiT, RevisitError, methods
 from revisit.cli.main import app
-from revisit.evaluation import config
-from revisit.evaluation.places import resolve_data
-from revisit.evaluation.runner import Reporter
+from revisit.eval import config
+from revisit.eval.run import Reporter
 from revisit.paper import latency
-from revisit.paper.pointing import BoxedPictures
+from revisit.paper.pointing import BoxedImages
 from revisit.step import reference as core
 
 
@@ -99,12 +98,12 @@ def test_other_families_are_prompted_by_embeddings(tmp_path: object) -> None:
     assert timings[1].counters["steps"] == 8
 
 
-def test_unknown_shape_is_one_sentence() -> None:
+def test_an_unknown_shape_raises() -> None:
     with pytest.raises(RevisitError, match=r"qwen2\.5-vl-0\.5b"):
         random_model("qwen2.5-vl-0.5")
 
 
-def test_a_measurement_resumes_picture_by_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_measurement_resumes_image_by_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latency, "PROTOCOL", {"warmups": 1, "repeats": 2, "max_new_tokens": 6})
     about: dict[str, Any] = {
         "data": "scenes:unusual:2:7",
@@ -112,11 +111,9 @@ def test_a_measurement_resumes_picture_by_picture(tmp_path: Path, monkeypatch: p
         "methods": ("greedy", "revisit"),
         "limit": 1,
     }
-    asked: list[str] = []
-    monkeypatch.setattr(config, "resolve_data", lambda *place: asked.append(place[0]) or resolve_data(*place))
-    found = latency.time_methods(BoxedPictures(**about), Reporter())
-    assert set(asked) == {str(BoxedPictures(**about).folder)}  # nothing is downloaded for the methods' settings
+    monkeypatch.setattr(config, "resolve_data", lambda *_: pytest.fail("looked for data of the methods' settings"))
+    found = latency.time_methods(BoxedImages(**about), Reporter())
     assert [(row["method"], row["images"]) for row in found["rows"]] == [("greedy", 1), ("revisit", 1)]
     assert all(row["ms"] > 0 and row["first"] > 0 for row in found["rows"])
     monkeypatch.setattr(latency, "measure", lambda *_, **__: pytest.fail("measured again"))
-    assert latency.time_methods(BoxedPictures(**about), Reporter()) == found
+    assert latency.time_methods(BoxedImages(**about), Reporter()) == found

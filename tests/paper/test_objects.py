@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from revisit import RevisitError
-from revisit.benchmarks.chair_words import WORDS
 from revisit.paper.objects import ObjectVocabulary, best_rank, recalls, without_top, word_token
+from revisit.words import WORDS
 
 
 def test_single_token_words(tokenizer: Any) -> None:
@@ -27,14 +27,14 @@ def test_single_token_words(tokenizer: Any) -> None:
     assert word_token(tokenizer, "zebra") is None
 
 
-def test_words_of_a_picture(tokenizer: Any) -> None:
+def test_words_of_an_image(tokenizer: Any) -> None:
     vocabulary = ObjectVocabulary.of(tokenizer)
     shown = {vocabulary.words[i] for i in vocabulary.places(["chair", "dog", "zebra"])}
     assert shown == {"chair", "seat", "dog"}
     assert vocabulary.mask(["dog"]).sum() == 1
 
 
-def test_a_tokenizer_without_object_words_is_refused() -> None:
+def test_a_tokenizer_without_object_words_raises() -> None:
     import families
 
     with pytest.raises(RevisitError, match="single token"):

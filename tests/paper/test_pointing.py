@@ -40,12 +40,12 @@ def test_shares_and_chance_over_all_steps() -> None:
     count.add("a", 1, half)
     count.add("b", 3, half)
     row = count.row(setting="s")
-    assert (row["setting"], row["pictures"], row["steps"]) == ("s", 2, 3)
+    assert (row["setting"], row["images"], row["steps"]) == ("s", 2, 3)
     assert row["touches"]["share"] == pytest.approx(2 / 3)
     assert row["inside"]["share"] == pytest.approx(1 / 3)
     assert row["touches_chance"]["share"] == pytest.approx(0.5)
     assert row["inside_chance"]["share"] == pytest.approx(0.25)
-    assert row["touches"]["low"] == 0.0  # a resample of picture b alone
+    assert row["touches"]["low"] == 0.0  # a resample of image b alone
     assert row["touches"]["high"] == 1.0
     assert Count().row()["touches"] == {"share": None, "low": None, "high": None}
 

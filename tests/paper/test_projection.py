@@ -67,7 +67,7 @@ def test_hits_by_hand() -> None:
 @pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
 def test_states_are_the_models_own(family: str) -> None:
     model, _ = families.build(family)
-    inputs = families.inputs(family, ["what is it?"], [[families.picture(2)]])
+    inputs = families.inputs(family, ["what is it?"], [[families.image(2)]])
     parts = ModelParts.of(model)
     projected: list[int] = []  # positions that the model itself projects onto the vocabulary
     handle = model.get_output_embeddings().register_forward_hook(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -10,16 +9,19 @@ import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
 from paper_data import stand_in_data
-from revisit.benchmarks import get
 from revisit.cli.main import app
-from revisit.decoding.method import METHODS
 from revisit.errors import RevisitError
-from revisit.evaluation.config import EvalConfig
+from revisit.eval.benchmarks import get
+from revisit.eval.benchmarks.base import Metric, Scores
+from revisit.eval.config import EvalConfig
+from revisit.eval.statistics import Interval
+from revisit.explain.jsonl import read_lines
 from revisit.methods.icd import ICD
 from revisit.methods.revisit import ReVisiT
 from revisit.methods.vcd import VCD
@@ -49,10 +51,6 @@ def test_answers_follow_from_items_methods_and_passes() -> None:
     assert {*catalog.ROWS} - {row.key for row in catalog.find("all")} == {"methods"}  # which is not of the paper
 
 
-def test_the_table_of_methods_has_every_built_in_one() -> None:
-    assert {*catalog.EVERY_METHOD, "chain"} == set(METHODS.built_in())
-
-
 @pytest.mark.parametrize(
     ("theirs", "ours", "expected"),
     [
@@ -71,9 +69,13 @@ def test_verdicts(theirs: float, ours: Measured | None, expected: str) -> None:
 
 
 def test_the_mean_over_subjects_is_the_papers_overall() -> None:
-    metric = {"value": 0.5, "low": 0.4, "high": 0.6, "show": 100}
-    cell = {"metrics": {"macro": metric, "Art_Theory/accuracy": {**metric, "value": 0.25}}}
-    found = _values(cell, ["Overall", "Art Theory", "Music"])
+    names = ("macro", "Art_Theory/accuracy")
+    scores = Scores(
+        dict(zip(names, (0.5, 0.25), strict=True)),
+        shown={name: Metric(name, "higher", 100) for name in names},
+        intervals=dict.fromkeys(names, Interval(0.4, 0.6, "bootstrap")),
+    )
+    found = _values(SimpleNamespace(scores=scores), ["Overall", "Art Theory", "Music"])
     assert found == {"Overall": Measured(50.0, 40.0, 60.0), "Art Theory": Measured(25.0, 40.0, 60.0)}
 
 
@@ -117,21 +119,21 @@ def test_the_last_printed_digit_is_that_of_the_column() -> None:
 def test_the_papers_preset_is_its_protocol() -> None:
     names = ["chair", "hallusionbench", "mmmu", "vqav2", "pope"]
     config = EvalConfig(benchmark=names, method=["vcd", "revisit"], data="scenes:unusual:2", preset="paper")
-    plan = config.plan()
-    found = {b.name: b for b in plan.benchmarks}
-    assert plan.max_new_tokens == 512
+    config.check()
+    found = {b.name: b for b in config.benchmarks}
+    assert {config.decoding_for(b).max_new_tokens for b in config.benchmarks} == {512}
     assert (found["hallusionbench"].part, found["mmmu"].keep) == ("VD", "single-image")  # type: ignore[attr-defined]
     assert (found["vqav2"].suffix, found["pope"].suffix) == ("none", "none")  # type: ignore[attr-defined]
-    assert plan.limits.get("vqav2") == 500
-    assert plan.limits.get("chair") is None
-    assert plan.methods["tiny"] == (VCD.official(), ReVisiT())  # not what the embedded model recommends
+    assert config.limit_of("vqav2") == 500
+    assert config.limit_of("chair") is None
+    assert config.methods_for("tiny") == (VCD.official(), ReVisiT())  # not what the embedded model recommends
     typed = EvalConfig(
         benchmark=["vqav2:suffix=short"], data="scenes:unusual:2", preset="paper", limit=3, max_new_tokens=7
-    ).plan()
-    assert (typed.benchmarks[0].suffix, typed.limits.get("vqav2")) == ("short", 3)  # type: ignore[attr-defined]
-    assert typed.max_new_tokens == 7
+    )
+    assert (typed.benchmarks[0].suffix, typed.limit_of("vqav2")) == ("short", 3)  # type: ignore[attr-defined]
+    assert typed.decoding_for(typed.benchmarks[0]).max_new_tokens == 7
     with pytest.raises(RevisitError, match=r"Unknown preset 'papr'\. Did you mean 'paper'"):
-        EvalConfig(preset="papr", data="scenes:unusual:2").plan()
+        EvalConfig(preset="papr", data="scenes:unusual:2").check()
 
 
 def test_the_list_and_a_plan_are_printed_without_loading_a_model() -> None:
@@ -184,7 +186,7 @@ def test_the_row_of_eight_models_has_each_of_them(tmp_path: Path, nltk_data: Non
     assert "not run" not in text
 
 
-def test_methods_are_shown_with_scores_and_times_or_why_they_refuse(
+def test_methods_are_shown_with_scores_and_times_or_why_they_do_not_run(
     tmp_path: Path, nltk_data: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = catalog.ROWS["methods"]
@@ -237,12 +239,5 @@ def test_generated_data_fills_every_cell(tmp_path: Path) -> None:
 
 
 def _answers(out: Path) -> set[tuple[str, str, str]]:
-    found = set()
-    for path in out.glob("runs/cells/*/answers.jsonl"):
-        for line in path.read_text().splitlines():
-            try:
-                answer = json.loads(line)
-            except ValueError:  # being written
-                continue
-            found.add((path.parent.name, answer["id"], answer["text"]))
-    return found
+    rows = ((path.name, row) for path in out.glob("runs/logs/*.jsonl") for row in read_lines(path)[0])
+    return {(name, row["id"], row["text"]) for name, row in rows if "text" in row}

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from word_tokenizers import train
 
-from revisit.benchmarks.base import Item
+from revisit.eval.benchmarks.base import Item
 from revisit.paper import steps
 from revisit.paper.objects import ObjectVocabulary
 from revisit.paper.study import Caption, spoken
+from word_tokenizers import train
 
 pytestmark = pytest.mark.usefixtures("nltk_data")
 
@@ -27,7 +27,7 @@ def test_selection_follows_the_papers_rules() -> None:
     vocabulary = ObjectVocabulary.of(tokenizer)
     captions = [
         caption("There is a dog and a cat near the zebra", ["cat"], "a"),  # dog kept; zebra has several tokens
-        caption("a dog on the table", ["zebra"], "b"),  # nothing in the picture has a single-token word
+        caption("a dog on the table", ["zebra"], "b"),  # nothing in the image has a single-token word
         caption("a cat", ["cat"], "c"),  # nothing hallucinated
         caption(
             "two dogs near a dog and a wine glass", ["cat"], "d"

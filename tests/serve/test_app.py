@@ -25,17 +25,17 @@ import uvicorn
 
 import families
 import revisit
-from revisit.decoding.loop import generate
+from revisit.decoding.generate import generate
 from revisit.methods.greedy import Greedy
 from revisit.methods.opera import OPERA
 from revisit.methods.revisit import ReVisiT
 from revisit.models.prompts import encode
 from revisit.serve.app import Service, build
-from revisit.serve.connections import configure
 from revisit.serve.decoder import Decoder
 from revisit.serve.limits import Limits
+from revisit.serve.server import configure
 
-LIMITS = Limits(body_bytes=200_000, prompt_tokens=150, new_tokens=40, default_new_tokens=8, batch=8, batch_wait=0.05)
+LIMITS = Limits(body_bytes=200_000, prompt_tokens=150, new_tokens=40, batch=8)
 
 
 class Running:
@@ -43,7 +43,7 @@ class Running:
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        config = configure(build(service), service.limits, service.metrics, host="127.0.0.1", port=0)
+        config = configure(build(service), service.limits, host="127.0.0.1", port=0)
         self.server = uvicorn.Server(config)
         self.thread = threading.Thread(target=self.server.run, daemon=True)
         self.thread.start()
@@ -74,7 +74,7 @@ def client(running: Running) -> openai.OpenAI:
 
 def uri(seed: int) -> str:
     buffer = io.BytesIO()
-    families.picture(seed).save(buffer, "PNG")
+    families.image(seed).save(buffer, "PNG")
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
@@ -86,9 +86,9 @@ def messages(seed: int | None, text: str = "What is this?") -> Any:
 
 
 def expected(seed: int, tokens: int, method: Any, text: str = "What is this?") -> str:
-    """What `generate` gives for the same conversation, alone."""
+    """Return the answer of `generate` to the same conversation, alone."""
     model, processor = families.build("llava")
-    inputs = encode(processor, [f"USER: <image>\n{text} ASSISTANT:"], [[families.picture(seed)]])
+    inputs = encode(processor, [f"USER: <image>\n{text} ASSISTANT:"], [[families.image(seed)]])
     output = generate(model, **inputs, method=method, max_new_tokens=tokens, do_sample=False)
     new = output[0, inputs["input_ids"].shape[1] :]
     answer: str = processor.tokenizer.decode(new, skip_special_tokens=True)
@@ -99,7 +99,7 @@ def post(running: Running, **fields: Any) -> httpx.Response:
     return httpx.post(f"{running.url}/v1/chat/completions", json={"model": "tiny", **fields}, timeout=60)
 
 
-def test_the_official_client_gets_what_generate_gives(client: openai.OpenAI) -> None:
+def test_answers_equal_those_of_generate(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(model="tiny", messages=messages(1), max_tokens=12)
     assert answer.choices[0].message.content == expected(1, 12, ReVisiT(alpha=0.01))
     assert answer.usage is not None
@@ -109,7 +109,7 @@ def test_the_official_client_gets_what_generate_gives(client: openai.OpenAI) -> 
     assert answer.decoding["steps"] == 12  # type: ignore[attr-defined]
 
 
-def test_the_method_is_chosen_per_request(client: openai.OpenAI) -> None:
+def test_each_request_chooses_its_method(client: openai.OpenAI) -> None:
     chosen = {"decoding": {"method": "revisit", "settings": {"alpha": 1e-5, "layers": "all"}}}
     first = client.chat.completions.create(model="tiny", messages=messages(2), max_tokens=10, extra_body=chosen)
     plain = client.chat.completions.create(
@@ -119,19 +119,19 @@ def test_the_method_is_chosen_per_request(client: openai.OpenAI) -> None:
     assert plain.choices[0].message.content == expected(2, 10, Greedy())
 
 
-def test_a_method_with_beams_answers_when_its_search_is_over(client: openai.OpenAI) -> None:
+def test_beam_search_answers_whole_and_streamed(client: openai.OpenAI) -> None:
     chosen: Any = {"decoding": {"method": "opera", "settings": {"beams": 2, "candidates": 2}}}
-    asked: Any = {"model": "tiny", "messages": messages(1), "max_tokens": 6}
+    fields: Any = {"model": "tiny", "messages": messages(1), "max_tokens": 6}
     text = expected(1, 6, OPERA(beams=2, candidates=2))
-    whole = client.chat.completions.create(**asked, extra_body=chosen)
+    whole = client.chat.completions.create(**fields, extra_body=chosen)
     assert whole.choices[0].message.content == text
-    pieces = client.chat.completions.create(**asked, extra_body=chosen, stream=True)
+    pieces = client.chat.completions.create(**fields, extra_body=chosen, stream=True)
     assert "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices) == text
     with pytest.raises(openai.BadRequestError, match="uses beam search, not sampling"):
-        client.chat.completions.create(**asked, extra_body=chosen, temperature=0.7)
+        client.chat.completions.create(**fields, extra_body=chosen, temperature=0.7)
 
 
-def test_streamed_pieces_add_up(client: openai.OpenAI) -> None:
+def test_streamed_pieces_add_up_to_the_answer(client: openai.OpenAI) -> None:
     stream = client.chat.completions.create(
         model="tiny", messages=messages(3), max_tokens=15, stream=True, stream_options={"include_usage": True}
     )
@@ -144,7 +144,9 @@ def test_streamed_pieces_add_up(client: openai.OpenAI) -> None:
     assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "length"
 
 
-def test_concurrent_requests_share_batches_and_none_changes_another(running: Running, client: openai.OpenAI) -> None:
+def test_concurrent_requests_share_batches_and_do_not_affect_each_other(
+    running: Running, client: openai.OpenAI
+) -> None:
     def ask(number: int) -> str | None:
         answer = client.chat.completions.create(
             model="tiny", messages=messages(number, "Tell me " * (number % 4) + "this."), max_tokens=4 + number
@@ -160,7 +162,7 @@ def test_concurrent_requests_share_batches_and_none_changes_another(running: Run
     assert _metric(running, "revisit_batch_size_count") - batches < 12
 
 
-def test_sampling_repeats_with_its_seed_in_any_company(client: openai.OpenAI) -> None:
+def test_a_seed_reproduces_a_sample_in_any_batch(client: openai.OpenAI) -> None:
     def ask(seed: int) -> str | None:
         answer = client.chat.completions.create(
             model="tiny", messages=messages(1), max_tokens=10, temperature=1.5, top_p=0.9, seed=seed
@@ -182,25 +184,25 @@ def test_stop_texts_end_the_answer(client: openai.OpenAI) -> None:
     assert answer.choices[0].finish_reason == "stop"
 
 
-def test_text_only_conversations_are_answered_plainly(client: openai.OpenAI) -> None:
+def test_conversations_without_an_image_are_decoded_plainly(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(model="tiny", messages=messages(None), max_tokens=3)
     assert answer.decoding["method"] == "greedy"  # type: ignore[attr-defined]
     assert answer.decoding["applied"] == 0  # type: ignore[attr-defined]
 
 
-def test_bad_requests_are_400_with_a_sentence_and_spoil_nothing(running: Running, client: openai.OpenAI) -> None:
+def test_bad_requests_get_status_400_and_one_sentence(running: Running, client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="marks an image"):
         client.chat.completions.create(model="tiny", messages=messages(1, "<image>"))
     with pytest.raises(openai.NotFoundError, match="no model"):
         client.chat.completions.create(model="gpt", messages=messages(1))
-    with pytest.raises(openai.BadRequestError, match="at most 150"):
+    with pytest.raises(openai.BadRequestError, match="150 are allowed"):
         client.chat.completions.create(model="tiny", messages=messages(1, "long " * 200))
     with pytest.raises(openai.BadRequestError, match=r"1\d\d tokens \(images included\)"):  # only the image is too much
         client.chat.completions.create(model="tiny", messages=messages(1, "a" * 120))
     assert client.chat.completions.create(model="tiny", messages=messages(1), max_tokens=1).usage is not None
 
 
-def test_the_body_is_bounded_whatever_it_says_about_itself(running: Running) -> None:
+def test_body_size_is_bounded_with_and_without_a_declared_length(running: Running) -> None:
     url = f"{running.url}/v1/chat/completions"
     large = b" " * 300_000
     declared = httpx.post(url, content=large, headers={"content-type": "application/json"})
@@ -213,10 +215,25 @@ def test_the_body_is_bounded_whatever_it_says_about_itself(running: Running) -> 
 
     try:
         status = httpx.post(url, content=pieces(), headers={"content-type": "application/json"}).status_code
-    except httpx.WriteError:  # refused while still sending
+    except httpx.WriteError:  # closed while still sending
         status = 413
     assert status == 413
     assert httpx.post(url, content=b"{}", headers={"content-type": "text/plain"}).status_code == 415
+
+
+def test_welcome_page_and_log_lines(running: Running, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    reply = httpx.get(running.url)
+    assert reply.status_code == 200
+    assert f"{running.url}/v1/chat/completions" in reply.text
+    assert post(running, messages=[]).status_code == 400
+    lines = [record.getMessage() for record in caplog.records if record.name == "uvicorn.access"]
+    assert ["GET / HTTP/1.1" in lines[0], "POST /v1/chat/completions" in lines[1]] == [True, True]
+    assert lines[1].endswith("400")
+
+
+def test_errors_before_the_first_piece_of_a_stream_have_their_status(running: Running) -> None:
+    assert post(running, messages=messages(1, "long " * 200), stream=True).status_code == 400
 
 
 def test_health_models_and_metrics(running: Running) -> None:
@@ -235,7 +252,7 @@ def _metric(running: Running, name: str) -> float:
     return float(found.group(1)) if found else 0.0
 
 
-def test_a_client_that_leaves_frees_its_row(running: Running) -> None:
+def test_client_that_leaves_a_stream_ends_its_row(running: Running) -> None:
     fields = {"model": "tiny", "messages": messages(1), "max_tokens": 40, "stream": True}
     with httpx.stream("POST", f"{running.url}/v1/chat/completions", json=fields, timeout=30) as reply:
         next(reply.iter_lines())
@@ -243,7 +260,7 @@ def test_a_client_that_leaves_frees_its_row(running: Running) -> None:
     assert running.service.batcher.waiting == 0
 
 
-def test_a_key_is_asked_for_where_there_is_one() -> None:
+def test_requests_need_the_key() -> None:
     server = Running(Service(Decoder(*families.build("llava")), "tiny", ReVisiT(), LIMITS, api_key="right"))
     try:
         fields = {"model": "tiny", "messages": messages(1), "max_tokens": 1}
@@ -265,7 +282,7 @@ def test_a_key_is_asked_for_where_there_is_one() -> None:
         server.stop()
 
 
-def test_an_answer_that_takes_too_long_is_cut_off() -> None:
+def test_answers_that_take_too_long_get_status_504() -> None:
     server = Running(Service(Decoder(*families.build("llava")), "tiny", ReVisiT(), Limits(seconds=1e-6)))
     try:
         assert post(server, messages=messages(1)).status_code == 504
@@ -273,7 +290,7 @@ def test_an_answer_that_takes_too_long_is_cut_off() -> None:
         server.stop()
 
 
-def test_sigterm_finishes_what_was_begun(tmp_path: Path) -> None:
+def test_accepted_requests_are_answered_after_sigterm(tmp_path: Path) -> None:
     model, processor = families.build("llava")
     model.save_pretrained(tmp_path / "model")
     processor.save_pretrained(tmp_path / "model")
@@ -337,19 +354,19 @@ def raw(running: Running, body: str) -> httpx.Response:
         '{"url": "data:image/png;base64,é"}}]}]}',
     ],
 )
-def test_odd_characters_are_a_refusal_too(running: Running, body: str) -> None:
+def test_invalid_characters_get_status_400(running: Running, body: str) -> None:
     reply = raw(running, body)
     assert reply.status_code == 400
     assert reply.json()["error"]["message"]
 
 
-def test_other_places_answer_in_the_clients_form(running: Running) -> None:
+def test_unknown_routes_answer_with_the_protocols_errors(running: Running) -> None:
     for reply in (httpx.get(f"{running.url}/nowhere"), httpx.get(f"{running.url}/v1/chat/completions")):
         assert reply.status_code in (404, 405)
         assert reply.json()["error"]["type"] == "invalid_request_error"
 
 
-def test_a_failure_of_ours_is_said_and_counted(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_errors_are_reported_and_counted(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> None:
         raise KeyError("ours")
 
@@ -360,32 +377,7 @@ def test_a_failure_of_ours_is_said_and_counted(running: Running, monkeypatch: py
     assert 'status="500"' in httpx.get(f"{running.url}/metrics").text
 
 
-def test_a_client_that_leaves_without_streaming_frees_its_row(running: Running) -> None:
-    """Tokens keep coming, and still it is noticed that nobody waits for them."""
-    forwards: list[None] = []
-
-    def slow(*_: Any) -> None:
-        forwards.append(None)
-        time.sleep(0.15)
-
-    hook = running.service.decoder.model.register_forward_pre_hook(slow)
-    try:
-        with pytest.raises(httpx.ReadTimeout):
-            httpx.post(
-                f"{running.url}/v1/chat/completions",
-                json={"model": "tiny", "messages": messages(1), "max_tokens": 40},
-                timeout=httpx.Timeout(0.8, connect=5),
-            )
-        while running.service.batcher.running:
-            time.sleep(0.02)
-        assert 0 < len(forwards) < 40  # not decoded to the end
-    finally:
-        hook.remove()
-
-
-def test_rows_that_ended_are_not_counted_on(running: Running) -> None:
-    """A short answer beside a long one counts its own steps."""
-
+def test_each_row_counts_its_own_steps(running: Running) -> None:
     def ask(tokens: int) -> Any:
         return post(running, messages=messages(tokens), max_tokens=tokens).json()
 
@@ -395,48 +387,36 @@ def test_rows_that_ended_are_not_counted_on(running: Running) -> None:
     assert long["decoding"]["steps"] == 30
 
 
-def test_text_alone_is_decoded_plainly_in_any_company(running: Running) -> None:
-    def ask(seed: int | None) -> Any:
-        return post(running, messages=messages(seed, "Say it."), max_tokens=6).json()
-
-    alone = ask(None)
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        beside, _ = pool.map(ask, (None, 1))
-    assert beside["choices"][0]["message"] == alone["choices"][0]["message"]
-    assert beside["decoding"]["method"] == alone["decoding"]["method"] == "greedy"
-
-
-def test_pictures_in_memory_are_bounded() -> None:
-    """By request, and over all that wait."""
-    pixels = families.picture(0).width * families.picture(0).height
-    limits = Limits(request_pixels=2 * pixels, held_pixels=3 * pixels, batch=1, batch_wait=0.0)
+def test_images_in_memory_are_bounded_per_request_and_in_total() -> None:
+    pixels = families.image(0).width * families.image(0).height
+    limits = Limits(image_pixels=2 * pixels, held_bytes=3 * 3 * pixels + 4_000, body_bytes=4_000, batch=1)
     server = Running(Service(Decoder(*families.build("llava")), "tiny", ReVisiT(), limits))
     hook = server.service.decoder.model.register_forward_pre_hook(lambda *_: time.sleep(0.3))
     try:
         three = [{"type": "image_url", "image_url": {"url": uri(0)}} for _ in range(3)]
-        refused = post(server, messages=[{"role": "user", "content": three}])
-        assert refused.status_code == 400
-        assert "pixels" in refused.json()["error"]["message"]
+        too_many = post(server, messages=[{"role": "user", "content": three}])
+        assert too_many.status_code == 400
+        assert "pixels" in too_many.json()["error"]["message"]
         with concurrent.futures.ThreadPoolExecutor(6) as pool:
             statuses = [
                 reply.status_code
                 for reply in pool.map(lambda n: post(server, messages=messages(n), max_tokens=4), range(6))
             ]
-        assert sorted(statuses)[:3] == [200, 200, 200]
+        assert statuses.count(200) >= 2
         assert 429 in statuses
     finally:
         hook.remove()
         server.stop()
 
 
-def test_other_names_of_this_machine_are_not_answered(running: Running) -> None:
-    """A page of another site can make its name point here (DNS rebinding); it cannot change the Host header."""
+def test_other_host_names_are_rejected(running: Running) -> None:
+    """A page of another site can point its name here (DNS rebinding), but cannot change the Host header."""
     for host, status in (("evil.example", 403), ("localhost:8000", 200), ("[::1]:80", 200), ("", 403), ("[x", 403)):
         assert httpx.get(f"{running.url}/v1/models", headers={"host": host}).status_code == status, host
     assert httpx.get(f"{running.url}/health", headers={"host": "probe.internal"}).status_code == 200
 
 
-def test_an_upload_that_breaks_off_is_no_failure_of_ours(running: Running) -> None:
+def test_aborted_uploads_are_not_internal_errors(running: Running) -> None:
     host, port = running.url.removeprefix("http://").split(":")
     before = _metric(running, 'revisit_requests_total{status="500"}')
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: 9999\r\n\r\n"
@@ -451,19 +431,7 @@ def test_an_upload_that_breaks_off_is_no_failure_of_ours(running: Running) -> No
     assert _metric(running, 'revisit_requests_total{status="500"}') == before
 
 
-def test_texts_beyond_the_limit_are_never_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = Running(Service(Decoder(*families.build("llava")), "tiny", ReVisiT(), Limits(body_bytes=32 << 20)))
-    try:
-        monkeypatch.setattr(Decoder, "text_length", lambda *_: pytest.fail("tokenized"))
-        monkeypatch.setattr(Decoder, "prompt", lambda *_: pytest.fail("written out"))
-        reply = post(server, messages=[{"role": "user", "content": "word " * 3_000_000}])
-        assert reply.status_code == 400
-        assert "15,000,000 characters" in reply.json()["error"]["message"]
-    finally:
-        server.stop()
-
-
-def test_reading_has_a_time_limit_and_health_is_answered_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_has_a_time_limit_and_does_not_block_health(monkeypatch: pytest.MonkeyPatch) -> None:
     answered = threading.Event()
     server = Running(Service(Decoder(*families.build("llava")), "tiny", ReVisiT(), Limits(read_seconds=0.3)))
     try:
@@ -471,7 +439,7 @@ def test_reading_has_a_time_limit_and_health_is_answered_meanwhile(monkeypatch: 
         with concurrent.futures.ThreadPoolExecutor(6) as pool:
             replies = [pool.submit(post, server, messages=messages(1)) for _ in range(6)]
             assert httpx.get(f"{server.url}/health", timeout=30).status_code == 200
-            assert {reply.result().status_code for reply in replies} == {503}
+            assert {reply.result().status_code for reply in replies} == {408}
             assert not answered.is_set()
     finally:
         answered.set()
@@ -482,7 +450,7 @@ def test_reading_has_a_time_limit_and_health_is_answered_meanwhile(monkeypatch: 
 
 
 def same_words(served: Any, checked: revisit.Check) -> None:
-    """What the server says is what `revisit.check` says, but for rounding."""
+    """Assert that the server's check equals that of `revisit.check`, but for rounding."""
     assert served["text"] == checked.text
     for got, wanted in zip(served["words"], checked.to_dict()["words"], strict=True):
         assert got["support"] == pytest.approx(wanted["support"], rel=1e-3, abs=1e-6)
@@ -491,13 +459,13 @@ def same_words(served: Any, checked: revisit.Check) -> None:
 
 
 def local_check(seed: int, text: str, prompt: str = "What is this?") -> revisit.Check:
-    return revisit.check(families.build("llava"), families.picture(seed), text, prompt, words="content")
+    return revisit.check(families.build("llava"), families.image(seed), text, prompt, words="content")
 
 
 @pytest.mark.parametrize("method", ["revisit", "greedy", "vcd"])
-def test_the_official_client_receives_the_words_of_an_answer(client: openai.OpenAI, method: str) -> None:
+def test_checked_answers_equal_those_of_check(client: openai.OpenAI, method: str) -> None:
     more = {"check": {"words": "content", "threshold": 0.5}, "decoding": {"method": method}}
-    for seed in range(1, 12):  # a random model says a word about some picture
+    for seed in range(1, 12):  # a random model writes a word about some image
         answer = client.chat.completions.create(model="tiny", messages=messages(seed), max_tokens=12, extra_body=more)
         check = answer.check  # type: ignore[attr-defined]
         if check["words"]:
@@ -509,7 +477,7 @@ def test_the_official_client_receives_the_words_of_an_answer(client: openai.Open
     assert check["flagged"] == doubtful
 
 
-def test_checking_an_answer_takes_no_forward_pass_of_its_own(running: Running, client: openai.OpenAI) -> None:
+def test_checking_an_answer_needs_no_forward_pass(running: Running, client: openai.OpenAI) -> None:
     passes: list[int] = []
     hook = running.service.decoder.model.register_forward_hook(lambda *_: passes.append(1))
     for more in ({}, {"check": True}):
@@ -534,7 +502,7 @@ def post_check(running: Running, **fields: Any) -> httpx.Response:
     return httpx.post(f"{running.url}/v1/check", json=kept, timeout=60)
 
 
-def test_given_texts_are_checked_together_in_one_pass(running: Running) -> None:
+def test_texts_are_checked_together_in_one_pass(running: Running) -> None:
     texts = ["A dog on a couch.", "Two cats.", "A very long table with cups and a bird in the room."]
     passes: list[int] = []
     hook = running.service.decoder.model.register_forward_hook(lambda *_: passes.append(1))
@@ -561,7 +529,7 @@ def test_given_texts_are_checked_together_in_one_pass(running: Running) -> None:
         ({"text": None}, "text"),
         ({"text": 3}, "text"),
         ({"text": "dog " * 400}, "at most 150"),
-        ({"text": "a" * 70_000}, "characters of text"),
+        ({"text": "a" * 70_000}, "at most 65536 characters"),
         ({"text": "An <image> of a dog"}, "marks an image in this model"),
         ({"prompt": "An <image>?"}, "marks an image"),
         ({"prompt": ""}, "prompt"),
@@ -577,14 +545,14 @@ def test_given_texts_are_checked_together_in_one_pass(running: Running) -> None:
         ({"temperature": 1}, "temperature"),
     ],
 )
-def test_wrong_checks_are_refused_with_a_sentence(running: Running, fields: Any, sentence: str) -> None:
+def test_wrong_checks_get_status_400(running: Running, fields: Any, sentence: str) -> None:
     reply = post_check(running, **fields)
     assert reply.status_code == 400
     assert sentence in reply.json()["error"]["message"]
     assert "\n" not in reply.json()["error"]["message"]
 
 
-def test_an_answer_without_an_image_is_not_checked(running: Running) -> None:
+def test_checks_need_an_image(running: Running) -> None:
     reply = post(running, messages=messages(None), check=True)
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "check")
     assert post_check(running, model="other").status_code == 404

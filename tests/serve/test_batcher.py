@@ -12,7 +12,9 @@ import pytest
 
 from revisit.decoding.settings import Decoding
 from revisit.methods.greedy import Greedy
+from revisit.methods.opera import OPERA
 from revisit.methods.revisit import ReVisiT
+from revisit.serve import batcher as batcher_module
 from revisit.serve.batcher import Batcher, Ticket
 from revisit.serve.errors import ApiError
 from revisit.serve.limits import Limits
@@ -23,8 +25,14 @@ from revisit.serve.requests import ChatRequest
 REPLY = Reply("x", "stop", 1, 1, "revisit")
 
 
-def ticket(method: Any = None, seconds: float = 60, record: Any = None) -> Ticket:
-    request = ChatRequest([], [], method or ReVisiT(), Decoding(max_new_tokens=5), stream=True, record=record)
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that are submitted together meet in the queue, however slow the machine is."""
+    monkeypatch.setattr(batcher_module, "BATCH_WAIT", 0.2)
+
+
+def ticket(method: Any = None, seconds: float = 60, record: Any = None, stream: bool = True) -> Ticket:
+    request = ChatRequest([], [], method or ReVisiT(), Decoding(max_new_tokens=5), stream=stream, record=record)
     return Ticket(request, "", seconds, asyncio.get_running_loop())
 
 
@@ -37,7 +45,7 @@ def run(test: Callable[[], Any]) -> None:
 
 
 class Gate:
-    """A decoder that waits to be let through, and remembers its batches."""
+    """A decoder that waits for `open`, and keeps its batches."""
 
     def __init__(self) -> None:
         self.batches: list[Sequence[Ticket]] = []
@@ -47,147 +55,141 @@ class Gate:
         self.batches.append(list(tickets))
         assert self.open.wait(20)
         for one in tickets:
-            one.succeed(REPLY)
+            one.finish(REPLY)
 
 
-def test_requests_of_one_method_share_a_batch_and_others_wait_their_turn() -> None:
+async def batches_of(tickets: Sequence[Ticket], size: int) -> list[list[int]]:
+    """Decode tickets that wait together; return the batches as numbers of tickets."""
+    gate, running = Gate(), ticket(Greedy())
+    batcher = Batcher(gate, Limits(batch=size), Metrics())
+    batcher.submit(running)
+    while not gate.batches:
+        await asyncio.sleep(0.01)
+    for one in tickets:
+        batcher.submit(one)
+    gate.open.set()
+    assert [await outcome(one) for one in tickets] == [REPLY] * len(tickets)
+    batcher.stop()
+    return [[tickets.index(one) for one in batch] for batch in gate.batches[1:]]
+
+
+def test_requests_with_the_same_method_share_a_batch() -> None:
     async def test() -> None:
-        gate = Gate()
-        batcher = Batcher(gate, Limits(batch=3, batch_wait=0.2), Metrics())
-        first = ticket(Greedy())
-        batcher.submit(first)
-        while not gate.batches:
-            await asyncio.sleep(0.01)
-        rest = [ticket(method) for method in (ReVisiT(), ReVisiT(alpha=0.1), ReVisiT(), ReVisiT(), ReVisiT())]
-        for one in rest:
-            batcher.submit(one)
-        gate.open.set()
-        assert all([await outcome(one) is REPLY for one in (first, *rest)])
-        a, b, c, d, e = rest
-        assert [list(batch) for batch in gate.batches] == [[first], [a, c, d], [b], [e]]
-        batcher.stop(10)
+        methods = (ReVisiT(), ReVisiT(alpha=0.1), ReVisiT(), ReVisiT(), ReVisiT())
+        assert await batches_of([ticket(method) for method in methods], 3) == [[0, 2, 3], [1], [4]]
 
     run(test)
 
 
 def test_recorded_requests_are_decoded_alone() -> None:
     async def test() -> None:
-        gate = Gate()
-        gate.open.set()
-        batcher = Batcher(gate, Limits(batch=3, batch_wait=0.2), Metrics())
-        rest = [ticket(), ticket(record="steps"), ticket(), ticket(record="steps")]
-        for one in rest:
-            batcher.submit(one)
-        assert all([await outcome(one) is REPLY for one in rest])
-        a, b, c, d = rest
-        assert [list(batch) for batch in gate.batches] == [[a, c], [b], [d]]
-        batcher.stop(10)
+        tickets = [ticket(), ticket(record="steps"), ticket(), ticket(record="steps")]
+        assert await batches_of(tickets, 3) == [[0, 2], [1], [3]]
 
     run(test)
 
 
-def test_a_full_queue_refuses_and_stopping_finishes_what_was_begun() -> None:
+def test_each_beam_counts_as_a_row_of_the_batch() -> None:
+    async def test() -> None:
+        assert await batches_of([ticket(OPERA(beams=4)) for _ in range(3)], 8) == [[0, 1], [2]]
+
+    run(test)
+
+
+def test_stop_returns_at_its_deadline_while_the_model_runs() -> None:
     async def test() -> None:
         gate = Gate()
-        batcher = Batcher(gate, Limits(queue=2, batch=1, batch_wait=0), Metrics())
-        running = ticket()
-        batcher.submit(running)
-        while batcher.waiting:
-            await asyncio.sleep(0.01)
-        waiting = [ticket(), ticket()]
-        for one in waiting:
+        batcher = Batcher(gate, Limits(batch=1), Metrics())
+        running, waiting = ticket(), ticket()
+        for one in (running, waiting):
             batcher.submit(one)
-        with pytest.raises(ApiError) as caught:
-            batcher.submit(ticket())
-        assert caught.value.status == 429
-        stopper = threading.Thread(target=batcher.stop)
-        stopper.start()
-        while batcher.alive:
+        while not gate.batches:
             await asyncio.sleep(0.01)
+        began = time.monotonic()
+        batcher.stop(0.2)
+        assert time.monotonic() - began < 5
+        assert running.abandoned
+        assert not batcher.alive
         with pytest.raises(ApiError) as caught:
             batcher.submit(ticket())
         assert caught.value.status == 503
         gate.open.set()
-        assert [await outcome(one) for one in (running, *waiting)] == [REPLY] * 3
-        stopper.join(10)
-        assert not stopper.is_alive()
+        batcher.stop()
+        assert gate.batches == [[running]]  # the waiting one never reached the model
 
     run(test)
 
 
-def test_a_batch_that_fails_is_reported_without_its_details_and_the_next_one_runs(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_errors_hide_their_details_and_the_next_batch_runs(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         def decode(tickets: Sequence[Ticket], limit: int) -> None:
             if not caplog.records:
                 raise RuntimeError("secret path")
-            tickets[0].succeed(REPLY)
+            tickets[0].finish(REPLY)
 
-        batcher = Batcher(decode, Limits(batch_wait=0), Metrics())
-        bad = ticket()
+        batcher = Batcher(decode, Limits(), Metrics())
+        bad, good = ticket(), ticket()
         batcher.submit(bad)
         error = await outcome(bad)
         assert error.status == 500
         assert "secret" not in error.message
         assert "secret path" in caplog.records[0].getMessage()
-        good = ticket()
         batcher.submit(good)
         assert await outcome(good) is REPLY
-        batcher.stop(10)
+        batcher.stop()
 
     run(test)
 
 
-def test_a_request_whose_time_is_over_never_reaches_the_model() -> None:
+def test_late_requests_do_not_reach_the_model() -> None:
     async def test() -> None:
         gate = Gate()
-        batcher = Batcher(gate, Limits(batch=1, batch_wait=0), Metrics())
+        batcher = Batcher(gate, Limits(batch=1), Metrics())
         running, late, left = ticket(Greedy()), ticket(seconds=0.01), ticket()
         for one in (running, late, left):
             batcher.submit(one)
         left.gone = True
-        time.sleep(0.05)
+        await asyncio.sleep(0.05)
         gate.open.set()
         assert await outcome(running) is REPLY
         assert (await outcome(late)).status == 504
-        batcher.stop(10)
+        batcher.stop()
         assert gate.batches == [[running]]
 
     run(test)
 
 
-def test_a_decoder_that_forgets_a_ticket_is_covered() -> None:
+def test_unanswered_tickets_time_out() -> None:
     async def test() -> None:
-        batcher = Batcher(lambda tickets, limit: None, Limits(batch_wait=0), Metrics())
+        batcher = Batcher(lambda tickets, limit: None, Limits(), Metrics())
         one = ticket()
         batcher.submit(one)
         assert (await outcome(one)).status == 504
-        batcher.stop(10)
+        batcher.stop()
 
     run(test)
 
 
-def test_a_request_that_breaks_its_batch_breaks_no_other() -> None:
+def test_a_failing_request_affects_no_client_that_has_received_nothing() -> None:
     async def test() -> None:
-        gate, poison, begun = Gate(), ticket(), ticket()
+        gate, poison, streamed, whole = Gate(), ticket(), ticket(), ticket(stream=False)
 
         def decode(tickets: Sequence[Ticket], limit: int) -> None:
             if poison in tickets:
-                if begun in tickets:
-                    begun.show("x")
+                for one in set(tickets) & {streamed, whole}:
+                    one.show("x")
                 raise RuntimeError("one of them")
             gate(tickets, limit)
 
-        batcher = Batcher(decode, Limits(batch=4, batch_wait=0.3), Metrics())
+        batcher = Batcher(decode, Limits(batch=5), Metrics())
         gate.open.set()
         good = [ticket(), ticket()]
-        for one in (good[0], poison, begun, good[1]):
+        for one in (good[0], poison, streamed, whole, good[1]):
             batcher.submit(one)
-        assert [await outcome(one) for one in good] == [REPLY, REPLY]
+        assert [await outcome(one) for one in (*good, whole)] == [REPLY] * 3
         assert (await outcome(poison)).status == 500
-        assert await outcome(begun) == Piece("x")
-        assert (await outcome(begun)).status == 500  # its first text is out and cannot be taken back
-        batcher.stop(10)
+        assert await outcome(streamed) == Piece("x")
+        assert (await outcome(streamed)).status == 500  # its first text cannot be withdrawn
+        batcher.stop()
 
     run(test)

@@ -1,4 +1,4 @@
-"""The interactive page: what it offers, and the recorded answers that it asks the server for."""
+"""The interactive page, and the recorded answers that it requests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import base64
 import io
 import json
 import re
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +20,7 @@ from revisit.explain.page import payload
 from revisit.methods.revisit import ReVisiT
 from revisit.models.config import describe_model
 from revisit.serve.app import Service, build
+from revisit.serve.batcher import Ticket
 from revisit.serve.decoder import Decoder
 from revisit.serve.limits import UI_LIMITS
 from revisit.serve.recording import finite
@@ -58,7 +58,7 @@ def page() -> Iterator[Page]:
 
 def uri() -> str:
     out = io.BytesIO()
-    families.picture(1).save(out, "PNG")
+    families.image(1).save(out, "PNG")
     return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
 
 
@@ -83,12 +83,12 @@ def chunks(reply: httpx.Response) -> list[dict[str, Any]]:
 
 
 def explained(method: ReVisiT, objects: tuple[str, ...] | None = None) -> dict[str, Any]:
-    """What `revisit explain` shows of the same question."""
+    """Return the data that `explain` shows for the same question."""
     model, processor = families.build("llava")
     decode = record.explain(
         model,
         processor,
-        [families.picture(1)],
+        [families.image(1)],
         "hi",
         [method],
         max_new_tokens=6,
@@ -99,7 +99,7 @@ def explained(method: ReVisiT, objects: tuple[str, ...] | None = None) -> dict[s
     return shown
 
 
-def test_a_recorded_answer_is_a_chat_completion_with_what_the_page_shows(page: Page) -> None:
+def test_recorded_answers_hold_the_data_of_the_page(page: Page) -> None:
     got = chunks(page.ask())
     assert {chunk["object"] for chunk in got} == {"chat.completion.chunk"}
     wanted = explained(ReVisiT(alpha=0.05))
@@ -114,10 +114,10 @@ def test_a_recorded_answer_is_a_chat_completion_with_what_the_page_shows(page: P
     text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in got if chunk["choices"])
     assert text == answer["text"]
     assert got[-1]["decoding"]["words"] == {key: wanted[key] for key in ("says", "silent")}
-    assert got[-1]["decoding"]["wrong"] == []  # nobody knows what is in this picture
+    assert got[-1]["decoding"]["wrong"] == []  # the objects in this image are not known
 
 
-def test_recording_changes_no_answer(page: Page) -> None:
+def test_recording_does_not_change_the_answer(page: Page) -> None:
     def text(**decoding: Any) -> str:
         got = chunks(page.ask(**decoding))
         return "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in got if chunk["choices"])
@@ -136,13 +136,13 @@ def test_patches_are_sent_once_and_plain_decoding_has_no_map(page: Page) -> None
     assert [data["map"] for data in got if "step" in data] == [None] * 6
 
 
-def test_no_seconds_of_recorded_answers_are_shown(page: Page) -> None:
-    """Recording costs time that plain use does not: its seconds would contradict what is promised."""
+def test_times_of_recorded_answers_are_not_shown(page: Page) -> None:
+    """Recording takes time that plain use does not."""
     assert "seconds" not in page.ask().text
     assert "seconds" not in page.call("GET", "/").text
 
 
-def test_words_for_what_is_not_in_the_picture_are_marked(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_for_absent_objects_are_marked(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record, "wrong_spans", lambda text, shown: [(0, len(text))] if tuple(shown) == ("cat",) else [])
     got = chunks(page.ask(objects=["cat"]))
     assert next(c["decoding"]["scene"]["objects"] for c in got if "scene" in c.get("decoding", {})) == ["cat"]
@@ -150,40 +150,31 @@ def test_words_for_what_is_not_in_the_picture_are_marked(page: Page, monkeypatch
     assert got[-1]["decoding"]["wrong"] == [number for number, step in enumerate(steps) if step.get("w")] != []
 
 
-def test_only_the_page_records_and_only_streams_about_an_image(page: Page) -> None:
+def test_only_the_page_records_streams_about_an_image(page: Page) -> None:
     whole = page.call("POST", "/v1/chat/completions", json=question() | {"stream": False, "stream_options": None})
     assert whole.status_code == 400
     assert "streamed answers about an image" in whole.json()["error"]["message"]
     page.service.allow_record = False
     try:
-        refused = page.ask()
+        rejected = page.ask()
     finally:
         page.service.allow_record = True
-    assert refused.status_code == 400
-    assert "does not record" in refused.json()["error"]["message"]
+    assert rejected.status_code == 400
+    assert "does not record" in rejected.json()["error"]["message"]
 
 
 def test_numbers_that_json_cannot_hold_are_null() -> None:
     assert finite({"p": [float("nan"), 1.0, (float("inf"), 2)], "t": "x"}) == {"p": [None, 1.0, [None, 2]], "t": "x"}
 
 
-def test_a_reader_who_leaves_stops_the_work(page: Page) -> None:
-    """The reader goes away after the first step: the decode ends before its 500 tokens."""
+def test_client_that_leaves_a_recorded_answer_ends_it(page: Page) -> None:
     steps: list[None] = []
-    begun = threading.Event()
 
-    def count(*_: Any) -> None:
-        steps.append(None)
-        begun.set()
-
-    async def read_a_little() -> None:
-        request = question() | {"max_tokens": 500}
-        scope_read, prompt = page.service.read(_chat(request))
-        from revisit.serve.batcher import Ticket
-
-        ticket = Ticket(scope_read, prompt, 60, asyncio.get_running_loop())
+    async def read_the_first_step() -> None:
+        request, prompt = page.service.read(json.dumps(question() | {"max_tokens": 500}).encode())
+        ticket = Ticket(request, prompt, 60, asyncio.get_running_loop())
         page.service.batcher.submit(ticket)
-        stream = page.service.stream(ticket)
+        stream = page.service.stream(ticket, await ticket.events.get())
         async for event in stream:
             if b'"step"' in event:
                 break
@@ -191,20 +182,12 @@ def test_a_reader_who_leaves_stops_the_work(page: Page) -> None:
         while page.service.batcher.running:
             await asyncio.sleep(0.02)
 
-    model = page.service.decoder.model
-    hook = model.register_forward_hook(count)  # type: ignore[attr-defined]
+    hook = page.service.decoder.model.register_forward_hook(lambda *_: steps.append(None))
     try:
-        asyncio.run(read_a_little())
+        asyncio.run(read_the_first_step())
     finally:
         hook.remove()
-    assert begun.is_set()
-    assert len(steps) < 400
-
-
-def _chat(body: dict[str, Any]) -> Any:
-    from revisit.serve.schema import ChatBody
-
-    return ChatBody.model_validate(body)
+    assert 0 < len(steps) < 400
 
 
 def test_the_page_offers_every_method_with_its_settings(page: Page) -> None:
@@ -228,7 +211,7 @@ def test_settings_are_those_recommended_for_the_model() -> None:
     assert (weight(describe_model("tiny")), weight("llava")) == ("agreement", "1.0")
 
 
-def test_the_first_sample_is_the_demo_picture_and_its_objects_are_known(page: Page) -> None:
+def test_first_sample_is_the_demo_image_with_its_objects(page: Page) -> None:
     demo, first = sample("demo"), page.call("GET", "/sample/0").json()
     assert first["objects"] == list(demo.nouns)
     sent = io.BytesIO(base64.b64decode(first["src"].partition(",")[2]))
@@ -241,7 +224,7 @@ def test_the_first_sample_is_the_demo_picture_and_its_objects_are_known(page: Pa
 
 
 def test_other_sites_cannot_reach_it(page: Page) -> None:
-    """A page under another name is refused; one under its own cannot send JSON here without leave (CORS)."""
+    """Other host names are rejected, and other origins cannot send JSON (CORS)."""
     assert page.call("GET", "/", headers={"host": "evil.example"}).status_code == 403
     simple = page.call("POST", "/v1/chat/completions", content=b"{}", headers={"content-type": "text/plain"})
     assert simple.status_code == 415
@@ -249,7 +232,7 @@ def test_other_sites_cannot_reach_it(page: Page) -> None:
     assert "access-control-allow-origin" not in preflight.headers
 
 
-def test_with_a_key_the_page_opens_and_its_requests_need_the_key() -> None:
+def test_requests_of_the_page_need_the_key() -> None:
     page = Page(hosts=["*"], api_key="right")
     try:
         assert page.call("GET", "/").status_code == 200

@@ -1,6 +1,7 @@
-"""Random steps, ordinary ones and every corner that the reference defines, taken by a fast backend and by the reference.
+"""Random steps with every edge case that the reference defines, by a fast implementation and by the reference.
 
     python tests/step/random_cases.py --cases 200000 [--seed 0] [--backend batched --backend compiled]
+    TRITON_INTERPRET=1 python tests/step/random_cases.py --cases 500 --backend triton
 
 Prints how many rows were compared and how each came out: "equal" scores, of the same selected vision token; "left as it
 is" by both; a "near tie": another vision token was selected whose divergence the reference puts within rounding of its
@@ -23,20 +24,20 @@ from torch import Tensor
 
 from revisit.models.parts import LinearHead
 from revisit.step import reference
-from revisit.step.batched import BatchedStep, refine
+from revisit.step.batched import BatchedStep, refine_batch
 from revisit.step.compiled import kernel
-from revisit.step.interface import RESOLUTION, PaddedStates, Refined
+from revisit.step.interface import RESOLUTION, PaddedStates, RowDetail, StepOutput
 from revisit.step.rule import SELECTIONS_WITHOUT_COUNT, Rule
 
 SCORES = 1e-5  # of the sum of the absolute numbers that are added up: by how much scores may differ
 DIVERGENCES = 1e-6  # of the same for the logits: by how much divergences may differ
 
-Take = Callable[["Case"], Refined | None]
+Take = Callable[["Case"], StepOutput | None]
 
 
 @dataclass(frozen=True)
 class Case:
-    """The step of a small batch."""
+    """One step of a small batch."""
 
     logits: Tensor  # (B, V)
     items: list[Tensor]  # (n, d) each
@@ -47,7 +48,7 @@ class Case:
 
 
 def draw(seed: int) -> Case:
-    """The case of a seed."""
+    """Draw the case of a seed."""
     dice, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     vocabulary, width = dice.choice([1, 2, 3, 7, 50, 400]), dice.choice([1, 3, 8, 33])
     copies, dtype = dice.choice([1, 1, 2]), dice.choice([torch.float32] * 4 + [torch.bfloat16, torch.float16])
@@ -127,21 +128,21 @@ def _states(dice: random.Random, generator: torch.Generator, width: int) -> Tens
     return states
 
 
-def batched(case: Case) -> Refined:
-    """All rows at once, with places for exactly the largest set."""
+def batched(case: Case) -> StepOutput:
+    """Take all rows at once, with places for exactly the largest set."""
     states = PaddedStates.of_items(case.items, case.copies)
     return BatchedStep(case.head, case.rule, record=True).take(case.logits, states, case.uniform)
 
 
-def spacious(case: Case) -> Refined:
-    """All rows at once, with places for the whole vocabulary, as with a capacity on a GPU."""
+def spacious(case: Case) -> StepOutput:
+    """Take all rows at once, with places for the whole vocabulary, as with a capacity on a GPU."""
     blocks = PaddedStates.of_items(case.items, case.copies).blocks()
     capacity = case.logits.shape[1]
-    return refine(case.logits, blocks, case.head, case.rule, uniform=case.uniform, capacity=capacity)
+    return refine_batch(case.logits, blocks, case.head, case.rule, uniform=case.uniform, capacity=capacity)
 
 
-def compiled(case: Case) -> Refined | None:
-    """Row by row in C, in two steps of which the second finds some columns kept; None where it does not take the case."""
+def compiled(case: Case) -> StepOutput | None:
+    """Take rows one by one in C, in two steps of which the second uses kept columns; None if C does not support the case."""
     items = [item.float() for item in case.items]
     head = LinearHead(case.head.weight.float(), transform=case.head.transform)
     if not kernel.suits(head, case.rule):
@@ -151,17 +152,30 @@ def compiled(case: Case) -> Refined | None:
     return step.take(case.logits, states)
 
 
-BACKENDS: dict[str, Take] = {"batched": batched, "spacious": spacious, "compiled": compiled}
+def interpreted(case: Case) -> StepOutput | None:
+    """Triton's kernels in its interpreter (TRITON_INTERPRET=1), every other case with the smallest tiles."""
+    from revisit.step import triton
+
+    if not triton.is_usual(case.rule) or case.head.plain_weight is None:
+        return None
+    step, states = triton.TritonStep(case.head, case.rule), PaddedStates.of_items(case.items, case.copies)
+    small = triton.Tiles(16, warps=4, width=16, stages=1, tokens=16, vocabulary=64, projections=2, projected=16)
+    tiles = small if len(case.logits) % 2 else triton.tiles_for(*states.mask.shape, states.states.dtype)
+    output = step.launch(case.logits, states.table(), torch.empty_like(case.logits), tiles)
+    return output._replace(details=step.details(output, states))
 
 
-def compare(case: Case, step: Refined) -> list[str]:
-    """How each row came out: "equal", "near tie", or a sentence about a difference."""
+BACKENDS: dict[str, Take] = {"batched": batched, "spacious": spacious, "compiled": compiled, "triton": interpreted}
+
+
+def compare(case: Case, step: StepOutput) -> list[str]:
+    """Compare each row with the reference: "equal", "near tie", or a sentence about a difference."""
     return [_compare_row(case, step, row) for row in range(len(case.logits))]
 
 
-def _compare_row(case: Case, step: Refined, row: int) -> str:
+def _compare_row(case: Case, step: StepOutput, row: int) -> str:
     logits, states, rule = case.logits[row], case.items[row // case.copies], case.rule
-    expected = reference.refine(logits, states, case.head, rule, case.uniform)
+    expected = reference.refine_row(logits, states, case.head, rule, case.uniform)
     got = step.scores[row]
     if expected is None:
         same = torch.equal(got.nan_to_num(7.0), logits.nan_to_num(7.0)) and not bool(step.applied[row])
@@ -170,7 +184,7 @@ def _compare_row(case: Case, step: Refined, row: int) -> str:
         return f"size {int(step.sizes[row])} for {expected.size}, applied {bool(step.applied[row])}"
     if not torch.equal(got > -math.inf, reference.scatter(expected, logits) > -math.inf):
         return "another set"
-    if step.refinements and (wrong := _compare_record(case, expected, step, row)):
+    if step.details and (wrong := _compare_record(case, expected, step, row)):
         return wrong
     if not expected.applied:
         difference = _difference(got[expected.ids], expected.final, rule)
@@ -185,15 +199,15 @@ def _compare_row(case: Case, step: Refined, row: int) -> str:
         return outcome
     if not bool(_near(case, expected, states, expected.state)[state]):
         return f"state {state} for {expected.state}, which is nearer"
-    alone = reference.refine(logits, states[state : state + 1], case.head, rule)
+    alone = reference.refine_row(logits, states[state : state + 1], case.head, rule)
     assert alone is not None
     outcome = _compare_scores(case, alone, got, states[state : state + 1], shares, weight)
     return "near tie" if outcome == "equal" else outcome
 
 
-def _compare_record(case: Case, expected: reference.Refinement, step: Refined, row: int) -> str:
-    """What a recorded step says of itself: empty if it is what the reference says, else a sentence about a difference."""
-    record = step.refinements[row]
+def _compare_record(case: Case, expected: RowDetail, step: StepOutput, row: int) -> str:
+    """Compare the details of a row with the reference: empty if equal, else a sentence about a difference."""
+    record = step.details[row]
     if record is None or not torch.equal(record.ids, expected.ids):
         return "no record, or one of other tokens"
     if not torch.equal(record.final.to(step.scores.dtype), step.scores[row, record.ids]):
@@ -214,15 +228,15 @@ def _compare_record(case: Case, expected: reference.Refinement, step: Refined, r
     return "" if bool(near.all()) else f"divergences differ by {float((got - want).abs().nan_to_num().max()):.3g}"
 
 
-def _rounding(case: Case, expected: reference.Refinement, states: Tensor, values: Tensor) -> Tensor:
-    """By how much divergences may differ."""
+def _rounding(case: Case, expected: RowDetail, states: Tensor, values: Tensor) -> Tensor:
+    """Return by how much divergences may differ."""
     size = expected.size if case.rule.divergence == "official" else 1
     scale = {"official": 1 / size + values.abs(), "kl": 1 + values.abs()}.get(case.rule.divergence, torch.tensor(1.0))
     return 2 * RESOLUTION * scale + DIVERGENCES / size * _summands(case, states, expected.ids)
 
 
 def _compare_scores(
-    case: Case, expected: reference.Refinement, got: Tensor, states: Tensor, shares: Tensor, weight: Tensor
+    case: Case, expected: RowDetail, got: Tensor, states: Tensor, shares: Tensor, weight: Tensor
 ) -> str:
     """Scores may differ by rounding: by `SCORES` of the absolute numbers that are added up, with the weight of the step.
 
@@ -237,13 +251,13 @@ def _compare_scores(
     return "equal" if difference <= limit else f"scores differ by {difference:.3g} (limit {limit:.3g})"
 
 
-def _limit(case: Case, expected: reference.Refinement, states: Tensor, shares: Tensor) -> float:
+def _limit(case: Case, expected: RowDetail, states: Tensor, shares: Tensor) -> float:
     x = _summands(case, states, expected.ids)
     weight = case.rule.weight if isinstance(case.rule.weight, float) else 1.0
     return SCORES * (_largest(expected.base) + weight * float(shares.double() @ x))
 
 
-def _near(case: Case, expected: reference.Refinement, states: Tensor, state: int) -> Tensor:
+def _near(case: Case, expected: RowDetail, states: Tensor, state: int) -> Tensor:
     """Which vision tokens' divergences are so near to this one's that either may be selected.  -> (n,)
 
     Nearer than the reference rounds them, and `DIVERGENCES` of the logits that they are computed from.
@@ -257,9 +271,9 @@ def _near(case: Case, expected: reference.Refinement, states: Tensor, state: int
 
 
 def _among_near_ties(
-    case: Case, expected: reference.Refinement, got: Tensor, states: Tensor, chosen: Tensor, weight: Tensor
+    case: Case, expected: RowDetail, got: Tensor, states: Tensor, chosen: Tensor, weight: Tensor
 ) -> bool:
-    """Whether each score is between the least and the most that any choice among the nearest vision tokens gives it."""
+    """Whether each score is within the range that any choice among the nearest vision tokens gives."""
     near = _near(case, expected, states, int(chosen[-1]))
     log_q = reference.log_softmax(case.head.logits(states, expected.ids), False)  # (n, k)
     certain = log_q[[int(state) for state in chosen if not near[state]]]
@@ -294,7 +308,7 @@ GOOD = ("equal", "near tie", "left as it is", "not taken")
 
 @torch.no_grad()
 def run(seeds: range, backend: str) -> tuple[collections.Counter[str], list[str]]:
-    """Counts of outcomes over these seeds, and the first differences."""
+    """Return the counts of outcomes over these seeds, and the first differences."""
     counts: collections.Counter[str] = collections.Counter()
     differences: list[str] = []
     for seed in seeds:
@@ -314,7 +328,7 @@ def main() -> int:
     parser.add_argument("--backend", action="append", choices=list(BACKENDS), default=None)
     arguments = parser.parse_args()
     failed = False
-    for backend in arguments.backend or BACKENDS:
+    for backend in arguments.backend or ["batched", "spacious", "compiled"]:
         counts, differences = run(range(arguments.seed, arguments.seed + arguments.cases), backend)
         summary = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
         print(f"{backend}: {arguments.cases} cases, {sum(counts.values())} rows: {summary}")

@@ -1,4 +1,4 @@
-"""The batched step gives what the reference gives, for every row, whatever is padded, pooled, cut or shared."""
+"""The batched step equals the reference for every row, padded, pooled, sliced or shared."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ from revisit import ReVisiT, Trace
 from revisit.errors import RevisitError
 from revisit.models.parts import LinearHead
 from revisit.step import batched, reference
-from revisit.step.batched import BatchedStep, refine, refine_logits
+from revisit.step.batched import BatchedStep, refine_batch
+from revisit.step.choice import Implementation, refine_logits
 from revisit.step.compiled import kernel
 from revisit.step.interface import PaddedStates, StateBlocks
 from revisit.step.rule import Rule
+
+built = pytest.mark.skipif(kernel.library() is None, reason="the compiled step was not built")
 
 
 @pytest.mark.parametrize("backend", ["batched", "spacious"])
@@ -34,13 +37,13 @@ def test_random_steps_are_the_references(backend: str, seed: int) -> None:
 @pytest.mark.parametrize("backend", ["batched", "spacious"])
 @pytest.mark.parametrize("seed", [10014184, 10019081, 10019207, 20004712, 20004881, 20013666, 20016695, 20018054])
 def test_a_cap_does_not_hide_that_a_product_overflowed(backend: str, seed: int) -> None:
-    """Random cases that once differed: sums beyond float32 are ±inf or NaN by their order, and tanh makes ±1 of ±inf."""
+    """Random cases that once differed: sums beyond float32 are ±inf or NaN depending on their order, and tanh(±inf) is ±1."""
     assert random_cases.draw(seed).head.transform is torch.tanh
     counts, differences = random_cases.run(range(seed, seed + 1), backend)
     assert not differences, counts
 
 
-def test_a_mixture_is_applied_also_where_the_first_of_equals_has_no_share() -> None:
+def test_a_mixture_is_applied_if_the_first_of_equals_has_no_share() -> None:
     """A random case that once differed: divergences of 1e30, of which the softmax takes one."""
     counts, differences = random_cases.run(range(50071706, 50071707), "batched")
     assert not differences, counts
@@ -55,18 +58,27 @@ def batch(items: int = 3, copies: int = 1, spread: float = 2.0) -> tuple[torch.T
 
 def expected(logits: torch.Tensor, states: list[torch.Tensor], head: LinearHead, rule: Rule) -> torch.Tensor:
     copies = len(logits) // len(states)
-    rows = [reference.refine(row, states[i // copies], head, rule) for i, row in enumerate(logits)]
+    rows = [reference.refine_row(row, states[i // copies], head, rule) for i, row in enumerate(logits)]
     return torch.stack([reference.scatter(result, row) for result, row in zip(rows, logits, strict=True)])
 
 
-def test_a_function_for_other_loops() -> None:
+@pytest.mark.parametrize("implementation", [None, "reference", "torch", pytest.param("compiled", marks=built)])
+def test_refine_logits(implementation: Implementation | None) -> None:
     logits, states, head = batch(copies=2)
-    want = expected(logits, states, head, Rule())
-    torch.testing.assert_close(refine_logits(states, head.weight, logits), want, atol=1e-5, rtol=1e-5)
+    scores = refine_logits(states, head.weight, logits, implementation=implementation)
+    torch.testing.assert_close(scores, expected(logits, states, head, Rule()), atol=1e-5, rtol=1e-5)
     assert torch.equal(refine_logits(states, head, logits), refine_logits(states, head.weight, logits))
 
 
-def test_what_does_not_belong_together_is_refused_in_one_sentence() -> None:
+def test_unusable_implementations_raise() -> None:
+    logits, states, head = batch()
+    with pytest.raises(RevisitError, match="torch"):
+        refine_logits(states, head, logits, ReVisiT(divergence="kl"), implementation="compiled")
+    with pytest.raises(RevisitError, match="Known: compiled, reference, torch"):
+        refine_logits(states, head, logits, implementation="cuda")
+
+
+def test_shapes_that_do_not_match_raise() -> None:
     logits, states, head = batch()
     for items, row, part in (
         ([], logits, "a multiple of the 0 items"),
@@ -83,7 +95,7 @@ def test_what_does_not_belong_together_is_refused_in_one_sentence() -> None:
             refine_logits(states, head, logits, ReVisiT(**wrong))
 
 
-def test_random_vision_tokens_are_drawn_anew_in_other_loops() -> None:
+def test_refine_logits_draws_random_vision_tokens_anew() -> None:
     logits, states, head = batch(items=1)
     torch.manual_seed(0)
     several = {tuple(refine_logits(states, head, logits, ReVisiT(select="random"))[0].tolist()) for _ in range(20)}
@@ -106,8 +118,8 @@ def test_bias_and_cap_of_a_head() -> None:
     assert not torch.allclose(want, expected(logits, states, head, Rule()))
 
 
-def test_pooled_blocks_are_padded_ones() -> None:
-    """Blocks of four states, in any order in the pool, with free ones between; the second row has no image."""
+def test_pooled_blocks_equal_padded_ones() -> None:
+    """Blocks of four states in any order in the pool, with free ones in between; the second row has no image."""
     logits, states, head = batch(items=4)
     states[1] = states[1][:0]
     pool, lengths = torch.full((20, 4, 16), float("nan")), torch.zeros(20, dtype=torch.long)
@@ -118,8 +130,8 @@ def test_pooled_blocks_are_padded_ones() -> None:
                 block = free.pop()
                 pool[block, : len(part)], lengths[block], table[row, place] = part, len(part), block
     for rule in (Rule(), Rule(select="max", divergence="kl"), Rule(neighbors=3, weight="agreement")):
-        got = refine(logits, StateBlocks.pooled(pool, lengths, table), head, rule)
-        want = refine(logits, PaddedStates.of_items(states).blocks(), head, rule)
+        got = refine_batch(logits, StateBlocks.pooled(pool, lengths, table), head, rule)
+        want = refine_batch(logits, PaddedStates.of_items(states).blocks(), head, rule)
         torch.testing.assert_close(got.scores, want.scores, atol=1e-5, rtol=1e-5)
         assert torch.equal(got.applied, want.applied)
         assert got.applied.tolist() == [True, False, True, True]
@@ -129,10 +141,10 @@ def test_pooled_blocks_are_padded_ones() -> None:
 def test_slices_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, states, head = batch()
     blocks = PaddedStates.of_items(states).blocks()
-    whole = [refine(logits, blocks, head, rule) for rule in (Rule(), Rule(neighbors=3))]
+    whole = [refine_batch(logits, blocks, head, rule) for rule in (Rule(), Rule(neighbors=3))]
     monkeypatch.setattr(batched, "CPU_NUMBERS", 1000)
     for rule, want in zip((Rule(), Rule(neighbors=3)), whole, strict=True):
-        got = refine(logits, blocks, head, rule)
+        got = refine_batch(logits, blocks, head, rule)
         torch.testing.assert_close(got.scores, want.scores, atol=1e-5, rtol=1e-5)
         assert torch.equal(got.states, want.states)
 
@@ -143,7 +155,7 @@ def test_it_traces_as_one_graph() -> None:
     for rule in (Rule(), Rule(weight="agreement"), Rule(divergence="official", select="max")):
 
         def step(x: torch.Tensor, rule: Rule = rule) -> torch.Tensor:
-            return refine(x, blocks, head, rule, capacity=128).scores
+            return refine_batch(x, blocks, head, rule, capacity=128).scores
 
         torch._dynamo.reset()
         traced = torch.compile(step, fullgraph=True, backend="eager")
@@ -156,7 +168,7 @@ def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_as_on_a_gpu")
-def test_rows_with_sets_larger_than_the_capacity_are_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_with_sets_larger_than_the_capacity_are_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, states, head = batch()
     taken = []
     find = batched.find_candidates
@@ -172,7 +184,7 @@ def test_rows_with_sets_larger_than_the_capacity_are_taken_again(monkeypatch: py
         got = step.take(logits * spread, rows)
         want = expected(logits * spread, states, head, Rule(alpha=1e-3))
         torch.testing.assert_close(got.scores, want, atol=1e-5, rtol=1e-5)
-        assert [result.size for result in got.refinements if result is not None] == got.sizes.tolist()
+        assert [result.size for result in got.details if result is not None] == got.sizes.tolist()
     assert taken[:5] == [
         (3, None),
         (3, 32),
@@ -184,7 +196,7 @@ def test_rows_with_sets_larger_than_the_capacity_are_taken_again(monkeypatch: py
 
 
 @pytest.mark.usefixtures("_as_on_a_gpu")
-def test_rows_that_have_ended_make_the_step_of_the_others_no_larger() -> None:
+def test_ended_rows_do_not_enlarge_the_step_of_others() -> None:
     logits, states, head = batch()
     logits = logits * 5
     logits[1] = 0  # every token of a row that has ended is plausible
@@ -205,7 +217,7 @@ OPTIONS: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
 @pytest.mark.parametrize("extra", [{}, {"num_beams": 3}, {"num_return_sequences": 2, "do_sample": True}], ids=str)
 def test_a_recorded_run_decodes_and_counts_the_same(extra: dict[str, Any]) -> None:
     model, _ = families.build("llava")
-    inputs = families.inputs("llava", ["hi", "what is it?"], [[families.picture(0)], [families.picture(1)]])
+    inputs = families.inputs("llava", ["hi", "what is it?"], [[families.image(0)], [families.image(1)]])
     runs = []
     for record in (True, False):
         torch.manual_seed(0)
@@ -220,10 +232,10 @@ def test_a_recorded_run_decodes_and_counts_the_same(extra: dict[str, Any]) -> No
 @pytest.mark.parametrize("compiled", [True, False])
 def test_a_recorded_run_takes_the_fast_step(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "ENABLED", compiled)
-    monkeypatch.setattr(reference, "refine", lambda *_: pytest.fail("the reference took a step"))
+    monkeypatch.setattr(reference, "refine_row", lambda *_: pytest.fail("the reference took a step"))
     model, _ = families.build("llava")
     trace = Trace(record=True)
-    inputs = families.inputs("llava", ["hi", "what is it?"], [[families.picture(0)], [families.picture(1)] * 2])
+    inputs = families.inputs("llava", ["hi", "what is it?"], [[families.image(0)], [families.image(1)] * 2])
     revisit.generate(model, **inputs, method=METHOD, trace=trace, **OPTIONS)
     records = [record for row in trace.rows for record in row.records]
     assert len(records) == sum(row.step_count for row in trace.rows)

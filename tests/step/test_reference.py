@@ -1,4 +1,4 @@
-"""The method's pure functions: golden values, and properties that must hold for any input."""
+"""The reference: golden values, and properties that hold for any input."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from revisit.models.parts import LinearHead
 from revisit.step import reference
+from revisit.step.interface import RowDetail
 from revisit.step.rule import Rule
 
 
@@ -24,8 +25,8 @@ class Given:
         return states[..., ids]
 
 
-def refine(logits: torch.Tensor, rows: torch.Tensor, uniform: float = 0.0, **settings: Any) -> reference.Refinement:
-    result = reference.refine(logits, rows, Given(), Rule(**settings), uniform)
+def refine(logits: torch.Tensor, rows: torch.Tensor, uniform: float = 0.0, **settings: Any) -> RowDetail:
+    result = reference.refine_row(logits, rows, Given(), Rule(**settings), uniform)
     assert result is not None
     return result
 
@@ -75,7 +76,7 @@ def test_golden_c_one_plausible_token_is_an_identity_step() -> None:
             raise AssertionError("no vision token may be read")
 
     logits = vector(20, 0, 0, 0)
-    result = reference.refine(logits, torch.zeros(2, 4), Untouchable(), Rule(alpha=1e-5, **OFFICIAL))
+    result = reference.refine_row(logits, torch.zeros(2, 4), Untouchable(), Rule(alpha=1e-5, **OFFICIAL))
     assert result is not None
     assert reference.scatter(result, logits).tolist() == [0.0, -math.inf, -math.inf, -math.inf]
     assert result.state == -1
@@ -113,7 +114,7 @@ def test_vision_tokens_with_nan_are_never_selected(select: Any) -> None:
     assert not len(reference.select(vector(math.nan, math.nan), 4, Rule(select=select))[0])
 
 
-def test_overflowing_vision_rows_lose_and_all_overflowing_is_an_identity() -> None:
+def test_overflowing_vision_rows_are_never_selected() -> None:
     logits = vector(1, 0.5, 0.2).float()
     inf = torch.full((1, 3), math.inf)
     mixed = refine(logits, torch.cat([inf, torch.zeros(1, 3)]), alpha=1e-2)
@@ -259,19 +260,19 @@ def test_the_published_rounding_of_both_softmaxes(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("bad", [[-math.inf] * 4, [0.0, math.nan, 1.0, 2.0], [0.0, math.inf, 1.0, 2.0]], ids=str)
-def test_logits_without_a_distribution_are_left_as_they_are(bad: list[float]) -> None:
+def test_logits_without_a_distribution_are_unchanged(bad: list[float]) -> None:
     logits = torch.tensor(bad)
     for rule in (Rule(), Rule(vocabulary="full")):
-        result = reference.refine(logits, torch.zeros(2, 4), Given(), rule)
+        result = reference.refine_row(logits, torch.zeros(2, 4), Given(), rule)
         assert result is None
         assert reference.scatter(result, logits) is logits
 
 
-def test_without_vision_tokens_the_logits_are_left_as_they_are() -> None:
-    assert reference.refine(vector(1, 2), torch.zeros(0, 2), Given(), Rule()) is None
+def test_without_vision_tokens_the_logits_are_unchanged() -> None:
+    assert reference.refine_row(vector(1, 2), torch.zeros(0, 2), Given(), Rule()) is None
 
 
-def test_logits_near_overflow_count_as_not_finite() -> None:
+def test_logits_near_overflow_are_treated_as_not_finite() -> None:
     rows = torch.tensor([[1e38, -1e38, 0.0], [-2e30, 0.0, 0.0], [1.0, 0.5, 0.3]])
     result = refine(torch.tensor([1.0, 0.5, 0.2]), rows, alpha=1e-2)
     assert result.state == 2
@@ -279,10 +280,10 @@ def test_logits_near_overflow_count_as_not_finite() -> None:
     assert result.divergences.isnan().tolist() == [True, True, False]
 
 
-def test_a_cap_does_not_make_a_logit_of_what_overflowed() -> None:
+def test_a_cap_does_not_hide_an_overflow() -> None:
     states = torch.tensor([[3e38, 3e38], [2e30, 0.0], [1e20, 0.5], [0.1, 0.3]])
     head = LinearHead(torch.tensor([[2.0, 1.0], [2.0, -1.0], [0.0, 1.0]]), transform=torch.tanh)
-    result = reference.refine(torch.tensor([1.0, 0.5, 0.2]), states, head, Rule(alpha=1e-2))
+    result = reference.refine_row(torch.tensor([1.0, 0.5, 0.2]), states, head, Rule(alpha=1e-2))
     assert result is not None
     assert result.divergences is not None
     assert result.divergences.isnan().tolist() == [True, True, False, False]
@@ -290,7 +291,7 @@ def test_a_cap_does_not_make_a_logit_of_what_overflowed() -> None:
 
 @pytest.mark.parametrize(("select", "first"), [("min", 1), ("max", 0)])
 def test_ties_go_to_the_first(select: Any, first: int) -> None:
-    """Also where the order of a sum made equal numbers differ in their last bits."""
+    """Also if equal numbers differ in their last bits because of the order of a sum."""
     far, near = torch.tensor([5.0, -5.0, 0.0]), torch.tensor([1.0, 0.5, 0.2])
     rows = torch.stack([far, near * (1 + 2e-7), near, far * (1 - 1e-7), near])
     assert refine(torch.tensor([1.0, 0.5, 0.2]), rows, alpha=1e-3, select=select).state == first
@@ -320,7 +321,7 @@ def test_adaptive_weights_by_hand() -> None:
 
 
 @pytest.mark.parametrize("divergence", ["jsd", "official", "kl", "cosine"])
-def test_the_weight_by_agreement_is_of_the_true_divergence(divergence: Any) -> None:
+def test_the_agreement_weight_uses_the_true_divergence(divergence: Any) -> None:
     logits, rows = vector(1, 0.5, 0.2), vector(0.1, 0.5, 0.3)[None]
     result = refine(logits, rows, weight="agreement", divergence=divergence)
     assert result.weight == pytest.approx(refine(logits, rows, weight="agreement").weight)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from revisit import RevisitError
-from revisit.benchmarks.base import Scores
+from revisit.eval.benchmarks.base import Scores
 from training import fusion
 
 

@@ -22,12 +22,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "embedded"))
 
 import language_files
 
-from revisit.benchmarks import chair, pope
-from revisit.benchmarks.chair_words import CATEGORIES
 from revisit.embedded.text import Turn
 from revisit.errors import RevisitError
+from revisit.eval.benchmarks import chair, pope
+from revisit.eval.benchmarks.base import Scores
 from revisit.models import photo as parts
 from revisit.models.photo import read_language
+from revisit.words import CATEGORIES
 from training.__main__ import app
 from training.fitting import Stage
 from training.photo import benchmark, data, study, texts, tower
@@ -285,20 +286,20 @@ def test_a_caption_that_names_an_object_three_times_repeats() -> None:
 
 
 def test_the_rule_reads_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def cell(label: str, benchmark: str, **metrics: float) -> dict[str, object]:
-        values = {name: {"value": value} for name, value in metrics.items()}
-        named = {"method": {"label": label}, "benchmark": {"name": benchmark}}
-        return {**named, "status": "complete", "path": label, "metrics": values}
-
-    cells = []
-    for label, f1 in (("greedy", 0.5), ("better", 0.55), ("repeats", 0.6)):
-        cells += [cell(label, "chair", CHAIRs=0.5, CHAIRi=0.3, Recall=0.5, F1=f1), cell(label, "pope", accuracy=0.8)]
     told = {"greedy": "A dog.", "better": "A dog.", "repeats": "A dog, a dog and a dog."}
-    monkeypatch.setattr(study, "read_results", lambda run: {"cells": cells})
-    monkeypatch.setattr(study, "read_answers", lambda path: [SimpleNamespace(text=told[path.parent.name])])
+
+    def log(label: str, benchmark: str, **metrics: float) -> SimpleNamespace:
+        spec = SimpleNamespace(method=label, benchmark_name=benchmark)
+        answers = [SimpleNamespace(text=told[label])]
+        return SimpleNamespace(path=label, spec=spec, scores=Scores(metrics), current=lambda: answers)
+
+    logs = []
+    for label, f1 in (("greedy", 0.5), ("better", 0.55), ("repeats", 0.6)):
+        logs += [log(label, "chair", CHAIRs=0.5, CHAIRi=0.3, Recall=0.5, F1=f1), log(label, "pope", accuracy=0.8)]
+    monkeypatch.setattr(study, "read_logs", lambda run: logs)
     assert study.report([tmp_path]).endswith("Chosen: better.")
-    cells.pop()
-    with pytest.raises(RevisitError, match="'repeats' has no cells of both"):
+    logs.pop()
+    with pytest.raises(RevisitError, match="'repeats' has no logs of both"):
         study.report([tmp_path])
 
 

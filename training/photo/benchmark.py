@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from revisit.benchmarks.chair_words import CATEGORIES
+from revisit.words import CATEGORIES
 from training.photo.data import Labels, Photos
 from training.photo.texts import Texts, presence_question
 

@@ -20,8 +20,8 @@ from typing import Any
 
 from PIL import Image
 
-from revisit.benchmarks.chair_words import CATEGORIES
 from revisit.errors import RevisitError
+from revisit.words import CATEGORIES
 
 VALIDATION = 800  # photos of val2014 that choose settings
 HELD_OUT_EVERY = 7  # val2014 photos whose id this divides are never trained on

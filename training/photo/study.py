@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from revisit.benchmarks import chair
-from revisit.benchmarks.base import Scores
 from revisit.errors import RevisitError
-from revisit.evaluation.store import read_answers, read_results
+from revisit.eval.benchmarks import chair
+from revisit.eval.benchmarks.base import Scores
+from revisit.eval.log import read_logs
 from training.fusion import METRICS, Outcome, pick
 
 
@@ -24,24 +24,24 @@ def repeats(caption: str) -> bool:
 
 def outcomes(runs: Sequence[Path]) -> dict[str, Outcome]:
     """What each method gave, by its label, in the order of the runs."""
-    cells: dict[str, dict[str, dict[str, float]]] = {}
+    values: dict[str, dict[str, dict[str, float]]] = {}
     rates: dict[str, float] = {}
-    for folder, cell in ((run / cell["path"], cell) for run in runs for cell in read_results(run)["cells"]):
-        label, benchmark = cell["method"]["label"], cell["benchmark"]["name"]
-        if cell["status"] != "complete" or benchmark in cells.get(label, {}):
+    for log in (log for run in runs for log in read_logs(run)):
+        label, benchmark = log.spec.method, log.spec.benchmark_name
+        if log.scores is None or benchmark in values.get(label, {}):
             raise RevisitError(
-                f"{folder} is unfinished or not the only one: each method needs one cell of chair and one of pope."
+                f"{log.path} is unfinished or not the only one: each method needs one log of chair and one of pope."
             )
-        cells.setdefault(label, {})[benchmark] = {name: metric["value"] for name, metric in cell["metrics"].items()}
+        values.setdefault(label, {})[benchmark] = log.scores.metrics
         if benchmark == "chair":
-            captions = [answer.text for answer in read_answers(folder / "answers.jsonl")]
+            captions = [answer.text for answer in log.current()]
             rates[label] = 100 * sum(map(repeats, captions)) / len(captions)
-    for label, found in cells.items():
+    for label, found in values.items():
         if not {"chair", "pope"} <= found.keys():
-            raise RevisitError(f"{label!r} has no cells of both chair and pope.")
+            raise RevisitError(f"{label!r} has no logs of both chair and pope.")
     return {
         label: Outcome(Scores(found["chair"], {}), Scores(found["pope"], {}), rates[label], None)
-        for label, found in cells.items()
+        for label, found in values.items()
     }
 
 

@@ -14,8 +14,8 @@ from PIL import Image
 from torch import Tensor, nn
 from transformers import Dinov2Model
 
-from revisit.benchmarks.chair_words import CATEGORIES
 from revisit.models.photo import MEAN, PATCH, SIZE, STD
+from revisit.words import CATEGORIES
 
 SLOTS = (SIZE // PATCH) ** 2  # vision tokens
 LINEAR = ("attention.q_proj", "attention.k_proj", "attention.v_proj", "attention.o_proj", "mlp.fc1", "mlp.fc2")

@@ -28,10 +28,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import Dinov2Model, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from revisit.benchmarks.chair_words import CATEGORIES
 from revisit.errors import RevisitError, unknown
 from revisit.models import photo as parts
 from revisit.models.photo import OWN, read_language
+from revisit.words import CATEGORIES
 from training.adapter import attach
 from training.fitting import Checkpoint, Stage, fit, ordered_log
 from training.photo import tower as vision

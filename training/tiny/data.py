@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from revisit.benchmarks.chair_words import WORDS
 from revisit.embedded.catalog import CATEGORIES, COLORS
 from revisit.embedded.dice import Dice
 from revisit.embedded.scenes import GRID, SIZE, Scene, render, scene
 from revisit.embedded.text import Turn, caption
 from revisit.errors import RevisitError
+from revisit.words import WORDS
 from training.texts import DESCRIBE, PATCH_WORDS, checklist, listing, patch_labels, questions
 from training.tiny.model import ASSISTANT, BOS, EOS, MEAN, SLOTS, STD, USER, token_id, word_id
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import typer
 
 from revisit.cli import options
-from revisit.cli.progress import print_plan, reporter
 from revisit.errors import RevisitError, need, unknown
 
 if TYPE_CHECKING:
@@ -49,11 +48,11 @@ def ablate(
 
       revisit ablate b --benchmark pope --set layers=all --out runs/alpha
     """
-    from revisit.evaluation.config import EvalConfig
+    from revisit.cli.progress import print_plan, reporter
+    from revisit.eval.config import EvalConfig
+    from revisit.eval.report.terminal import print_section
     from revisit.paper.ablation import ablate as run
-    from revisit.paper.ablation import ablation_sections, panel_plan, paper_panels, read_ablation
-    from revisit.paper.study import command
-    from revisit.report.terminal import print_section
+    from revisit.paper.ablation import ablation_sections, paper_panels, read_panels, with_panels
 
     every = paper_panels(_main_configuration(set_, [name for entry in model for name in entry.split(",")]))
     names = [name.strip() for name in panels.split(",") if name.strip()]
@@ -75,11 +74,11 @@ def ablate(
     need(*settings.packages())
     chosen = {name: every[name] for name in names}
     if plan_only:
-        print_plan(panel_plan(settings.plan(), chosen))
+        print_plan(with_panels(settings, chosen))
         return
     with reporter(quiet, out) as progress:
-        results = run(settings.plan(), chosen, progress, command())
-    for section in ablation_sections(read_ablation(out), results, "ablation"):
+        logs = run(settings, chosen, progress)
+    for section in ablation_sections(read_panels(out), logs, "ablation"):
         print_section(section)
     print(f"Stored in {out}; `revisit report {quote(str(out))}` shows the results.")
 

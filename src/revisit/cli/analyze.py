@@ -1,4 +1,4 @@
-"""`revisit analyze`: the paper's studies on any model and pictures, one command each."""
+"""`revisit analyze`: the paper's studies on any model and images, one command each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import typer
 
 from revisit.cli import options
 from revisit.cli.eval import typed
-from revisit.cli.progress import reporter
 from revisit.errors import RevisitError, need, unknown
 
 CAPTIONED = ("method", "max_new_tokens", "batch_size")
@@ -31,10 +30,10 @@ def analyze(
     model: str = options.MODEL,
     data: str = typer.Option(
         None,
-        help="Folder with COCO val2014 pictures and annotations, or scenes:SPLIT:NUMBER:SEED to generate them (the embedded "
+        help="Folder with COCO val2014 images and annotations, or scenes:SPLIT:NUMBER:SEED to generate them (the embedded "
         "model's default is scenes:unusual:100).",
     ),
-    limit: int = typer.Option(None, min=1, help="Use only the first pictures."),
+    limit: int = typer.Option(None, min=1, help="Use only the first images."),
     output: Path = typer.Option(Path("results"), "--out", "-o", help="Folder for captions and results."),
     method: list[str] = typer.Option(
         None,
@@ -67,7 +66,7 @@ def analyze(
     file, or generated scenes.
 
     check: which score best separates words for present objects from words for absent ones? Selected on half of the
-    pictures, measured on the other half.
+    images, measured on the other half.
 
     Examples:
 
@@ -82,14 +81,14 @@ def analyze(
             raise RevisitError(f"--{name.strip('_').replace('_', '-')} cannot be used with {study}.")
     if method and len(method) > 1 and study not in ("pointing", "latency"):
         raise RevisitError(f"{study} uses one method, not {len(method)}: pass --method once.")
-    from revisit.evaluation.places import DEFAULT_SCENES, scene_packages
-    from revisit.evaluation.plan import plural
-    from revisit.evaluation.store import make_folder
+    from revisit.cli.progress import plural, reporter
+    from revisit.eval.benchmarks.io.places import DEFAULT_SCENES, scene_packages
+    from revisit.eval.report.terminal import print_section
+    from revisit.explain.files import make_folder
     from revisit.models.config import EMBEDDED
     from revisit.paper.pointing import check_settings
     from revisit.paper.studies import STUDIES, read_study, run_study, study_section
     from revisit.paper.study import CAPTIONS
-    from revisit.report.terminal import print_section
 
     if data is None and model != EMBEDDED:
         raise RevisitError(f"--data is missing: give a folder, or {DEFAULT_SCENES} for generated scenes.")
@@ -109,8 +108,8 @@ def analyze(
         **({"writer": writer} if writer else {}),
     )
     need("nltk", "scipy", "statsmodels", "matplotlib", *scene_packages(subject.data))
-    pictures = plural(len(subject.items), "picture")  # bad data is reported before a folder is created
-    text = f"Plan: {study} on {model}, {pictures}"
+    images = plural(len(subject.items), "image")  # bad data is reported before a folder is created
+    text = f"Plan: {study} on {model}, {images}"
     if "method" in OPTIONS[study]:
         answers = plural(len(subject.items) * len(methods), "answer")
         text += f", {answers} of at most {max_new_tokens} tokens ({', '.join(methods)})"

@@ -1,8 +1,7 @@
-"""`revisit bench`: the cost of a method, compared with plain decoding."""
+"""`revisit bench`: time methods against plain decoding."""
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -15,10 +14,13 @@ if TYPE_CHECKING:
 
 def bench(
     methods_: list[str] = typer.Option(
-        ["revisit"], "--method", "-d", help="Methods, separated by commas; settings as revisit:layers=all,alpha=1e-5."
+        ["revisit"],
+        "--method",
+        metavar="NAMES",
+        help="Methods, separated by commas; settings as revisit:layers=all,alpha=1e-5.",
     ),
     model: str = options.MODEL,
-    image: str = typer.Option(None, help="Picture to describe; the default is a plain gradient."),
+    image: str = typer.Option(None, help="Image to describe; by default a plain gradient."),
     prompt: str = options.PROMPT,
     new_tokens: int = typer.Option(64, "--max-new-tokens", min=3, help="Tokens per call."),
     warmups: int = typer.Option(1, min=0, help="Warm-up calls."),
@@ -35,27 +37,26 @@ def bench(
     Examples:
 
       revisit bench --method revisit,vcd
-
       revisit bench --model path/to/model --method revisit:layers=all --threads 1
     """
     import torch
     from PIL.Image import linear_gradient
 
     from revisit import load, methods
-    from revisit.evaluation.plan import plural
+    from revisit.cli.progress import plural
+    from revisit.eval.report.document import Section
+    from revisit.eval.report.terminal import print_section
     from revisit.models.images import open_image
     from revisit.models.prompts import prepare
     from revisit.paper import latency
-    from revisit.report.document import Section
-    from revisit.report.terminal import print_section
-    from revisit.step.compiled import kernel
+    from revisit.step.choice import usual_step
 
     wanted = {_label(name, settings): (name, settings) for name, settings in methods.parse_methods(methods_)}
     if threads is not None:
         torch.set_num_threads(threads)
-    picture = open_image(image) if image is not None else linear_gradient("L").convert("RGB")
+    opened = open_image(image) if image is not None else linear_gradient("L").convert("RGB")
     loaded, processor = load(model, dtype=dtype, device_map=device_map)
-    inputs = dict(prepare(processor, [prompt] * batch, [[picture]] * batch, loaded.device))
+    inputs = dict(prepare(processor, [prompt] * batch, [[opened]] * batch, loaded.device))
     plans: dict[str, Method] = {"greedy": methods.get("greedy")}
     plans |= {text: methods.as_method(name, loaded, **own) for text, (name, own) in wanted.items()}
     timings = latency.measure(
@@ -68,7 +69,7 @@ def bench(
         "dtype": str(loaded.dtype).removeprefix("torch."),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
-        "compiled_step": kernel.library() is not None,
+        "step": usual_step(loaded.device, loaded.dtype),  # after the calls: what could not be used is not named
         "new_tokens": new_tokens,
         "repeats": repeats,
         "warmups": warmups,
@@ -76,12 +77,11 @@ def bench(
         "beams": beams,
     }
     if as_json:
-        print(json.dumps({**where, "methods": rows}, ensure_ascii=False))
+        options.print_json({**where, "methods": rows})
         return
-    step = "compiled" if where["compiled_step"] else "torch"
     caption = (
         f"{model} on {where['device']} in {where['dtype']}, {plural(torch.get_num_threads(), 'thread')}, torch {torch.__version__}, "
-        f"{step} step. {plural(repeats, 'call')} of {new_tokens} tokens for each method, {plural(batch, 'row')} per call"
+        f"{where['step']} step. {plural(repeats, 'call')} of {new_tokens} tokens for each method, {plural(batch, 'row')} per call"
         f"{f', {beams} beams' if beams > 1 else ''}. ms/token is mean ± deviation over calls; the ratio next to the lower quartile "
         "of all tokens is its ratio to greedy's."
     )
@@ -89,5 +89,5 @@ def bench(
 
 
 def _label(name: str, settings: dict[str, Any]) -> str:
-    """A method as it was typed."""
+    """Return a method as it was typed."""
     return ":".join([name, *([",".join(f"{key}={value}" for key, value in settings.items())] if settings else [])])

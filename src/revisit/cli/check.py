@@ -1,10 +1,10 @@
-"""`revisit check`: which words of a text does its picture support?"""
+"""`revisit check`: check which words of a text its image supports."""
 
 from __future__ import annotations
 
-import json
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -14,16 +14,15 @@ from revisit.errors import Incomplete, RevisitError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from revisit.explain.check_files import CheckOptions, Row
+    from revisit.explain.captions import Caption
+    from revisit.explain.check import Check
     from revisit.models.types import Model, Processor
-
-    Pair = tuple[Model, Processor]
 
 
 def check(
-    source: Path = typer.Argument(None, help="A picture, followed by its text; or a file of texts with --images."),
-    text: str = typer.Argument(None, help="The text to check against the picture."),
-    images: Path = typer.Option(None, help="Folder with the pictures of a file of texts."),
+    source: Path = typer.Argument(None, help="An image, followed by its text; or a file of texts with --images."),
+    text: str = typer.Argument(None, help="The text to check against the image."),
+    images: Path = typer.Option(None, help="Folder with the images of a file of texts."),
     output: Path = typer.Option(
         None, "--out", "-o", help="Folder for the results of a file of texts; an existing one is resumed."
     ),
@@ -32,45 +31,52 @@ def check(
     threshold: float = typer.Option(
         None, help="Flag words with less support than this, from 0 to 1; by default the model's own threshold."
     ),
-    words: str = typer.Option("objects", help="objects, content, or a list such as dog,cat,cup."),
-    field: str = typer.Option(None, help="Field of the file that holds the text, if it is not clear."),
+    words: str = typer.Option(None, help="objects (the default), content, or a list such as dog,cat,cup."),
+    field: str = typer.Option(None, help="Field of the file that contains the text, if there are several."),
     batch_size: int = typer.Option(8, min=1, help="Texts in one forward pass."),
     calibrate: str = typer.Option(
         None,
-        help="Measure how well the model can check, on pictures whose objects are known (COCO's annotations, or scenes:…), and print "
-        "the layer and the threshold to put into its generation_config.json.",
+        metavar="DATA",
+        help="Measure how well the model can check, on images whose objects are known (a folder with COCO's annotations, or "
+        "scenes:…), and print the entry for its generation_config.json.",
     ),
     html: Path = options.HTML,
     as_json: bool = options.JSON,
     quiet: bool = options.QUIET,
+    any_image: bool = options.ANY_IMAGE,
     trust_remote_code: bool = options.TRUST_REMOTE_CODE,
     allow_incomplete: bool = options.ALLOW_INCOMPLETE,
 ) -> None:
-    """Check which words of a text the picture supports. The exit code is 1 if a word is doubtful.
+    """Check which words of a text the image supports.
 
-    A file of texts can have any layout that `revisit score chair` reads. The folder --out then contains checks.jsonl (one line per
-    text), summary.csv and index.html (most doubtful first). If texts could not be checked, they are listed and the exit code is 3.
+    A file of texts can have any layout that `revisit score chair` reads. The folder --out then contains checks.jsonl (one line
+    per text), summary.csv and index.html, which lists the words with the least support first.
+
+    Exit status: 0 if no word is flagged, 1 if a word is flagged, 2 for wrong input, 3 if there was no word to check or some
+    texts could not be checked.
 
     Examples:
 
-      revisit check photo.jpg "A dog on a couch."
-
-      revisit check captions.jsonl --images val2014 --out checks
-
+      revisit check photo.jpg "A dog on a couch." --model photo
+      revisit check captions.jsonl --images val2014 --out checks --model llava-hf/llava-1.5-7b-hf
       revisit check --calibrate coco --model llava-hf/llava-1.5-7b-hf
     """
+    loading = {"trust_remote_code": trust_remote_code, "allow_incomplete": allow_incomplete}
     if calibrate is not None:
-        if as_json or any(o is not None for o in (source, images, output, prompt, threshold, field, html)):
-            raise RevisitError("--calibrate measures the model: use it with --model, --batch-size and --quiet only.")
-        _calibrate(model, calibrate, batch_size, quiet)
+        if as_json or any(o is not None for o in (source, images, output, prompt, threshold, words, field, html)):
+            raise RevisitError(
+                "--calibrate measures the model: combine it with --model, --batch-size, --quiet, --trust-remote-code and "
+                "--allow-incomplete only."
+            )
+        _calibrate(model, calibrate, batch_size, quiet, loading)
         return
     if source is None:
-        raise RevisitError('Give a picture and its text: revisit check photo.jpg "A dog."')
+        raise RevisitError('Give an image and its text: revisit check photo.jpg "A dog."')
     if not source.exists():
         raise RevisitError(f"There is no file {source}.")
     if text is None and images is None:
         raise RevisitError(
-            'Give the text to check after the picture, or a file of texts with --images: revisit check photo.jpg "A dog."'
+            'Give the text to check after the image, or a file of texts with --images: revisit check photo.jpg "A dog."'
         )
     if text is not None and (images is not None or output is not None or field is not None):
         raise RevisitError("--images, --out and --field need a file of texts, not a single text.")
@@ -80,95 +86,136 @@ def check(
         raise RevisitError("A file of texts needs --out DIR for its results.")
     if output is not None and output.exists() and not output.is_dir():
         raise RevisitError(f"{output} is a file; --out must be a folder.")
-    chosen = words if words in ("objects", "content") else [word for word in words.split(",") if word.strip()]
-
-    from revisit.explain.check import check_options, check_text
-    from revisit.explain.check_files import CheckOptions, read_rows
+    from revisit.explain.captions import read_captions
+    from revisit.explain.checkable import check_options, check_text
+    from revisit.explain.document import check_page
     from revisit.models.images import open_image
-    from revisit.models.loading import load
-    from revisit.pages.document import check_page
 
-    asked = CheckOptions(prompt=prompt, threshold=threshold, words=chosen)
-    check_options(**asked)
+    listed = words in (None, "objects", "content")
+    settings: dict[str, Any] = {
+        "prompt": prompt,
+        "threshold": threshold,
+        "words": (words or "objects") if listed else [word for word in words.split(",") if word.strip()],
+    }
+    check_options(**settings)
+    if html is not None:
+        check_page(html, [source])
     if text is not None:
         check_text(text)
-        if html is not None:
-            check_page(html, [source])
-        image = open_image(source)
-        pair = load(model, trust_remote_code=trust_remote_code, allow_incomplete=allow_incomplete)
-        flagged = _one(pair, image, text, asked, html, as_json)
+        captions, first, image = [], source, open_image(source)
     else:
-        rows = read_rows(source, images, field)
-        pair = load(model, trust_remote_code=trust_remote_code, allow_incomplete=allow_incomplete)
-        flagged = _file(pair, rows, output, asked, batch_size, quiet)
+        captions = read_captions(source, images, field)
+        first, image = _first_image(captions)
+
+    from revisit.cli.loading import load_for_image
+    from revisit.explain.check import check as check_one
+
+    pair = load_for_image(model, image, str(first), any_image=any_image, **loading)
+    if text is None:
+        flagged = _check_file(pair, captions, output, settings, batch_size, quiet)
+    else:
+        found = check_one(pair, image, text, **settings)
+        _print(found, html, as_json)
+        if not found.checked:
+            raise Incomplete("The text contains none of the words to check; choose other words with --words.")
+        flagged = bool(found.flagged())
     raise typer.Exit(1 if flagged else 0)
 
 
-def _one(pair: Pair, image: Image, text: str, asked: CheckOptions, html: Path | None, as_json: bool) -> bool:
-    """Check one text; returns whether a word is flagged."""
-    from revisit.explain.check import check
-    from revisit.report.document import Table
-    from revisit.report.terminal import print_table
+def _first_image(captions: list[Caption]) -> tuple[Path, Image]:
+    """Open the first image that can be read; the others are reported one by one."""
+    from revisit.models.images import open_image
 
-    found = check(pair, image, text, **asked)
+    for caption in captions:
+        with suppress(RevisitError):
+            return caption.image, open_image(caption.image)
+    raise RevisitError(f"None of the images can be read; the first is {captions[0].image}.")
+
+
+def _print(found: Check, html: Path | None, as_json: bool) -> None:
+    """Print one check."""
+    from revisit.eval.report.document import Table
+    from revisit.eval.report.terminal import print_table
+
     flagged = found.flagged()
     if as_json:
-        print(json.dumps(found.to_dict(), ensure_ascii=False))
+        options.print_json(found.to_dict())
     else:
-        heads, rows = ("word", "support", "model's probability", "patch", "fits better", "doubtful"), []
-        for word in found.words:
-            if word.checkable:
-                place = f"{word.patch_row},{word.patch_col}" if word.patch_row is not None else f"#{word.vision_token}"
-                chance = "" if word.probability is None else f"{word.probability:.2f}"
-                doubtful = "yes" if word in flagged else ""
-                rows.append((word.text, f"{word.support:.2f}", chance, place, word.instead or "", doubtful))
+        rows = [
+            (
+                word.text,
+                f"{word.support:.2f}",
+                "" if word.probability is None else f"{word.probability:.2f}",
+                f"#{word.vision_token}" if word.patch_row is None else f"{word.patch_row},{word.patch_col}",
+                (word.instead or "") if word in flagged else "",
+                "yes" if word in flagged else "",
+            )
+            for word in found.checked
+        ]
         if rows:
+            heads = ("word", "support", "model's probability", "patch", "fits better", "flagged")
             print_table(Table(heads, rows, ""))
         for note in found.notes:
             print(note)
     if html is not None:
         print(f"Wrote {found.save(html)}")
-    return bool(flagged)
 
 
-def _file(pair: Pair, rows: list[Row], output: Path, asked: CheckOptions, batch_size: int, quiet: bool) -> bool:
-    """Check a file of texts; returns whether any word is flagged."""
+def _check_file(
+    pair: tuple[Model, Processor],
+    captions: list[Caption],
+    output: Path,
+    settings: dict[str, Any],
+    batch_size: int,
+    quiet: bool,
+) -> bool:
+    """Check a file of texts; return whether any word is flagged."""
     from revisit.cli.progress import progress_bar
-    from revisit.evaluation.plan import plural
-    from revisit.explain.check_files import check_rows, write_summary
+    from revisit.explain.check_files import check_captions, write_summary
 
     with progress_bar() as bar:
-        task = bar.add_task("texts", total=len(rows), visible=not quiet)
-        lines, failures = check_rows(
-            pair, rows, output, asked, batch_size=batch_size, advance=lambda count: bar.advance(task, count)
+        task = bar.add_task("texts", total=len(captions), visible=not quiet)
+        lines, failures = check_captions(
+            pair, captions, output, settings, batch_size=batch_size, advance=lambda count: bar.advance(task, count)
         )
-    write_summary(output, lines, rows)
+    write_summary(output, lines, captions)
     flagged = [line for line in lines if line["flagged"]]
-    print(f"{plural(len(lines), 'text')} checked, {len(flagged)} with doubtful words.")
+    unchecked = sum(not any(word["checkable"] for word in line["words"]) for line in lines)
+    about = f", {unchecked} without a word to check" if unchecked else ""
+    print(f"{len(lines):,} text{'s' * (len(lines) != 1)} checked, {len(flagged)} with flagged words{about}.")
     for line in flagged[:10]:
         print(f"{line['id']} ({line['image']}): {', '.join(line['flagged'])}")
     print(f"Wrote {output}")
     if failures:
         listed = " ".join(failures[:3])
-        raise Incomplete(
-            f"{plural(len(failures), 'text')} could not be checked; run the command again to retry. {listed}"
-        )
+        raise Incomplete(f"{len(failures)} of the texts could not be checked; rerun the command to retry. {listed}")
+    if unchecked == len(lines):
+        raise Incomplete("The texts contain none of the words to check; choose other words with --words.")
     return bool(flagged)
 
 
-def _calibrate(model: str, data: str, batch_size: int, quiet: bool) -> None:
-    """Print what a model's generation_config.json should say about checks."""
-    from revisit.cli.progress import reporter
-    from revisit.paper.check import Checked, check_study
-    from revisit.paper.study import CAPTIONS
+def _calibrate(model: str, data: str, batch_size: int, quiet: bool, loading: dict[str, Any]) -> None:
+    """Print the entry about checks for a model's generation_config.json."""
+    from revisit.eval.benchmarks.chair import Chair
+    from revisit.eval.benchmarks.io.places import resolve_data
 
-    subject = Checked(model=model, data=data, batch_size=batch_size)
-    with reporter(quiet, Path(subject.output) / CAPTIONS) as progress:
-        found = check_study(subject, progress)
-    captions, entry = found["check"]["captions"], found["recommended"]
-    rounded = {name: value if name == "layer" else round(value, 3) for name, value in entry.items()}
-    print(
-        f"Measured on {captions['words']} object words of the model's own captions, {captions['absent']} of them absent."
-    )
+    items = Chair().load(resolve_data(data, "chair", None))
+
+    from revisit import load
+    from revisit.cli.progress import progress_bar
+    from revisit.explain.calibration import calibrate
+
+    pair = load(model, **loading)
+    with progress_bar() as bar:
+        task = bar.add_task("images", total=len(items), visible=not quiet)
+        found = calibrate(
+            *pair,
+            [item.images[0] for item in items],
+            [set(item.meta["ground_truth"]) for item in items],
+            batch_size=batch_size,
+            advance=lambda count: bar.advance(task, count),
+        )
+    print(f"Measured on {found.words} object words of the model's own captions, {found.absent} of them absent.")
     print("Put this into the model's generation_config.json:")
-    print(json.dumps({"check": rounded}))
+    entry = {"layer": found.layer, "threshold": round(found.threshold, 3), "auroc": round(found.auroc, 3)}
+    options.print_json({"check": entry})

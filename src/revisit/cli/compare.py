@@ -23,21 +23,21 @@ def compare(
 
       revisit compare runs/first --metric CHAIRi --metric F1 --out table.tex
     """
-    from revisit.evaluation.comparison import compare_folder
-    from revisit.evaluation.store import read_results, unfinished
-    from revisit.pages.document import check_writable, write_page
-    from revisit.report.comparisons import WRITERS, comparison_sections
-    from revisit.report.terminal import print_section
+    from revisit.eval.compare import compare as compare_logs
+    from revisit.eval.log import read_logs, unfinished
+    from revisit.eval.report.comparisons import WRITERS, comparison_sections
+    from revisit.eval.report.terminal import print_section
+    from revisit.explain.document import check_writable, write_page
 
     need("scipy", "statsmodels")
     if out is not None:
         if out.suffix.lower() not in WRITERS:
             raise RevisitError(f"The format of {out} is unknown: use a name that ends in {', '.join(WRITERS)}.")
         check_writable(out)
-    if notice := unfinished(read_results(folder)):
+    logs = read_logs(folder)
+    if notice := unfinished(logs):
         print(notice)
-    wanted = [part.strip() for entry in metric for part in entry.split(",")]
-    tables = compare_folder(folder, baseline, wanted)
+    tables = compare_logs(logs, baseline, [part.strip() for entry in metric for part in entry.split(",")])
     if out is not None:
         print(f"Wrote {write_page(out, WRITERS[out.suffix.lower()](tables))}.")
         return

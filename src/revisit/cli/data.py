@@ -22,7 +22,7 @@ def get(
     limit: int = typer.Option(None, min=1, help="Download only the first items."),
     set_: list[str] = typer.Option([], "--set", help="Option of the benchmark, key=value."),
 ) -> None:
-    """Download a benchmark's data for `revisit eval --data`: questions, annotations, and the pictures they need.
+    """Download a benchmark's data for `revisit eval --data`: questions, annotations, and the images they need.
 
     The folder appears when it is complete. Rerun the command to resume an interrupted download.
 
@@ -39,7 +39,7 @@ def get(
       revisit data get nltk
     """
     if benchmark == "nltk":
-        from revisit.benchmarks import language
+        from revisit.eval.benchmarks import language
 
         need("nltk")
         if source is not None:
@@ -50,13 +50,13 @@ def get(
         if folder is not None:
             typer.echo(f"Use it with: export NLTK_DATA={quote(str(place))}")
         return
-    from revisit.benchmarks import find
+    from revisit.eval.benchmarks import find
 
     about_it = find(benchmark)
     if folder is None:
         raise RevisitError(f"DIR is missing: revisit data get {benchmark} DIR.")
-    from revisit.benchmarks.io import data
     from revisit.cli.progress import progress_bar
+    from revisit.eval.benchmarks.io import data
     from revisit.registry import parse_assignments
 
     typer.echo(f"License of {about_it.title}'s data: {about_it.license}.", err=True)
@@ -67,5 +67,5 @@ def get(
     name = about["benchmark"]
     items = f"{about['items']} items and " if "items" in about else ""
     revision = f" at {about['revision'][:12]}" if about["revision"] else ""
-    typer.echo(f"{folder}: {items}{about['pictures']} pictures of {name} from {about['source']}{revision}")
+    typer.echo(f"{folder}: {items}{about['images']} images of {name} from {about['source']}{revision}")
     typer.echo(f"Use it with: revisit eval --benchmark {name} --data {quote(f'{name}={folder}')}")

@@ -1,4 +1,4 @@
-"""`revisit demo`: the main job on the embedded model, greedy and ReVisiT side by side."""
+"""`revisit demo`: describe an image with and without ReVisiT, on an embedded model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def demo(
-    output: Path = typer.Option(Path("out"), "--out", "-o", help="Folder for the picture and the page."),
+    output: Path = typer.Option(Path("out"), "--out", "-o", help="Folder for the image and the page."),
     model: Literal["tiny", "photo"] = typer.Option("tiny", "--model", "-m", help="'photo' is for photographs."),
     scene: int = typer.Option(
         None,
@@ -22,35 +22,35 @@ def demo(
         help="Another scene of the unusual split, by number (tiny only; needs the extra `tiny`).",
     ),
 ) -> None:
-    """Describe a picture with and without ReVisiT, on an embedded model; nothing is downloaded.
+    """Describe an image with and without ReVisiT, on an embedded model; nothing is downloaded.
 
-    The picture is an "unusual" scene: the objects most typical of its place are replaced by others, so the model's
-    expectations mislead it. It is the first such scene in which ReVisiT corrects a mistake and the selected patch is on
-    the object (chosen by tools/samples.py); --scene shows another. With --model photo it is a photograph of a cup of
-    coffee from scikit-image (CC0).
+    The image is an "unusual" scene: the objects most typical of its place are replaced by others, so the model's expectations
+    mislead it. It is the first such scene in which ReVisiT corrects a mistake and the selected patch is on the object (chosen
+    by tools/samples.py); --scene shows another. With --model photo it is a photograph of a cup of coffee from scikit-image
+    (CC0).
     """
     from rich.console import Console
 
     from revisit import load
     from revisit.cli.tables import steps_table
     from revisit.errors import RevisitError
-    from revisit.evaluation.store import make_folder
+    from revisit.eval.report.document import Cell, Table
+    from revisit.eval.report.terminal import print_table
     from revisit.explain import page, record
+    from revisit.explain.files import make_folder
     from revisit.methods.greedy import Greedy
     from revisit.methods.revisit import ReVisiT
     from revisit.models import photo
-    from revisit.report.document import Cell, Table
-    from revisit.report.terminal import print_table
 
     if model == photo.NAME and scene is not None:
         raise RevisitError("--scene selects a scene for tiny; it cannot be used with --model photo.")
-    picture, nouns, place = _photo() if model == photo.NAME else _sample() if scene is None else _scene(scene)
-    picture.save(make_folder(output) / "demo.png")
+    image, nouns, place = _photo() if model == photo.NAME else _sample() if scene is None else _scene(scene)
+    image.save(make_folder(output) / "demo.png")
     loaded, processor = load(model)
     methods = [ReVisiT.recommended(loaded), Greedy()]
-    decode = record.explain(loaded, processor, [picture], DESCRIBE, methods, max_new_tokens=128, objects=nouns)
+    decode = record.explain(loaded, processor, [image], DESCRIBE, methods, max_new_tokens=128, objects=nouns)
     console = Console()
-    console.print(f"\nThe picture ({output / 'demo.png'}) shows: [bold]{', '.join(nouns)}[/] (place: {place}).\n")
+    console.print(f"\nThe image ({output / 'demo.png'}) shows: [bold]{', '.join(nouns)}[/] (place: {place}).\n")
     rows = [(Cell(a.name, 1, record.own_settings(a.method)), a.text) for a in reversed(decode.answers)]
     print_table(Table(("decoding", f"“{DESCRIBE}”"), rows, "", left=2), console)
     console.print("\nWhere ReVisiT mattered:\n")
@@ -60,7 +60,7 @@ def demo(
         f"\nOpen [bold]{written}[/] in a browser to see which patch was selected at each token.", soft_wrap=True
     )
     other = photo.NAME if model == photo.NAME else "HuggingFaceTB/SmolVLM-256M-Instruct (0.5 GB)"
-    console.print(f"Next, on a picture of your own: revisit generate PHOTO --model {other}", soft_wrap=True)
+    console.print(f"Next, on an image of your own: revisit generate PHOTO --model {other}", soft_wrap=True)
 
 
 def _photo() -> tuple[Image, tuple[str, ...], str]:
@@ -68,8 +68,8 @@ def _photo() -> tuple[Image, tuple[str, ...], str]:
 
     from revisit.models.photo import find_file
 
-    with Image.open(find_file("skimage", "data/coffee.png")) as picture:
-        return picture.convert("RGB"), ("cup", "spoon", "dining table"), "table"
+    with Image.open(find_file("skimage", "data/coffee.png")) as image:
+        return image.convert("RGB"), ("cup", "spoon", "dining table"), "table"
 
 
 def _sample() -> tuple[Image, tuple[str, ...], str]:

@@ -28,17 +28,15 @@ def doctor(
 ) -> None:
     """Check the installation, or a model before it is downloaded: vision tokens, layers, memory.
 
-    With --image the model is loaded and compares the photo with a blank picture of the same size: what changes, which words
-    the vision tokens favor, and whether the vision path is broken.
+    With --image the model is loaded, and the photo is compared with a blank image of the same size: how much changes, which
+    words the vision tokens favor, and whether the vision path is broken.
 
     Exit status: 0 if everything works, 1 if something is not supported, 2 if the model cannot be read.
 
     Examples:
 
       revisit doctor
-
       revisit doctor llava-hf/llava-1.5-7b-hf --image-size 1024x768 --batch-size 8 --json
-
       revisit doctor llava-hf/llava-1.5-7b-hf --image photo.jpg
     """
     size = parse_size(image_size)
@@ -56,7 +54,7 @@ def doctor(
         from revisit.models.facts import model_facts
 
         facts = model_facts(model, image_size=size, batch=batch_size, trust_remote_code=trust_remote_code)
-    refused = list(facts.refused) if facts else []
+    refused = list(facts.problems) if facts else []
     seen: dict[str, str] = {}
     if photo is not None and facts is not None and facts.vision_tokens is not None:
         from revisit import load
@@ -66,11 +64,9 @@ def doctor(
         seen = dict(sight_rows(sight))
         refused += [sight.broken] if sight.broken else []
     if as_json:
-        import json
-
         about = dict(model_rows(facts)) if facts else None
         out = {"machine": machine, "traps": traps, "model": about, "sight": seen, "refused": refused}
-        print(json.dumps(out, ensure_ascii=False))
+        options.print_json(out)
     else:
         _print(machine, traps, facts, seen, refused)
     if refused:
@@ -78,7 +74,7 @@ def doctor(
 
 
 def parse_size(text: str) -> tuple[int, int]:
-    """Width and height of "640x480"."""
+    """Return width and height of a size such as "640x480"."""
     found = re.fullmatch(r"\s*(\d{1,5})\s*[x×]\s*(\d{1,5})\s*", text)
     if not found:
         raise RevisitError(f"--image-size must be width x height in pixels, such as 640x480, not {text!r}.")
@@ -86,14 +82,14 @@ def parse_size(text: str) -> tuple[int, int]:
 
 
 def machine_rows() -> Iterator[Row]:
-    """Versions, devices, extras and the backend of the step."""
+    """Yield versions, devices, extras and the backend of the step."""
     import os
     import platform
     from importlib.util import find_spec
 
     import revisit
     from revisit import settings
-    from revisit.evaluation.environment import version
+    from revisit.eval.spec import version
     from revisit.models import photo
 
     yield "revisit", revisit.__version__
@@ -111,6 +107,12 @@ def machine_rows() -> Iterator[Row]:
     else:
         why = "not compiled here" if settings.compiled_step() else "the C version is turned off by REVISIT_KERNEL"
         yield "ReVisiT's step on CPUs", f"in torch ({why})"
+    if torch.cuda.is_available():
+        from revisit.step.choice import without_triton
+
+        why_not = without_triton(torch.device("cuda"))
+        with_triton = "in Triton (compared with torch when it is first used)"
+        yield "ReVisiT's step on GPUs", with_triton if why_not is None else f"in torch ({why_not})"
     extras: dict[str, list[str]] = {}
     for package, extra in EXTRAS.items():
         extras.setdefault(extra, []).append(package)
@@ -133,7 +135,7 @@ def _accelerators() -> Iterator[str]:
 
 
 def machine_traps() -> Iterator[str]:
-    """Problems of this installation, one sentence each."""
+    """Yield the problems of this installation, one sentence each."""
     from importlib.util import find_spec
 
     from revisit import settings
@@ -141,7 +143,7 @@ def machine_traps() -> Iterator[str]:
     if find_spec("torchvision") is None:
         yield "torchvision is not installed: videos and the families that `revisit models` marks need it."
     if find_spec("nltk") is not None:
-        from revisit.benchmarks.language import require_data
+        from revisit.eval.benchmarks.language import require_data
 
         try:
             require_data()
@@ -152,7 +154,7 @@ def machine_traps() -> Iterator[str]:
 
 
 def model_rows(facts: ModelFacts) -> Iterator[Row]:
-    """What is known about a model from its small files."""
+    """Yield what a model's small files contain."""
     yield "family", f"{facts.model_type} ({facts.family})" if facts.family else f"{facts.model_type} (not tested)"
     yield (
         "decoder",
@@ -171,8 +173,8 @@ def model_rows(facts: ModelFacts) -> Iterator[Row]:
 
 
 def sight_rows(sight: Sight) -> Iterator[Row]:
-    """What the model makes of the photo, against a blank picture of its size."""
-    yield "vision tokens found", f"{sight.vision_tokens:,}, of which {sight.states:.0%} change with the picture"
+    """Yield how the photo changes the model, compared with a blank image of its size."""
+    yield "vision tokens found", f"{sight.vision_tokens:,}, of which {sight.states:.0%} change with the image"
     yield "the answer's first token", f"{sight.next_token:.0%} of its probability changes"
     yield "words of the vision tokens", ", ".join(sight.words) or "none that are whole words"
 
@@ -197,7 +199,7 @@ def _print(
     if facts is not None:
         print_facts(facts.name, model_rows(facts))
         if seen:
-            print_facts("\nThe photo against a blank picture", seen.items())
+            print_facts("\nThe photo against a blank image", seen.items())
         for reason in refused or ["ReVisiT can be used with this model."]:
             print(f"{'✗' if refused else '✓'} {reason}")
         print()

@@ -9,12 +9,11 @@ from shlex import quote
 import typer
 
 from revisit.cli import options
-from revisit.cli.progress import print_plan, reporter
 from revisit.errors import need
-from revisit.evaluation.config import EvalConfig
-from revisit.evaluation.places import DEFAULT_SCENES
+from revisit.eval.benchmarks.io.places import DEFAULT_SCENES
+from revisit.eval.config import EvalConfig
 
-DEFAULT = EvalConfig()  # holds wherever a flag is not typed
+DEFAULT = EvalConfig()  # used for every flag that is not given
 MODELS = list(DEFAULT.model)
 METHODS = [",".join(map(str, DEFAULT.method))]
 BENCHMARKS = [",".join(map(str, DEFAULT.benchmark))]
@@ -77,6 +76,11 @@ def evaluate(
     skip_bad_images: bool = typer.Option(
         False, "--skip-bad-images", help="Leave out items whose images cannot be read, and list them."
     ),
+    controls: bool = typer.Option(
+        False,
+        "--controls",
+        help="Add plausible-only, and greedy decoding without the image, with noise, and with another item's image.",
+    ),
     plan_only: bool = options.PLAN,
     quiet: bool = options.QUIET,
 ) -> None:
@@ -90,14 +94,15 @@ def evaluate(
 
       revisit eval --config grid.yaml --set revisit.alpha=0.001
     """
-    from revisit.benchmarks.language import require_data
-    from revisit.evaluation.comparison import compare_folder
-    from revisit.evaluation.config import load_config
-    from revisit.evaluation.runner import run
-    from revisit.evaluation.store import read_results, unfinished
+    from revisit.cli.progress import print_plan, reporter
+    from revisit.eval.benchmarks.language import require_data
+    from revisit.eval.compare import compare
+    from revisit.eval.config import load_config
+    from revisit.eval.log import read_logs, unfinished
+    from revisit.eval.report.comparisons import comparison_sections
+    from revisit.eval.report.terminal import print_section
+    from revisit.eval.run import run
     from revisit.registry import parse_assignments
-    from revisit.report.comparisons import comparison_sections
-    from revisit.report.terminal import print_section
 
     # Only what was typed beats the file.
     given = {
@@ -109,26 +114,25 @@ def evaluate(
         given["set"] = parse_assignments(set_, "--set key=value or method.key=value")
     settings = load_config(config, {k: str(v) if isinstance(v, Path) else v for k, v in given.items()})
     need(*settings.packages())  # all at once, and before the work
-    if any(benchmark.needs_nltk for benchmark in settings.chosen_benchmarks()):
-        require_data()  # before any data is fetched or drawn
-    plan = settings.plan()
+    if any(benchmark.needs_nltk for benchmark in settings.benchmarks):
+        require_data()  # before any data is downloaded or generated
     if plan_only:
-        print_plan(plan)
+        print_plan(settings)
         return
-    with reporter(quiet, plan.output) as progress:
-        run(plan, progress)
+    with reporter(quiet, Path(settings.out)) as progress:
+        run(settings, progress)
     problems: list[str] = []
-    comparison = compare_folder(plan.output, problems=problems)
-    if notice := unfinished(read_results(plan.output)):  # of an earlier command with this --out
+    logs = read_logs(Path(settings.out))
+    if notice := unfinished(logs):  # of an earlier command with this --out
         print(notice)
-    for section in comparison_sections(comparison):
+    for section in comparison_sections(compare(logs, problems=problems)):
         print_section(section)
     for problem in problems:
         print(f"revisit: {problem}", file=sys.stderr)
-    print(f"Answers and results: {plan.output}; more with `revisit compare {quote(str(plan.output))}`.")
+    print(f"Logs and results: {settings.out}; more with `revisit compare {quote(settings.out)}`.")
 
 
 def typed(context: typer.Context, name: str) -> bool:
-    """Whether the user gave this option. typer may carry its own copy of click, so the source goes by its name."""
+    """Whether the user gave this option. typer may have its own copy of click, so sources are compared by name."""
     source = context.get_parameter_source(name)
     return source is not None and source.name not in ("DEFAULT", "DEFAULT_MAP")

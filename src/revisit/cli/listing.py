@@ -1,4 +1,4 @@
-"""`revisit methods`, `revisit models` and `revisit benchmarks`: lists of what is available."""
+"""`revisit methods`, `revisit models` and `revisit benchmarks`: list what is available."""
 
 from __future__ import annotations
 
@@ -10,25 +10,19 @@ import typer
 from revisit.cli import options
 
 if TYPE_CHECKING:
-    from revisit.benchmarks.base import Benchmark
     from revisit.decoding.method import Method
+    from revisit.eval.benchmarks.base import Benchmark
 
 NAME = typer.Argument("", help="Show this one in detail, with its settings; FILE.py:Class works too.")
-
-
-def _json(value: object) -> None:
-    import json
-
-    print(json.dumps(value, ensure_ascii=False, indent=2))
 
 
 def _list(rows: Iterable[Mapping[str, object]], columns: Mapping[str, str], as_json: bool) -> None:
     """Print all fields as JSON, or these columns (field -> heading) as a table."""
     if as_json:
-        _json(list(rows))
+        options.print_json(list(rows), indent=2)
         return
-    from revisit.report.document import Table
-    from revisit.report.terminal import print_table
+    from revisit.eval.report.document import Table
+    from revisit.eval.report.terminal import print_table
 
     cells = [[row[field] for field in columns] for row in rows]
     lines = [[", ".join(cell) if isinstance(cell, list) else str(cell) for cell in line] for line in cells]
@@ -38,12 +32,12 @@ def _list(rows: Iterable[Mapping[str, object]], columns: Mapping[str, str], as_j
 def _detail(row: dict[str, Any], settings: str, facts: Mapping[str, str], examples: list[str], as_json: bool) -> None:
     """Print one entry: some facts (heading -> text), its settings, and how to use it."""
     if as_json:
-        _json(row)
+        options.print_json(row, indent=2)
         return
     from revisit.cli.tables import print_facts
     from revisit.decoding.method import value_text
-    from revisit.report.document import Table
-    from revisit.report.terminal import print_table
+    from revisit.eval.report.document import Table
+    from revisit.eval.report.terminal import print_table
 
     print_facts(row["name"], facts.items())
     print()
@@ -118,7 +112,7 @@ def benchmarks(name: str = NAME, as_json: bool = options.JSON) -> None:
 
     Example: revisit benchmarks pope
     """
-    from revisit.benchmarks import find, names
+    from revisit.eval.benchmarks import find, names
 
     if not name:
         columns = {"name": "benchmark", "metrics": "metrics", "data": "data (`revisit data get`)", "license": "license"}

@@ -1,16 +1,21 @@
-"""The `revisit` command: one file per subcommand; nothing heavy is imported until a command runs."""
+"""The `revisit` command: one file per subcommand. Nothing heavy is imported until a command runs."""
 
 from __future__ import annotations
 
+import inspect
+import io
 import logging
 import os
 import sys
-from typing import NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import typer
+from typer.core import TyperArgument, TyperCommand, TyperGroup
+from typer.models import ArgumentInfo, OptionInfo
 
 from revisit import settings
-from revisit.cli import data
+from revisit.cli import data, options
 from revisit.cli.ablate import ablate
 from revisit.cli.analyze import analyze
 from revisit.cli.bench import bench
@@ -30,26 +35,70 @@ from revisit.cli.serve import serve, ui
 from revisit.cli.view import view
 from revisit.errors import EXTRAS, RevisitError, missing
 
+
+class _PlainHelp:
+    """Show flags without a value, and arguments without a Python type."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+            elif isinstance(param, TyperArgument):
+                vars(param)["display_type_rich"] = lambda ctx: None
+        return params
+
+
+class Command(_PlainHelp, TyperCommand):
+    """A subcommand."""
+
+
+class Group(_PlainHelp, TyperGroup):
+    """A group of subcommands."""
+
+
+HELP: dict[str, Any] = {"no_args_is_help": True, "context_settings": {"help_option_names": ["-h", "--help"]}}
+COMPLETIONS = {
+    **dict.fromkeys(("method", "methods_", "compare_with"), options.complete_methods),
+    "benchmark": options.complete_benchmarks,
+}
+VALUES = {"int": "NUMBER", "float": "NUMBER", "str": "TEXT", "Path": "PATH"}
+
+
+def add(group: typer.Typer, command: Callable[..., None], name: str | None = None, panel: str | None = None) -> None:
+    """Add a subcommand with completion, plain names of values, and help paragraphs that fill the terminal."""
+    for parameter in inspect.signature(command).parameters.values():
+        value = parameter.default
+        if isinstance(value, OptionInfo) and value.metavar is None:
+            kind = str(parameter.annotation).removeprefix("list[").removesuffix("]")
+            value.metavar = VALUES.get(kind)
+        if isinstance(value, (OptionInfo, ArgumentInfo)):
+            value.autocompletion = COMPLETIONS.get(parameter.name)
+    parts = inspect.cleandoc(command.__doc__ or "").split("\n\n")
+    text = "\n\n".join(part if part.startswith(" ") else part.replace("\n", " ") for part in parts)
+    group.command(name, cls=Command, help=text, rich_help_panel=panel)(command)
+
+
 app = typer.Typer(
     name="revisit",
     help="Decoding that keeps vision-language models honest about what they see.",
-    no_args_is_help=True,
+    cls=Group,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
+    **HELP,
 )
-
-_PANELS = {
+_PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Try": (demo, generate, check, lens, methods, models),
-    "Measure": (evaluate, compare, view, report, score, bench, benchmarks),
+    "Measure": (evaluate, compare, view, report, score, export, bench, benchmarks),
     "Study": (reproduce, analyze, ablate),
-    "Serve": (serve, ui, export),
+    "Serve": (serve, ui),
     "Maintain": (doctor,),
 }
 for _panel, _commands in _PANELS.items():
     for _command in _commands:
-        app.command("eval" if _command is evaluate else None, rich_help_panel=_panel)(_command)
-_data = typer.Typer(help="Download the data of a benchmark.", no_args_is_help=True)
-_data.command("get")(data.get)
+        add(app, _command, "eval" if _command is evaluate else None, _panel)
+_data = typer.Typer(help="Download the data of a benchmark.", cls=Group, **HELP)
+add(_data, data.get, "get")
 app.add_typer(_data, name="data", rich_help_panel="Maintain")
 
 
@@ -70,8 +119,11 @@ def _options(version: bool = VERSION) -> None:
 
 
 def main(app: typer.Typer = app) -> None:
-    """Run the command line; an error that the user can fix is one sentence on stderr and exit status 2."""
+    """Run the command line; print errors that the user can fix as one sentence on stderr, with exit status 2."""
     settings.hide_progress_bars(downloads=sys.stderr.isatty())
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # print "?" for what the terminal's encoding lacks
+            stream.reconfigure(errors="replace")
     _show_log()
     try:
         app()
@@ -82,7 +134,7 @@ def main(app: typer.Typer = app) -> None:
         if package not in EXTRAS:
             raise
         _end(str(missing(package)))
-    except BrokenPipeError:  # the reader of the output has left
+    except BrokenPipeError:  # the reader of the output is gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:

@@ -1,6 +1,10 @@
-"""Options that several commands share."""
+"""Options and output that several commands share."""
 
 from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
 
 import typer
 
@@ -9,10 +13,41 @@ from revisit.registry import MAX_BEAMS, MAX_SEED
 
 
 def a_seed(value: int) -> int:
-    """The seed, checked here because a range on the option would print 19 digits in every help."""
+    """Return a valid seed; a range on the option would print 19 digits in every help text."""
     if not 0 <= value <= MAX_SEED:
         raise typer.BadParameter(f"{value} is not in the range 0<=x<={MAX_SEED}.")
     return value
+
+
+def completion(names: Callable[[], list[str]]) -> Callable[[str], list[str]]:
+    """Complete the last of several comma-separated names."""
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",")
+        return [before + comma + name for name in names() if name.startswith(last)]
+
+    return complete
+
+
+def _methods() -> list[str]:
+    from revisit.decoding.method import METHODS
+
+    return METHODS.names()
+
+
+def _benchmarks() -> list[str]:
+    from revisit.eval.benchmarks.registry import BENCHMARKS
+
+    return BENCHMARKS.names()
+
+
+complete_methods, complete_benchmarks = completion(_methods), completion(_benchmarks)
+
+
+def print_json(value: object, indent: int | None = None) -> None:
+    """Print JSON that the encoding of standard output can hold."""
+    unicode = (sys.stdout.encoding or "").lower().startswith("utf")
+    print(json.dumps(value, ensure_ascii=not unicode, indent=indent), flush=True)
 
 
 MODEL = typer.Option(
@@ -20,7 +55,7 @@ MODEL = typer.Option(
 )
 PROMPT = typer.Option(DESCRIBE, "--prompt", "-p", help="The question.")
 METHOD = typer.Option("revisit", help="Decoding method, see `revisit methods`. Settings: --set, or revisit:alpha=1e-3.")
-SET = typer.Option([], "--set", help="Setting of the method, key=value. Repeatable.")
+SET = typer.Option([], "--set", metavar="KEY=VALUE", help="Setting of the method. Repeatable.")
 COMPARE_WITH = typer.Option(["greedy"], help="Another method to compare with, or none. Repeatable.")
 MAX_NEW_TOKENS = typer.Option(256, min=1, help="Maximum length of an answer, in tokens.")
 SAMPLE = typer.Option(False, "--sample", help="Sample instead of decoding greedily.")
@@ -34,6 +69,7 @@ TRUST_REMOTE_CODE = typer.Option(False, "--trust-remote-code", help="Allow code 
 ALLOW_INCOMPLETE = typer.Option(
     False, "--allow-incomplete", help="Load weights with missing, unexpected or non-finite tensors."
 )
+ANY_IMAGE = typer.Option(False, "--any-image", help="Let `tiny` process images unlike the scenes it was trained on.")
 LIMIT = typer.Option(None, min=1, help="Use only the first items of each benchmark.")
 BATCH_SIZE = typer.Option(8, min=1, help="Batch size. Does not change answers in float32.")
 PLAN = typer.Option(False, "--plan", help="Print the plan and exit.")

@@ -1,69 +1,193 @@
-"""Progress of a command, on stderr."""
+"""Progress of a command, on stderr: on a terminal a bar for the whole run and one for the current log, elsewhere one line a minute."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from statistics import fmean
+from types import TracebackType
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.progress import TimeRemainingColumn as Remaining
 
 from revisit.errors import Interrupted
+from revisit.eval.config import EvalConfig
+from revisit.eval.log import LOGS
+from revisit.eval.report.document import Section, Table
+from revisit.eval.report.terminal import print_section
+from revisit.eval.run import Planned, Reporter, check_files, planned
 
-if TYPE_CHECKING:
-    from rich.progress import Progress
+LINE_EVERY = 60  # seconds, without a terminal
 
-    from revisit.evaluation.plan import Plan
-    from revisit.evaluation.runner import Reporter
+
+class Bars(Reporter):
+    """A reporter that draws on a console, by default on standard error."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(stderr=True)
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("left"),
+            Remaining(),
+            console=self.console,
+            disable=not self.console.is_terminal,
+            transient=True,
+            speed_estimate_period=300,
+        )
+        self.task: TaskID | None = None  # of the current log
+        self.overall: TaskID | None = None
+        self.work: Sequence[Planned] = ()
+        self.number = 0  # of the current log, from 1
+        self.title, self.total, self.done = "", 0, 0
+        self.stored, self.began, self.printed = 0, 0.0, 0.0
+        self.finished = 0  # answers of the logs before it
+        self.generated, self.seconds = 0, 0.0  # in the logs before it
+
+    def __enter__(self) -> Bars:
+        self.progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._end()
+        self.progress.stop()
+
+    def plan(self, work: Sequence[Planned]) -> None:
+        """Print the plan; draw a bar for all of it if there are several logs."""
+        self._end()
+        self.note(f"Plan: {plan_text(work)}.")
+        self._follow(work)
+
+    def _follow(self, work: Sequence[Planned]) -> None:
+        self.work, self.number, self.finished, self.generated, self.seconds = work, 0, 0, 0, 0.0
+        if self.overall is not None:
+            self.progress.remove_task(self.overall)
+            self.overall = None
+        if len(work) > 1:
+            total = sum(each.items for each in work)
+            self.overall = self.progress.add_task("", total=total, completed=sum(each.stored for each in work))
+
+    def start(self, title: str, total: int, done: int) -> None:
+        """Draw a new bar; stored answers count as done, but not for the speed."""
+        self._end()
+        if self.number >= len(self.work):  # not part of the plan
+            self._follow(())
+        self.number += 1
+        self.title, self.total, self.done, self.stored = title, total, done, done
+        self.began = self.printed = time.monotonic()
+        self.task = self.progress.add_task(escape(title), total=total, completed=done)
+        if self.overall is not None:
+            known = self.finished + done + sum(each.stored for each in self.work[self.number :])
+            self.progress.update(self.overall, description=self._place(), completed=known)
+        if done == total:
+            self._end()
+
+    def advance(self, count: int) -> None:
+        """Move the bars; without a terminal, print a line every minute."""
+        self.done += count
+        if self.task is not None:
+            self.progress.advance(self.task, count)
+        if self.overall is not None:
+            self.progress.advance(self.overall, count)
+        if not self.console.is_terminal and time.monotonic() - self.printed > LINE_EVERY and self.done < self.total:
+            self.printed = time.monotonic()
+            self.note(f"{self.title}: {self.done:,}/{self.total:,}{self._left()}")
+        if self.done == self.total:
+            self._end()
+
+    def note(self, text: str) -> None:
+        """Print a line above the bars."""
+        self.progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def _place(self) -> str:
+        return f"{self.number} of {len(self.work)}" if len(self.work) > 1 else ""
+
+    def _left(self) -> str:
+        """Return where the run is and how long the rest takes, at the speed so far."""
+        generated = self.generated + self.done - self.stored
+        rest = self.total - self.done + sum(each.missing for each in self.work[self.number :])
+        seconds = self.seconds + time.monotonic() - self.began
+        left = f"about {duration(seconds / generated * rest)} left" if generated else ""
+        return "".join(f", {part}" for part in (self._place(), left) if part)
+
+    def _end(self) -> None:
+        """Replace the bar by a line."""
+        if self.task is None:
+            return
+        self.progress.remove_task(self.task)
+        self.task = None
+        self.finished += self.done
+        if not self.total:
+            return
+        seconds = time.monotonic() - self.began
+        self.generated, self.seconds = self.generated + self.done - self.stored, self.seconds + seconds
+        mark = "✓ " if self.done == self.total else ""
+        how = "already stored" if self.stored == self.total else f"in {duration(seconds)}"
+        self.note(f"{mark}{self.title}: {self.done:,}/{self.total:,} {how}")
 
 
 @contextmanager
 def reporter(quiet: bool, output: Path) -> Iterator[Reporter]:
-    """Shows a run's progress on stderr: bars, lines in pipes, nothing with --quiet. Ctrl-C becomes one sentence about `output`."""
-    from revisit.evaluation.progress import Bars
-    from revisit.evaluation.runner import Reporter
-
+    """Show a run's progress: bars, lines in pipes, nothing with --quiet. Ctrl-C becomes one sentence about `output`."""
     with nullcontext(Reporter()) if quiet else Bars() as progress:
         try:
             yield progress
         except KeyboardInterrupt:
-            if any(output.glob("cells/*/answers.jsonl")):
+            if any((output / LOGS).glob("*.jsonl")):
                 sentence = f"Stopped. Finished answers are in {output}; rerun the command to resume."
             else:
                 sentence = "Stopped before the first answer."
             raise Interrupted(sentence) from None
 
 
-def print_plan(plan: Plan) -> None:
-    """The cells of a plan as a table, with how much of each is stored."""
-    from revisit.evaluation.plan import plan_text
-    from revisit.evaluation.runner import check_files, planned_cells
-    from revisit.report.document import Section, Table
-    from revisit.report.terminal import print_section
+def plan_text(work: Sequence[Planned]) -> str:
+    """Return how much work a plan is, in one line; with an estimate of the time if some answers are stored."""
+    counts = (len({getattr(each, kind) for each in work}) for kind in ("model", "method", "benchmark"))
+    grid = " × ".join(plural(n, kind) for n, kind in zip(counts, ("model", "method", "benchmark"), strict=True))
+    answers, stored = sum(each.items for each in work), sum(each.stored for each in work)
+    known = [each.seconds for each in work if each.seconds is not None]
+    text = f"{grid}, {plural(answers, 'answer')}"
+    text += f", {stored:,} of them stored" if stored else ""
+    if known and stored < answers:
+        seconds = sum(each.missing * (each.seconds or fmean(known)) for each in work)
+        text += f", about {duration(seconds)} at the speed of the stored ones"
+    return text
 
-    check_files(plan)
-    cells = planned_cells(plan)
-    heads = ("Model", "Method", "Benchmark", *(["Seed"] if len(plan.seeds) > 1 else []), "Stored", "Items")
-    rows = [
-        (
-            c.model,
-            c.method,
-            c.benchmark,
-            *([str(c.seed)] if len(plan.seeds) > 1 else []),
-            f"{c.stored:,}",
-            f"{c.items:,}",
-        )
-        for c in cells
-    ]
-    unknown = "" if any(cell.seconds for cell in cells) else " The time is estimated once there are answers."
-    caption = f"{plan_text(cells)}.{unknown} Leave out --plan to run it; results go to {plan.output}."
+
+def print_plan(config: EvalConfig) -> None:
+    """Print what a configuration asks for as a table, with how much of it is stored."""
+    config.check()
+    check_files(config)
+    work, several = planned(config), len(config.all_seeds) > 1
+    heads = ("Model", "Method", "Benchmark", *(["Seed"] if several else []), "Stored", "Items")
+    rows = [(*each[:3], *([str(each.seed)] if several else []), f"{each.stored:,}", f"{each.items:,}") for each in work]
+    unknown = "" if any(each.seconds for each in work) else " The time is estimated once there are answers."
+    caption = f"{plan_text(work)}.{unknown} Leave out --plan to run it; results go to {config.out}."
     print_section(Section("Plan", [Table(heads, rows, caption, left=3)]))
 
 
-def progress_bar() -> Progress:
-    """A bar on stderr that disappears when the work is done; nothing at all if stderr is not a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+def plural(count: int, noun: str) -> str:
+    """Return a count with its noun: "1 answer", "2,208 answers"."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
+
+def duration(seconds: float) -> str:
+    """Return a time for people: "27 s", "12 min", "3.5 h"."""
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5970 else f"{seconds / 3600:.1f} h"
+
+
+def progress_bar() -> Progress:
+    """Return a bar on stderr that disappears when the work is done; nothing at all if stderr is not a terminal."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Remaining())
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 import typer
 
 from revisit.cli import options
-from revisit.cli.progress import reporter
 from revisit.errors import RevisitError, need, unknown
 
 if TYPE_CHECKING:
+    from revisit.eval.report.document import Section
     from revisit.paper.catalog import Row
-    from revisit.report.document import Section
 
 SCENES = "scenes:unusual:8"  # the embedded models' data unless --data names others
 
@@ -57,8 +56,8 @@ def reproduce(
 
       revisit reproduce all --model tiny --out runs/tiny
     """
+    from revisit.eval.report.terminal import print_section
     from revisit.paper import catalog
-    from revisit.report.terminal import print_section
 
     if list_:
         print_section(_listing())
@@ -72,13 +71,14 @@ def reproduce(
     print_section(_plan(rows, chosen, model, limit))
     if plan:
         return
-    from revisit.benchmarks.language import require_data
-    from revisit.evaluation.places import DOWNLOAD, parse_data
-    from revisit.evaluation.store import make_folder
+    from revisit.cli.progress import reporter
+    from revisit.eval.benchmarks.io.places import DOWNLOAD, parse_data
+    from revisit.eval.benchmarks.language import require_data
+    from revisit.eval.report.document import write
+    from revisit.explain.files import make_folder
     from revisit.models.config import EMBEDDED
     from revisit.paper.reproduce import Setup
     from revisit.paper.reproduce import reproduce as run
-    from revisit.report.document import write
 
     need("scipy", "statsmodels", "matplotlib")
     if any(row.benchmark == "chair" for row in rows):
@@ -124,8 +124,8 @@ def _models(names: str | None, model: str | None) -> dict[str, str]:
 
 
 def _listing() -> Section:
+    from revisit.eval.report.document import Section, Table
     from revisit.paper.catalog import ROWS
-    from revisit.report.document import Section, Table
 
     lines = [
         (row.key, row.where, row.title, ", ".join(row.models), row.benchmark, f"{row.items:,}", row.data)
@@ -137,9 +137,9 @@ def _listing() -> Section:
 
 
 def _plan(rows: list[Row], chosen: dict[str, str], model: str | None, limit: int | None) -> Section:
+    from revisit.eval.report.document import Section, Table, Text
     from revisit.models.config import EMBEDDED
     from revisit.paper.catalog import MODELS, answers
-    from revisit.report.document import Section, Table, Text
 
     lines, seen = [], set()
     for row in rows:

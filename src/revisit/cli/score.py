@@ -12,12 +12,12 @@ import typer
 from revisit.errors import RevisitError
 
 if TYPE_CHECKING:
-    from revisit.benchmarks.base import Benchmark, Item, Scores
+    from revisit.eval.benchmarks.base import Benchmark, Item, Scores
 
 
 def score(
     benchmark: str = typer.Argument(..., help="A name from `revisit benchmarks`, or FILE.py:Class."),
-    answers: Path = typer.Argument(..., help="A file of answers, or a folder in cells/ of a run."),
+    answers: Path = typer.Argument(..., help="A file of answers, or a log of `revisit eval`."),
     data: Path = typer.Option(..., help="The benchmark's data folder, as for `revisit eval`."),
     field: str = typer.Option(None, help="Field with the generated text, if ambiguous."),
     set_: list[str] = typer.Option([], "--set", help="Option of the benchmark, key=value."),
@@ -37,8 +37,9 @@ def score(
 
       revisit score mmmu total_val_output.json --data data/mmmu
     """
-    from revisit.benchmarks import get
-    from revisit.benchmarks.io.answers import attach, read_answers
+    from revisit.eval.benchmarks import get
+    from revisit.eval.benchmarks.io.answers import attach
+    from revisit.explain.records import read_answers
     from revisit.registry import parse_assignments
 
     if per_item and not as_json:

@@ -23,8 +23,8 @@ LIMITS = typer.Option(
 
 
 def read_limits(file: Path | None, page: bool) -> Limits:
-    """The limits of a server, or of the page, with those in the file."""
-    from revisit.evaluation.config import read_yaml
+    """Return the limits of a server, or of the page, changed by those in the file."""
+    from revisit.eval.config import read_yaml
     from revisit.serve.limits import UI_LIMITS, Limits
 
     limits = UI_LIMITS if page else Limits()

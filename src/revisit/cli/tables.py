@@ -1,52 +1,40 @@
-"""A decode, a lens, facts and notices as commands print them."""
+"""Tables of a decoding run and of a lens, as commands print them."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from revisit.embedded.familiar import advice
-from revisit.explain.record import MethodOutput, TokenStep, own_settings
+from revisit.eval.report.document import Cell, Table
+from revisit.explain.record import MethodOutput, instead_of, own_settings
 from revisit.explain.tokens import printable
-from revisit.report.document import Cell, Table
 
 if TYPE_CHECKING:
-    from revisit.explain.lens import Lens
+    from revisit.decoding.trace import StepRecord
+    from revisit.explain.lens import Lens, Reading
     from revisit.models.geometry import Layout
 
 MIN_SHIFT = 0.1  # share of the probability that a method must move for a step to be listed
 
 
 def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
-    """Names with their values, one a line."""
+    """Print names with their values, one per line."""
     print(f"{title}\n")
     for name, value in facts:
         print(f"{name}: {value}")
 
 
-def print_unfamiliar(pictures: Sequence[str]) -> None:
-    """Name pictures that are not like what the embedded model knows on stderr, and say what it knows."""
-    if pictures:
-        more = f" (and {len(pictures) - 1} more)" if len(pictures) > 1 else ""
-        print(f"note: {advice(pictures[0] + more, '--model ')}", file=sys.stderr)
-
-
 def steps_table(answer: MethodOutput, layout: Layout | None = None) -> Table:
-    """The steps at which the method mattered: it changed the best token, or moved at least a tenth of the probability."""
-    kept = [
-        (number, step)
-        for number, step in enumerate(answer.steps, 1)
-        if step.instead_of is not None or step.shift >= MIN_SHIFT
-    ]
+    """List the steps at which the method changed the best token or moved at least a tenth of the probability."""
+    kept = [(number, step) for number, step in enumerate(answer.steps, 1) if step.changed or step.shift >= MIN_SHIFT]
     own = own_settings(answer.method)
     title = f"{answer.name}: {len(answer.changed)} of {len(answer.steps)} steps changed" + (f" ({own})" if own else "")
     if not kept:
-        return Table((), (), f"{title}. The method changed no step noticeably.")
-    columns: dict[str, Callable[[int, TokenStep], Cell | str]] = {
+        title += ". The method changed no step noticeably."
+    columns: dict[str, Callable[[int, StepRecord], Cell | str]] = {
         "step": lambda number, _: str(number),
-        "token": lambda _, step: Cell(printable(step.text), rank=int(step.instead_of is not None)),
-        "instead of": lambda _, step: "" if step.instead_of is None else printable(step.instead_of),
+        "token": lambda _, step: Cell(printable(step.text or ""), rank=int(step.changed)),
+        "instead of": lambda _, step: printable(instead_of(step) or "") if step.changed else "",
         "patch (row, col)": lambda _, step: place(step.vision_token, layout),
         "model → after": lambda _, step: _change(step),
         "plausible tokens": lambda _, step: str(step.plausible_tokens),
@@ -62,14 +50,16 @@ def steps_table(answer: MethodOutput, layout: Layout | None = None) -> Table:
     return Table(tuple(columns), rows, title, left=4)
 
 
-def _change(step: TokenStep) -> str:
-    """The chosen token's probability before and after."""
-    chosen = next((c for c in step.candidates if c.token == step.token), None)
-    return "" if chosen is None else f"{_percent(chosen.base)} → {_percent(chosen.final)}"
+def _change(step: StepRecord) -> str:
+    """Return the chosen token's probability before and after."""
+    if step.token not in step.ids:
+        return ""
+    place = step.ids.index(step.token)
+    return f"{_percent(step.base[place])} → {_percent(step.final[place])}"
 
 
 def place(token: int | None, layout: Layout | None) -> str:
-    """Row and column of a vision token's patch, counted from 1; its number where they are not known."""
+    """Return row and column of a vision token's patch, from 1, or its number if they are not known."""
     if token is None:
         return ""
     region = layout.region(token) if layout is not None else None
@@ -80,9 +70,8 @@ def place(token: int | None, layout: Layout | None) -> str:
     return f"{image}{view}{region.row + 1},{region.column + 1}"
 
 
-def words_table(lens: Lens, reading: int, layer: int) -> Table:
-    """For each word of a set: how strongly the patches say it at a layer, and where most."""
-    read = lens.readings[reading]
+def words_table(lens: Lens, read: Reading, layer: int) -> Table:
+    """List each word of a set with its shares at a layer, and the patch with the highest."""
     assert read.maps is not None
     maps = read.maps[layer]  # (tokens, words)
     winners, rows = maps.argmax(-1), []
@@ -96,18 +85,17 @@ def words_table(lens: Lens, reading: int, layer: int) -> Table:
     return Table(heads, rows, f"{read.name}, layer {lens.layers[layer]}. {about}")
 
 
-def patches_table(lens: Lens, reading: int, layer: int, most: int = 20) -> Table:
-    """What the patches with the most probable words say at a layer."""
-    read = lens.readings[reading]
-    order = read.chance[layer, :, 0].argsort(descending=True)[:most].tolist()
+def patches_table(lens: Lens, read: Reading, layer: int, most: int = 20) -> Table:
+    """List the predictions of the patches with the most probable words at a layer."""
+    order = read.probabilities[layer, :, 0].argsort(descending=True)[:most].tolist()
     shown = f"the {len(order)} of {lens.layout.tokens} patches with the most probable word"
     title = f"{read.name}, layer {lens.layers[layer]}: {shown}"
     rows = []
     for token in order:
-        said = zip(read.top[layer, token], read.chance[layer, token], strict=True)
-        words = "  ".join(f"{printable(read.entries[int(n)])} {float(p):.1%}" for n, p in said)
+        likeliest = zip(read.top[layer, token], read.probabilities[layer, token], strict=True)
+        words = "  ".join(f"{printable(read.entries[int(n)])} {float(p):.1%}" for n, p in likeliest)
         rows.append((place(token, lens.layout), words))
-    return Table(("patch (row, column)", "says"), rows, title, left=2)
+    return Table(("patch (row, column)", "predicts"), rows, title, left=2)
 
 
 def _percent(p: float) -> str:

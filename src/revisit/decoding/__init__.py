@@ -1,1 +1,1 @@
-"""How a decoding method plugs into transformers' generate()."""
+"""The seam between decoding methods and transformers' generate()."""

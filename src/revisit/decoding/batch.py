@@ -1,6 +1,6 @@
-"""One batch decoded and split into answers: evaluation, the server and the studies all decode here.
+"""Decoding of a batch into answers, for evaluation, the server and the studies.
 
-Every row has decoding settings and a seed of its own, and its answer is what it would get alone.
+Every row has its own decoding settings and seed, and its answer does not depend on the other rows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from revisit.decoding.loop import generate
+from revisit.decoding.generate import generate
 from revisit.decoding.method import METHODS
 from revisit.decoding.settings import Decoding
 from revisit.decoding.trace import RowTrace, Trace
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from revisit.decoding.method import Method
     from revisit.models.types import Inputs, Model, Processor
 
-# (row, token) -> whether the row ends here; called for every token of a row until the row has ended. With beams the tokens
-# are known, and come, when the search is over.
+# (row, token) -> whether the row ends here; called for every token of a row until the row has ended. With beams it is called
+# after the search, when the tokens are known.
 OnToken = Callable[[int, int], bool]
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """One answer: its text without surrounding blanks, its tokens up to and with the end token, and why it ended."""
+    """One answer: its text without surrounding blanks, its tokens including the end token, and why it ended."""
 
     text: str
     tokens: tuple[int, ...]
@@ -49,7 +49,7 @@ class Decoded:
     traces: tuple[RowTrace, ...]  # one per beam
 
     def counters(self) -> dict[str, float]:
-        """Steps that the method saw, acted on and changed, and its plausible tokens, beams added up."""
+        """Return the trace's counters, summed over beams."""
         return {
             "steps": sum(row.step_count for row in self.traces),
             "applied": sum(row.applied for row in self.traces),
@@ -68,16 +68,16 @@ def decode_prompts(
     decoding: Decoding | None = None,
     seeds: Sequence[int] | None = None,
 ) -> list[Decoded]:
-    """The answers to prompts with their pictures; prompts without a picture are decoded plainly under every method."""
+    """Answer prompts about images. Prompts without an image are decoded plainly, whatever the method."""
     answers: dict[int, Decoded] = {}
     for rows, used in (
-        ([row for row, pictures in enumerate(images) if pictures], method),
-        ([row for row, pictures in enumerate(images) if not pictures], METHODS.get("greedy")),
+        ([row for row, own in enumerate(images) if own], method),
+        ([row for row, own in enumerate(images) if not own], METHODS.get("greedy")),
     ):
         if rows:
             inputs = prepare(processor, [prompts[row] for row in rows], [images[row] for row in rows], model.device)
-            own = None if seeds is None else [seeds[row] for row in rows]
-            found = decode_batch(model, processor, inputs, used, [decoding or Decoding()] * len(rows), own)
+            own_seeds = None if seeds is None else [seeds[row] for row in rows]
+            found = decode_batch(model, processor, inputs, used, [decoding or Decoding()] * len(rows), own_seeds)
             answers.update(zip(rows, found, strict=True))
     return [answers[row] for row in range(len(prompts))]
 
@@ -93,9 +93,18 @@ def decode_batch(
     trace: Trace | None = None,
     **more: Any,
 ) -> list[Decoded]:
-    """The answers to prepared prompts, one per row of `inputs`, each by its own settings and seed.
+    """Answer prepared prompts, one per row of `inputs`, each by its own settings and seed.
 
-    All rows share the number of beams. `more` goes to generate, for example a cache that holds the prompts.
+    Args:
+        model: The model.
+        processor: Its processor.
+        inputs: What the processor returned for the prompts.
+        method: The decoding method.
+        decodings: The settings of each row; all rows must have the same number of beams.
+        seeds: The seed of each row; its number by default.
+        on_token: Called for every token; ends a row by returning True.
+        trace: Filled with what the method does.
+        **more: Passed to `generate`, for example a cache that holds the prompts.
     """
     (beams,) = {decoding.num_beams for decoding in decodings} or {1}
     if beams == 1 and (beams := method.own_beams) > 1 and _draws(decodings):
@@ -115,8 +124,9 @@ def decode_batch(
         **inputs,
         **more,
         method=method,
+        processor=processor,
         trace=trace,
-        do_sample=False,  # draws are made row by row
+        do_sample=False,  # RowSampling draws
         temperature=None,
         top_p=None,
         top_k=None,
@@ -130,7 +140,7 @@ def decode_batch(
     ends = criteria[0].lengths if criteria and beams == 1 else limits
     tokens = [until_end(row[:length], end) for row, length in zip(rows, ends, strict=True)]
     if on_token is not None and beams > 1:
-        tokens = [_heard(on_token, number, row) for number, row in enumerate(tokens)]
+        tokens = [_until_stopped(on_token, number, row) for number, row in enumerate(tokens)]
     texts = decode_texts(processor, tokens)
     return [
         Decoded(
@@ -144,12 +154,12 @@ def decode_batch(
 
 
 def decode_texts(processor: Processor, tokens: Sequence[Sequence[int]]) -> list[str]:
-    """Token ids as answers: no special tokens, no surrounding blanks."""
+    """Return the text of token ids without special tokens and surrounding blanks."""
     return [text.strip() for text in processor.batch_decode([list(row) for row in tokens], skip_special_tokens=True)]
 
 
 class RowEnds(StoppingCriteria):  # type: ignore[misc]
-    """Ends each row at its own limit, or where `on_token` says so; `lengths` are the rows' tokens, None while they go on."""
+    """End each row at its own limit, or where `on_token` returns True. `lengths` has the tokens of rows that have ended."""
 
     def __init__(self, limits: Sequence[int], end: set[int], on_token: OnToken | None) -> None:
         self.limits, self.end, self.on_token = limits, end, on_token
@@ -167,7 +177,7 @@ class RowEnds(StoppingCriteria):  # type: ignore[misc]
 
 
 class BeamLimits(StoppingCriteria):  # type: ignore[misc]
-    """Ends the beams of each item at the item's own limit."""
+    """End the beams of each item at the item's own limit."""
 
     def __init__(self, limits: Sequence[int], prompt: int) -> None:
         self.limits, self.prompt = limits, prompt
@@ -177,8 +187,8 @@ class BeamLimits(StoppingCriteria):  # type: ignore[misc]
         return torch.tensor(reached, device=input_ids.device).repeat_interleave(len(input_ids) // len(reached))
 
 
-def _heard(on_token: OnToken, row: int, tokens: list[int]) -> list[int]:
-    """The tokens of a finished row up to the one where its listener ends it."""
+def _until_stopped(on_token: OnToken, row: int, tokens: list[int]) -> list[int]:
+    """Return the tokens of a finished row up to the one where `on_token` ends it."""
     for count, token in enumerate(tokens, 1):
         if on_token(row, token):
             return tokens[:count]
@@ -186,7 +196,7 @@ def _heard(on_token: OnToken, row: int, tokens: list[int]) -> list[int]:
 
 
 class RowSampling(LogitsProcessor):  # type: ignore[misc]
-    """Temperature, top-k, top-p and the draw by each row's own settings; greedy rows pass unchanged."""
+    """Apply temperature, top-k and top-p and draw a token, by each row's own settings; greedy rows pass unchanged."""
 
     def __init__(self, decodings: Sequence[Decoding], seeds: Sequence[int]) -> None:
         groups: dict[tuple[float, int | None, float | None], list[int]] = {}
@@ -207,7 +217,7 @@ def _draws(decodings: Sequence[Decoding]) -> bool:
 
 
 def warpers(temperature: float, top_k: int | None, top_p: float | None, seeds: Sequence[int]) -> LogitsProcessorList:
-    """What the logits of sampled rows go through; the last step leaves one token a row."""
+    """Return the processors of sampled rows; the last one leaves one token per row."""
     chain = LogitsProcessorList()
     if temperature != 1:
         chain.append(TemperatureLogitsWarper(temperature))
@@ -220,19 +230,25 @@ def warpers(temperature: float, top_k: int | None, top_p: float | None, seeds: S
 
 
 class ItemDraw(LogitsProcessor):  # type: ignore[misc]
-    """Draws each row's token with a generator of its own, and leaves only that token possible.
+    """Draw each row's token with its own generator, and leave only that token possible.
 
-    The draw is the inverse of the cumulative distribution at one uniform number per step, so an item's answer is the
-    same in any batch.
+    The draw inverts the cumulative distribution at one uniform number per step, so that an item's answer is the same in any
+    batch. A second call at the same step, as by `FallbackProcessor`, uses the same numbers. Rows with no token left pass
+    unchanged, for `FallbackProcessor` to find.
     """
 
     def __init__(self, seeds: Sequence[int]) -> None:
         self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        self.length = -1  # of the step that `uniform` belongs to
+        self.uniform = torch.empty(0, 1)  # (rows, 1)
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        chosen = torch.full_like(scores, -torch.inf)  # (rows, vocabulary)
-        for row, generator in enumerate(self.generators):
-            cumulative = scores[row].double().softmax(-1).cumsum(-1)  # (vocabulary,)
-            point = torch.rand((), generator=generator, dtype=torch.float64).to(scores.device) * cumulative[-1]
-            chosen[row, torch.searchsorted(cumulative, point, right=True).clamp(max=scores.shape[-1] - 1)] = 0
-        return chosen
+        if input_ids.shape[1] != self.length:
+            self.length = input_ids.shape[1]
+            draws = [torch.rand(1, generator=generator, dtype=torch.float64) for generator in self.generators]
+            self.uniform = torch.stack(draws).to(scores.device)
+        cumulative = scores.double().softmax(-1).cumsum(-1)  # (rows, vocabulary), NaN in rows with no token left
+        place = torch.searchsorted(cumulative, self.uniform * cumulative[:, -1:], right=True)
+        chosen = torch.full_like(scores, -torch.inf)
+        chosen.scatter_(1, place.clamp(max=scores.shape[-1] - 1), 0.0)
+        return chosen.where((scores > -torch.inf).any(-1, keepdim=True), scores)

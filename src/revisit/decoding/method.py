@@ -1,8 +1,10 @@
-"""What every decoding method is, and the methods by name."""
+"""The base class of decoding methods, and the registry that finds them by name.
+
+This module does not import torch, so that listing the names of methods stays fast.
+"""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -13,8 +15,6 @@ from revisit.errors import RevisitError
 from revisit.registry import Registry, Settings
 
 if TYPE_CHECKING:
-    from typing import TypeAlias
-
     from torch import Tensor
     from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
     from transformers.generation.utils import GenerateOutput
@@ -25,33 +25,15 @@ if TYPE_CHECKING:
     from revisit.decoding.trace import Trace
     from revisit.models.types import Model, Processor
 
-    # A method, its class, its name with settings ("revisit:alpha=1e-3"), or a mapping with its name.
-    MethodLike: TypeAlias = "Method | type[Method] | str | Mapping[str, Any]"
-
-
 # (input_ids (rows, length), logits (rows, V)) -> scores (rows, V)
-Refine = Callable[["Tensor", "Tensor"], "Tensor"]
+StepFunction = Callable[["Tensor", "Tensor"], "Tensor"]
 
 
 def _distinct(layers: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(layers))
 
 
-LayerNumbers = Annotated[
-    tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1), AfterValidator(_distinct)
-]  # each once
-
-
-class _ShortSignature:
-    """What `help` shows of a method's class: its settings and their defaults. Instances keep the signature of their call."""
-
-    def __get__(self, instance: Method | None, owner: type[Method]) -> inspect.Signature:
-        if instance is not None:
-            raise AttributeError("__signature__")
-        fields = owner.model_fields.items()
-        values = ((name, inspect.Parameter.empty if field.is_required() else field.default) for name, field in fields)
-        kind = inspect.Parameter.KEYWORD_ONLY
-        return inspect.Signature([inspect.Parameter(name, kind, default=value) for name, value in values])
+LayerNumbers = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1), AfterValidator(_distinct)]
 
 
 class Method(Settings):
@@ -70,7 +52,7 @@ class Method(Settings):
         ...         return lambda input_ids, logits: logits * self.power
 
     Attributes:
-        name: What the method is called on a command line.
+        name: The method's name on a command line.
         summary: What it does, in one line.
         cost: The forwards, rows and prefills that it needs.
         source: The paper.
@@ -81,14 +63,9 @@ class Method(Settings):
     cost: ClassVar[str] = ""
     source: ClassVar[str] = ""
 
-    @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        super().__pydantic_init_subclass__(**kwargs)
-        cls.__signature__ = _ShortSignature()  # type: ignore[assignment]
-
     def __init__(self, *args: object, **settings: Any) -> None:
         """Validate the settings, which are given by name."""
-        if "logits_processor" in settings:  # transformers calls what it is given as custom_generate
+        if "logits_processor" in settings:  # transformers has called the class as custom_generate
             instance = f"{type(self).__name__}{'.recommended(model)' if hasattr(self, 'recommended') else '()'}"
             raise RevisitError(f"custom_generate takes a method, not its class: write custom_generate={instance}.")
         if args:
@@ -97,11 +74,11 @@ class Method(Settings):
             raise RevisitError(f"{type(self).__name__} needs a name: write name = 'mine' in the class.")
         super().__init__(**settings)
 
-    def begin(self, run: Run) -> Refine:
+    def begin(self, run: Run) -> StepFunction:
         """Prepare one call of `generate`.
 
         Args:
-            run: The call: the prompt, the model's parts, and what can be tapped while it runs.
+            run: The call: the prompt, the model's parts, and hooks for reading or changing the running model.
 
         Returns:
             A function that takes (input_ids, raw logits) at every step, before any other logits processor, and returns the
@@ -112,11 +89,11 @@ class Method(Settings):
         )
 
     def decode(self, run: Run, loop: Loop) -> GenerateOutput | Tensor:
-        """Decode one call of `generate`. Override it only for a decoding loop of your own, for example to step back.
+        """Decode one call of `generate`. Override it only for a loop of your own, for example one that steps back.
 
         Args:
             run: The call, with `run.forward`, `run.crop` and `run.reorder` to drive the model.
-            loop: `loop(refine)` runs transformers' own loop; `loop.scores` and `loop.ended` are its processors and stopping
+            loop: `loop(step)` runs transformers' own loop; `loop.scores` and `loop.ended` apply its processors and stopping
                 criteria.
 
         Returns:
@@ -126,16 +103,16 @@ class Method(Settings):
 
     @classmethod
     def official(cls, **overrides: Any) -> Self:
-        """The settings of the authors' released code; the defaults, unless a method says otherwise."""
+        """Return the method with the settings of the authors' released code: the defaults, unless overridden."""
         return cls(**overrides)
 
     @property
     def own_beams(self) -> int:
-        """Beams that the method searches with where the call asks for none; 1 if it can do without."""
+        """Number of beams for calls that ask for none; 1 for methods that do not need beams."""
         return 1
 
     def for_model(self, model: Model | str) -> Self:
-        """This method as it decodes a model: itself, unless it leaves settings to the model."""
+        """Return the method with all settings that depend on the model resolved."""
         return self
 
     def __call__(
@@ -148,55 +125,54 @@ class Method(Settings):
         trace: Trace | None = None,
         vision_mask: Tensor | None = None,
         processor: Processor | None = None,
+        stop_strings: str | list[str] | None = None,
         **model_kwargs: Any,
     ) -> GenerateOutput | Tensor:
-        """The `custom_generate` entry point, called by transformers, which looks for its arguments by name."""
-        from revisit.decoding.loop import decode  # needs torch, which settings do not
+        """Decode as transformers' `custom_generate`.
 
-        return decode(
-            self,
+        transformers calls this with what it has prepared. It passes on `trace`, `vision_mask`, `processor` and `stop_strings`
+        because they are parameters here.
+        """
+        from revisit.decoding.loop import open_call  # imports torch
+
+        method = self.for_model(model)
+        with open_call(
+            method,
             model,
             input_ids,
             logits_processor,
             stopping_criteria,
             generation_config,
+            model_kwargs,
             trace=trace,
             vision_mask=vision_mask,
             processor=processor,
-            **model_kwargs,
-        )
+            stop_strings=stop_strings,
+        ) as loop:
+            return loop.finish(method.decode(loop.run, loop))
 
     def settings(self) -> dict[str, Any]:
-        """Every setting, in JSON-ready form."""
+        """Return every setting, in JSON-ready form."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in self}
 
 
-def checked(method: Method, run: Run, refine: Refine) -> Refine:
-    """What `begin` returned, as a function whose results have the logits' shape and whose steps are counted.
+def layers_of_32(first: int, last: int, depth: int, least: int = 0) -> tuple[int, ...]:
+    """Return the decoder layers at the relative depth of the published ones, `first` to `last` of LLaVA-7B's 32."""
+    start, end = (min(round(layer * depth / 32), depth - 1) for layer in (first, last))
+    return tuple(range(min(max(start, least), end), end + 1))
 
-    Raises RevisitError for another shape. A step that the method has noted itself is not counted twice.
-    """
-    if not callable(refine):
+
+def check_layers(method: Method, layers: tuple[int, ...], depth: int) -> tuple[int, ...]:
+    """Return the layers in ascending order; raise RevisitError if the decoder does not have them all."""
+    if max(layers) >= depth:
         raise RevisitError(
-            f"The method {method.name!r} cannot decode: its begin(run) must return a function of (input_ids, logits), not "
-            f"{type(refine).__name__}."
+            f"{type(method).__name__}: layer {max(layers)} does not exist: this model's layers are numbered 0 to {depth - 1}."
         )
+    return tuple(sorted(layers))
 
-    def step(input_ids: Tensor, logits: Tensor) -> Tensor:
-        run.recorder.noted = False
-        run.check_attention()
-        scores = refine(input_ids, logits)
-        shape = getattr(scores, "shape", None)  # known without waiting for the device
-        if shape != logits.shape:
-            raise RevisitError(
-                f"The method {method.name!r} must return logits of the same shape, {tuple(logits.shape)}, not "
-                f"{type(scores).__name__ if shape is None else tuple(shape)}."
-            )
-        if not run.recorder.noted:
-            run.recorder.note_scores(input_ids, logits, scores)
-        return scores
 
-    return step
+# A method, its class, its name with settings ("revisit:alpha=1e-3"), or a mapping with its name.
+MethodLike = Method | type[Method] | str | Mapping[str, Any]
 
 
 def _check_begin(cls: type[Method], where: str) -> None:
@@ -208,12 +184,12 @@ METHODS = Registry("method", "revisit.methods", Method, _check_begin)
 
 
 def as_method(method: MethodLike, model: Model | str | None = None, /, **settings: Any) -> Method:
-    """A method from whatever names one.
+    """Return the method that is given as an instance, a class, a name or a mapping.
 
     Args:
-        method: A method keeps the settings it has. Its class or its name takes what is recommended for the model.
+        method: An instance keeps its settings. A class or a name takes what is recommended for the model.
         model: A loaded model or its `model_type`; None for the method's defaults.
-        **settings: Settings that come on top.
+        **settings: Settings that override the others.
     """
     if isinstance(method, Method):
         _check_begin(type(method), type(method).__name__)
@@ -232,31 +208,13 @@ def as_method(method: MethodLike, model: Model | str | None = None, /, **setting
 
 
 def _recommended(cls: type[Method], model: Model | str | None, settings: Mapping[str, Any]) -> Method:
-    knows = model is not None and hasattr(cls, "recommended")
-    made = METHODS.make(partial(cls.recommended, model) if knows else cls, **settings)  # type: ignore[attr-defined]
+    has_own = model is not None and hasattr(cls, "recommended")
+    made = METHODS.make(partial(cls.recommended, model) if has_own else cls, **settings)  # type: ignore[attr-defined]
     return made if model is None else made.for_model(model)
 
 
-def refuse_settings(method: Method, arguments: Mapping[str, Any]) -> None:
-    """Raises RevisitError for a setting of the method among the arguments of `generate`, where it would do nothing.
-
-    A name that both have, such as DeCo's `top_p`, is the argument of `generate`.
-    """
-    from transformers import GenerationConfig
-
-    own = vars(GenerationConfig())
-    for field in type(method).model_fields:
-        if field in arguments and field not in own:
-            if field == "seed":
-                raise RevisitError("generate takes no seed: call transformers.set_seed before it.")
-            text = f"{method.name}:{field}={arguments[field]}"
-            raise RevisitError(
-                f"{field} is a setting of the method, not an argument of generate: write method={text!r}."
-            )
-
-
 def method_text(name: str, settings: Mapping[str, Any]) -> str:
-    """The text that names a method with these settings, without those that are its defaults."""
+    """Return the text that names a method with these settings, leaving out its defaults."""
     defaults = METHODS.get(name).settings() if name in METHODS.names() else {}
     changed = {key: value for key, value in settings.items() if key not in defaults or defaults[key] != value}
     return ":".join(
@@ -265,9 +223,10 @@ def method_text(name: str, settings: Mapping[str, Any]) -> str:
 
 
 def value_text(value: object) -> str:
-    """A setting's value as it is typed; the links of a chain as methods with their settings."""
+    """Return a setting's value as a user types it; the methods of a chain with their settings."""
     if isinstance(value, Mapping):
         return method_text(value["name"], {key: own for key, own in value.items() if key != "name"})
     if isinstance(value, (list, tuple)):
-        return f"[{','.join(map(value_text, value))}]"
+        separator = ";" if any(isinstance(entry, Mapping) for entry in value) else ","
+        return f"[{separator.join(map(value_text, value))}]"
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)

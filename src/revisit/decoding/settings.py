@@ -1,4 +1,4 @@
-"""How tokens are drawn, apart from the method: length, sampling, beams."""
+"""Decoding settings that are independent of the method: length, sampling, beams."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Drawing(Settings):
-    """What is checked of any call of generate, which may also sample with beams."""
+    """Options that are checked in every call of generate."""
 
     temperature: Temperature | None = None
     top_p: PositiveShare | None = None
@@ -22,13 +22,13 @@ class Drawing(Settings):
 
 
 class Decoding(Drawing):
-    """How text is drawn, apart from the method. Without `temperature` decoding is greedy (or beam search)."""
+    """Length, sampling and beams of an answer. Without `temperature`, decoding is greedy or beam search."""
 
     max_new_tokens: Count = 512
     top_k: Count | None = None
 
     @model_validator(mode="after")
-    def _refuse_what_would_be_ignored(self) -> Self:
+    def _check_together(self) -> Self:
         if self.temperature is None and (self.top_p is not None or self.top_k is not None):
             raise RevisitError("top_p and top_k need sampling: set a temperature, or remove them.")
         if self.temperature is not None and self.num_beams > 1:
@@ -37,7 +37,7 @@ class Decoding(Drawing):
 
     @classmethod
     def asked(cls, sample: bool, temperature: float, top_p: float, num_beams: int = 1) -> Self:
-        """What a command's options ask for; raises RevisitError for those that would not act."""
+        """Return the settings for a command's options; raise RevisitError for options without effect."""
         if not sample and (temperature != 1 or top_p != 1):
             raise RevisitError("--temperature and --top-p need --sample.")
         if not sample:

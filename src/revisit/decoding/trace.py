@@ -1,4 +1,4 @@
-"""What happened during a decode: counters always, a full record of every step on request."""
+"""The trace of a decode: counters always, and a record of every step on request."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from revisit.errors import RevisitError, as_path, need
 
@@ -14,40 +14,51 @@ if TYPE_CHECKING:
     import pandas
     from torch import Tensor
 
-    from revisit.models.types import Processor, Tokenizer
+    from revisit.models.types import Tokenizer
 
 
 @dataclass(repr=False)
 class StepRecord:
-    """One step of one row. Probabilities run over `ids`, the plausible set, most probable (final) first."""
+    """One step of one row: its candidates, the likeliest (after the method) first, and how the method chose."""
 
     step: int  # from 1
-    token: int | None  # what the loop then chose; None until known
-    ids: list[int]
+    token: int | None  # that was chosen; None with beams
+    ids: list[int]  # of the candidates: the plausible set, or its best part
     base: list[float]  # probability before the method
-    vision: list[float] | None  # of the selected vision token, or of the contrast branch; None on identity steps
+    vision: (
+        list[float] | None
+    )  # probability in the selected vision token, or in the contrasted run; None if there was none
     final: list[float]  # probability after the method
-    plausible_tokens: int  # how many there are; `ids` may be cut to the best
+    plausible_tokens: int  # size of the plausible set
     layer: int | None = None  # index into the decoder's hidden states: 0 is the projector's output
-    vision_token: int | None = None  # which of the row's was selected, from 0
+    vision_token: int | None = None  # index of the selected one in the row, from 0
     divergence: float | None = None
     divergences: Tensor | None = None  # (layers, vision tokens), float32 on the CPU
     weight: float | None = None  # of the vision side in the fusion
-    text: str | None = None  # of the chosen token, where the tokenizer is known
+    text: str | None = None  # of the chosen token; None if no processor was found
     texts: list[str] | None = None  # of `ids`
-    patch_row: int | None = None  # of the selected vision token on its image, from 1; filled in by `ask`
+    patch_row: int | None = None  # of the selected vision token in its image, from 1; filled in by `ask`
     patch_col: int | None = None
 
     @property
     def changed(self) -> bool:
-        """Whether the method's best token is not the model's own."""
+        """Whether the method's best token differs from the model's own."""
         return self.instead_of is not None
 
     @property
     def instead_of(self) -> int | None:
-        """The model's own best token, if the method's is another."""
+        """The model's own best token, if the method's differs."""
         best = self.ids[max(range(len(self.base)), key=self.base.__getitem__)]
         return best if best != self.ids[0] else None
+
+    @property
+    def shift(self) -> float:
+        """Share of probability that the method moved, 0 to 1 (total variation).
+
+        Everything outside the listed candidates counts as one of them.
+        """
+        listed = sum(abs(after - before) for before, after in zip(self.base, self.final, strict=True))
+        return min(1.0, 0.5 * (listed + abs(sum(self.base) - sum(self.final))))
 
     def __repr__(self) -> str:
         chosen = repr(self.text) if self.text is not None else self.token
@@ -59,12 +70,12 @@ class StepRecord:
 
 @dataclass(repr=False)
 class RowTrace:
-    """Counters of one row (one beam of one item, in beam search)."""
+    """Counters and records of one row, which in beam search is one beam of an item."""
 
     vision_tokens: int = 0
-    step_count: int = 0  # steps seen until the row ended
-    applied: int = 0  # steps where the method had something to decide and decided it
-    changed: int = 0  # steps where its arg-max differs from the model's
+    step_count: int = 0  # steps until the row ended
+    applied: int = 0  # steps at which the method had an effect
+    changed: int = 0  # steps at which its arg-max differs from the model's
     plausible_tokens: list[int] = field(default_factory=list)
     records: list[StepRecord] = field(default_factory=list)
 
@@ -75,10 +86,10 @@ class RowTrace:
 
 @dataclass(repr=False)
 class Trace:
-    """Pass one to `generate` to see what a method did.
+    """What a method did in one call of `generate`. Pass one as `trace=`; the next call that gets it empties it first.
 
-    With `record=True` every step keeps its candidates (the best `candidates` of them), its selected vision token and
-    all divergences. A trace describes one call: it is emptied when the next one begins.
+    With `record=True`, every step keeps its candidates (the best `candidates` of them), its selected vision token and
+    all divergences.
     """
 
     record: bool = False
@@ -86,7 +97,7 @@ class Trace:
     rows: list[RowTrace] = field(default_factory=list)
     method: dict[str, Any] = field(default_factory=dict)
     layers: tuple[int, ...] = ()
-    links: list[Trace] = field(default_factory=list)  # of a chain: the counters of each of its methods
+    links: list[Trace] = field(default_factory=list)  # in a chain, the counters of each of its methods
 
     def __repr__(self) -> str:
         if not self.rows:
@@ -96,7 +107,7 @@ class Trace:
         return f"Trace({self.method.get('name', '')!r}, {counts}{', recorded' if self.record else ''})"
 
     def summary(self) -> dict[str, Any]:
-        """Totals over all rows."""
+        """Return totals over all rows."""
         sizes = [size for row in self.rows for size in row.plausible_tokens]
         return {
             "rows": len(self.rows),
@@ -109,27 +120,12 @@ class Trace:
             "largest_plausible_tokens": max(sizes, default=None),
         }
 
-    def of_row(self, number: int) -> Trace:
-        """The trace of one row of a batch, as if it had been decoded alone."""
-        return replace(self, rows=[self.rows[number]], links=[link.of_row(number) for link in self.links])
-
-    def add_text(self, tokenizer: Tokenizer | Processor) -> Trace:
-        """Fill in the text of every recorded token; `generate` does it wherever it finds the model's processor."""
-        words = cast("Tokenizer", getattr(tokenizer, "tokenizer", tokenizer))
-        records = [record for row in self.rows for record in row.records]
-        ids = {token for record in records for token in (*record.ids, record.token) if token is not None}
-        text = {token: words.decode([token]) for token in ids}
-        for record in records:
-            record.text = None if record.token is None else text[record.token]
-            record.texts = [text[token] for token in record.ids]
-        return self
-
     def to_dict(self) -> dict[str, Any]:
-        """Everything, in JSON-ready form."""
+        """Return everything in JSON-ready form."""
         return {**asdict(self, dict_factory=_with_lists), "summary": self.summary()}
 
     def save(self, path: str | Path) -> Path:
-        """Write the trace as JSON; returns the path."""
+        """Write the trace as JSON, and return the path."""
         path = as_path(path)
         text = json.dumps(self.to_dict(), ensure_ascii=False)
         try:
@@ -140,7 +136,7 @@ class Trace:
         return path
 
     def to_pandas(self) -> pandas.DataFrame:
-        """A table with one line per recorded step, counted from 1 in each row; needs pandas and `Trace(record=True)`."""
+        """Return a table with one line per recorded step; needs pandas and `Trace(record=True)`."""
         need("pandas")
         import pandas
 
@@ -151,8 +147,23 @@ class Trace:
         return pandas.DataFrame(lines, columns=list(_line(0, _EMPTY))).astype(dict.fromkeys(whole, "Int64"))
 
 
+def row_trace(trace: Trace, number: int) -> Trace:
+    """Return the trace of one row of a batch, as if it had been decoded alone."""
+    return replace(trace, rows=[trace.rows[number]], links=[row_trace(link, number) for link in trace.links])
+
+
+def add_text(trace: Trace, tokenizer: Tokenizer) -> None:
+    """Fill in the text of every recorded token."""
+    records = [record for row in trace.rows for record in row.records]
+    ids = {token for record in records for token in (*record.ids, record.token) if token is not None}
+    text = {token: tokenizer.decode([token]) for token in ids}
+    for record in records:
+        record.text = None if record.token is None else text[record.token]
+        record.texts = [text[token] for token in record.ids]
+
+
 def _with_lists(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The fields of a dataclass, tensors as lists."""
+    """Return the fields of a dataclass, tensors as lists."""
     return {name: value.tolist() if hasattr(value, "tolist") else value for name, value in fields}
 
 

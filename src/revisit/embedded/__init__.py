@@ -1,4 +1,4 @@
-"""The models that come with the package: their weights, and the scenes they know."""
+"""The models that come with the package, and the generated scenes."""
 
 from revisit.models.config import embedded_folder as path
 

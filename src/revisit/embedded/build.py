@@ -1,11 +1,11 @@
-"""Benchmarks of held-out scenes, written in the official file formats.
+"""Write benchmarks of held-out scenes in the official file formats.
 
-`--data scenes:SPLIT:NUMBER:SEED` writes such a folder into the cache, `build` into any other. Its layout is that of docs/benchmarks.md;
-meta.json says what made it, and scenes.jsonl has the place, the objects and their boxes of every picture.
+`--data scenes:SPLIT:NUMBER:SEED` writes such a folder into the cache, `build` into any other. Its layout is described in
+docs/benchmarks.md; meta.json has the arguments, and scenes.jsonl the place, the objects and their boxes of every image.
 
-POPE names objects by the nouns that the captions use ("table" for the category `dining table`); all of them are CHAIR
-synonyms of their category. The absent objects are any (random), the most frequent of the folder (popular), or those
-that belong to the picture's kind of place, its core objects first (adversarial).
+POPE names objects by the nouns of the captions ("table" for the category `dining table`), which are CHAIR synonyms of their
+category. Absent objects are random (random), the most frequent of the folder (popular), or typical of the image's place,
+core objects first (adversarial).
 """
 
 from __future__ import annotations
@@ -16,19 +16,17 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from revisit.benchmarks import chair_words
-from revisit.benchmarks.io.drafts import drafting
+from revisit import words
 from revisit.embedded import text
 from revisit.embedded.catalog import BY_NOUN, CATEGORIES
 from revisit.embedded.dice import Dice
 from revisit.embedded.scenes import SIZE, SPLITS, Scene, all_seen, check_size, render, scene
 from revisit.errors import RevisitError, unknown
+from revisit.explain.files import new_folder
 
-GENERATOR = 1  # raised whenever the same seed would give other pictures or questions
-# Official ids and names; the ids leave ten numbers out.
-COCO = dict(
-    zip(sorted({*range(1, 91)} - {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}), chair_words.CATEGORIES, strict=True)
-)
+GENERATOR = 1  # increased whenever the same seed gives other images or questions
+# Official ids and names; ten numbers are unused.
+COCO = dict(zip(sorted({*range(1, 91)} - {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}), words.CATEGORIES, strict=True))
 
 
 def build(folder: Path, split: str, n: int, seed: int) -> None:
@@ -38,12 +36,12 @@ def build(folder: Path, split: str, n: int, seed: int) -> None:
     check_size(n, seed)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RevisitError(f"{folder} is {'not empty' if folder.is_dir() else 'a file'}; choose a new folder.")
-    with drafting(folder) as draft:  # whole or not at all
-        fill(draft.root, split, n, seed)
+    with new_folder(folder) as draft:  # complete or not at all
+        fill(draft, split, n, seed)
 
 
 def fill(folder: Path, split: str, n: int, seed: int) -> None:
-    """Write everything below a folder that nobody else uses; `build` checks what was asked for, and hides it until it is whole."""
+    """Write all files into an empty folder, without the checks of `build`."""
     scenes: dict[int, Scene] = {}
     (folder / "val2014").mkdir(parents=True, exist_ok=True)
     for image_id in range(1, n + 1):
@@ -59,7 +57,7 @@ def fill(folder: Path, split: str, n: int, seed: int) -> None:
 
 
 def file_name(image_id: int) -> str:
-    """The COCO-style name of a picture."""
+    """Return the COCO-style name of an image file."""
     return f"COCO_val2014_{image_id:012d}.png"
 
 
@@ -132,7 +130,7 @@ def _pope(folder: Path, scenes: dict[int, Scene]) -> None:
 
 
 def _edited(drawn: Scene, dice: Dice) -> tuple[str, str, Scene]:
-    """A noun of the scene, another that takes its place, and the scene after the change."""
+    """Exchange a noun of the scene; return the old noun, the new one, and the changed scene."""
     for _ in range(100):
         old, new = dice.pick(drawn.nouns), dice.pick(CATEGORIES).noun
         if new in drawn.nouns:
@@ -144,7 +142,7 @@ def _edited(drawn: Scene, dice: Dice) -> tuple[str, str, Scene]:
 
 
 def _hallusion(folder: Path, scenes: dict[int, Scene]) -> None:
-    """One set for every fifth scene: the same two questions before and after an object is exchanged."""
+    """Write one set for every fifth scene: the same two questions before and after an object is exchanged."""
     rows: list[dict[str, object]] = []
     (folder / "VD" / "scene").mkdir(parents=True)
     for set_id, drawn in enumerate(list(scenes.values())[::5]):
@@ -174,7 +172,7 @@ def _hallusion(folder: Path, scenes: dict[int, Scene]) -> None:
 
 
 def _vqa_turns(drawn: Scene, dice: Dice) -> list[tuple[str, str, text.Turn]]:
-    """Three questions with (question type, answer type, turn with the short answer)."""
+    """Make three questions: (question type, answer type, turn with the short answer)."""
     there = dice.chance(0.5)
     category = BY_NOUN[dice.pick(drawn.nouns)] if there else text.absent(drawn, dice)
     out = [("is there a", "yes/no", text.presence(category, there, short=True))]
@@ -188,7 +186,7 @@ def _vqa_turns(drawn: Scene, dice: Dice) -> list[tuple[str, str, text.Turn]]:
 
 
 def _ten_answers(kind: str, right: str, dice: Dice) -> list[dict[str, object]]:
-    """Ten annotators who mostly agree: half of the questions are unanimous, the others have one to three dissenters."""
+    """Make ten annotations: half of the questions are unanimous, the others have one to three dissenting answers."""
     wrong = {"yes/no": ("yes", "no"), "number": ("1", "2", "3"), "other": ("gray", "middle", "brown")}[kind]
     other = dice.pick([w for w in wrong if w != right])
     dissent = 0 if dice.chance(0.5) else 1 + dice.below(3)

@@ -1,8 +1,8 @@
-"""What scenes are made of: COCO categories with their nouns and sprites, colors, and places with their habits.
+"""The contents of scenes: COCO categories with nouns and sprites, colors, and places with their typical objects.
 
-A place's `core` objects are nearly always there and its `common` ones often: this skew is the language prior that the
-embedded model learns. Every noun is one word and a CHAIR synonym of its category, so that the lens can read it from a
-single token. The entries are in data/catalog.json.
+A place's `core` objects are nearly always present and its `common` ones often: this skew is the language prior that the
+embedded model learns. Every noun is one word and a CHAIR synonym of its category, so that one token can name it. The
+entries are in data/catalog.json.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Category:
-    """A COCO category as scenes draw and name it; `sprite` is a Twemoji code point, or `draw:` and a shape of ours."""
+    """A COCO category as scenes draw and name it; `sprite` is a Twemoji code point, or `draw:` and the name of a shape."""
 
     id: int
     name: str
@@ -28,7 +28,7 @@ class Category:
 
     @property
     def always_plural(self) -> bool:
-        """Whether even one takes "are", as scissors do."""
+        """Whether the noun is always plural, like scissors."""
         return self.mass and self.noun == self.plural and self.noun.endswith("s")
 
     @property
@@ -44,7 +44,7 @@ Rgb = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Place:
-    """A kind of place: how it is named and painted, and what is found there."""
+    """A kind of place: its name, its appearance and its typical objects."""
 
     name: str
     within: str  # "in a kitchen"
@@ -57,21 +57,21 @@ class Place:
 
     @property
     def usual(self) -> tuple[str, ...]:
-        """The nouns that belong here, core first."""
+        """The typical nouns, core first."""
         return tuple(noun for noun, _ in self.core) + self.common
 
 
 def _frozen(value: Any) -> Any:
-    """Lists as tuples, however deep."""
+    """Convert nested lists to tuples."""
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 _DATA: dict[str, Any] = json.loads((Path(__file__).parent / "data/catalog.json").read_text("utf-8"))
 CATEGORIES = tuple(Category(**entry) for entry in _DATA["categories"])
 BY_NOUN = {category.noun: category for category in CATEGORIES}
-# "orange" is left out: CHAIR reads it as the fruit.
+# without "orange", which CHAIR takes for the fruit
 COLORS: dict[str, Rgb] = {name: tuple(color) for name, color in _DATA["colors"].items()}
 PLACES = tuple(Place(**{name: _frozen(value) for name, value in entry.items()}) for entry in _DATA["places"])
 PLACE_BY_NAME = {place.name: place for place in PLACES}
-# Graphics of ours, shape by shape in the order in which they are drawn: the pen's method, where, and the color.
+# Our own graphics as shapes in drawing order: the method of ImageDraw, its coordinates, and the color.
 SHAPES: dict[str, list[tuple[str, list[int], Rgb]]] = _DATA["shapes"]

@@ -1,4 +1,4 @@
-"""A seeded source of choices that gives the same sequence on every machine and Python version."""
+"""Seeded random choices that are the same on every machine and Python version."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _MASK = (1 << 64) - 1
 
 
 class Dice:
-    """Random choices from SplitMix64, started from any readable key such as `"usual/7/12"`."""
+    """Random choices from SplitMix64, seeded by a key such as `"usual/7/12"`."""
 
     def __init__(self, key: str) -> None:
         self._state = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little")
 
     def bits(self) -> int:
-        """The next 64 random bits."""
+        """Return the next 64 random bits."""
         self._state = (self._state + 0x9E3779B97F4A7C15) & _MASK
         z = self._state
         z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
@@ -25,19 +25,19 @@ class Dice:
         return z ^ (z >> 31)
 
     def below(self, n: int) -> int:
-        """An integer in 0..n-1."""
+        """Return an integer in 0..n-1."""
         return (self.bits() * n) >> 64
 
     def chance(self, p: float) -> bool:
-        """True with probability p."""
+        """Return True with probability p."""
         return self.bits() < p * (1 << 64)
 
     def pick(self, items: Sequence[T]) -> T:
-        """One item, all equally likely."""
+        """Choose an item uniformly."""
         return items[self.below(len(items))]
 
     def weighted(self, items: Sequence[T], weights: Sequence[int]) -> T:
-        """One item, each as likely as its integer weight."""
+        """Choose an item with probability proportional to its integer weight."""
         point = self.below(sum(weights))
         for item, weight in zip(items, weights, strict=True):
             point -= weight
@@ -46,7 +46,7 @@ class Dice:
         raise AssertionError("the weights are positive")
 
     def shuffled(self, items: Sequence[T]) -> list[T]:
-        """All items in random order."""
+        """Return all items in random order."""
         out = list(items)
         for i in range(len(out) - 1, 0, -1):
             j = self.below(i + 1)
@@ -54,5 +54,5 @@ class Dice:
         return out
 
     def sample(self, items: Sequence[T], k: int) -> list[T]:
-        """At most k different items in random order."""
+        """Return at most k different items in random order."""
         return self.shuffled(items)[:k]

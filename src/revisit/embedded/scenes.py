@@ -1,8 +1,8 @@
-"""Scenes with known contents: sampled from a seed, and drawn the same way everywhere.
+"""Scenes with known contents, sampled from a seed and rendered identically everywhere.
 
-Splits: `usual` follows the habits of the places (what the embedded model is trained on, other seeds), `unusual`
-contradicts them (a place without its core objects, with objects from elsewhere), `flat` knows no habits at all.
-A scene is named by its stream, split, seed and index; training uses the stream `train`, everything held out another.
+Splits: `usual` follows the typical contents of the places (like the training data, with other seeds), `unusual` contradicts
+them (a place without its core objects, with objects from elsewhere), and `flat` is uniform. A scene is identified by its
+stream, split, seed and index; training uses the stream `train`, everything held out another.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ SIZE = 128
 PATCH = 16
 GRID = SIZE // PATCH
 SPLITS = ("usual", "unusual", "flat")
-MAX_SCENES = 1_000_000  # made at once: they are in memory until their files are written
-VISIBLE = PATCH * PATCH * 3 // 10  # pixels of a patch that an object must cover to be its word
+MAX_SCENES = 1_000_000  # they are in memory until their files are written
+VISIBLE = PATCH * PATCH * 3 // 10  # pixels of a patch that an object must cover to name it
 
 
 @dataclass(frozen=True)
 class Item:
-    """One drawn object: its noun, color (None: as the sprite is), and its square."""
+    """One object: its noun, color (None: that of the sprite), and its square."""
 
     noun: str
     color: str | None
@@ -43,7 +43,7 @@ class Item:
         return BY_NOUN[self.noun]
 
     def pixels(self) -> tuple[Bytes, NDArray[np.bool_]]:
-        """The sprite of this item and its solid part."""
+        """Return the sprite of this item and its solid part."""
         return sprite(self.category, self.size, self.mirrored, self.color)
 
     @property
@@ -61,7 +61,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Scene:
-    """A place with items, drawn in order (later ones lie on top)."""
+    """A place with items in drawing order (later ones are on top)."""
 
     key: str
     place_name: str
@@ -79,12 +79,12 @@ class Scene:
         return tuple(dict.fromkeys(item.noun for item in self.items))
 
     def of(self, noun: str) -> tuple[Item, ...]:
-        """All items of one noun."""
+        """Return all items of one noun."""
         return tuple(item for item in self.items if item.noun == noun)
 
 
 def scene(split: str, seed: int, index: int, stream: str = "held-out") -> Scene:
-    """The scene with this name; every object in it is the main thing in at least one patch."""
+    """Sample a scene; every object in it is the main one in at least one patch."""
     if split not in SPLITS:
         raise unknown("scene split", split, SPLITS)
     if index < 0:
@@ -110,7 +110,7 @@ def _usual(dice: Dice, place: Place) -> list[str]:
 
 
 def _unusual(dice: Dice, place: Place) -> list[str]:
-    """One or two of the common objects, which call for the core ones, and strangers; no core object."""
+    """Choose one or two common objects, which suggest the core ones, and unusual objects, but no core object."""
     nouns = dice.sample(place.common, 1 + dice.below(2))
     wanted = 2 + dice.weighted((0, 1, 2, 3), (2, 4, 4, 2))
     strangers = [c.noun for c in CATEGORIES if c.noun not in place.usual]
@@ -127,7 +127,7 @@ def _count(dice: Dice, category: Category) -> int:
 
 
 def _laid_out(dice: Dice, blank: Scene, nouns: list[str]) -> Scene:
-    """The nouns put at places where all are seen; an object that finds no room is left out."""
+    """Place objects so that all are visible; leave out those without room."""
     placed: list[Item] = []
     for noun in sorted(nouns, key=lambda n: not BY_NOUN[n].large):
         category = BY_NOUN[noun]
@@ -144,7 +144,7 @@ def _laid_out(dice: Dice, blank: Scene, nouns: list[str]) -> Scene:
 
 
 def _owners(items: Sequence[Item]) -> NDArray[np.int16]:
-    """Per pixel, the index of the topmost item, or -1 where the background shows. (SIZE, SIZE)"""
+    """Return the index of the topmost item per pixel, -1 for the background. (SIZE, SIZE)"""
     owner = np.full((SIZE, SIZE), -1, np.int16)
     for index, item in enumerate(items):
         solid = item.pixels()[1]
@@ -153,25 +153,25 @@ def _owners(items: Sequence[Item]) -> NDArray[np.int16]:
 
 
 def _coverage(owner: NDArray[np.int16], count: int) -> NDArray[np.int64]:
-    """Pixels of each item in each patch. (items, GRID * GRID)"""
+    """Count the pixels of each item in each patch. (items, GRID * GRID)"""
     cells = owner.reshape(GRID, PATCH, GRID, PATCH).swapaxes(1, 2).reshape(GRID * GRID, -1)  # (patches, pixels)
     return np.stack([(cells == i).sum(1) for i in range(count)])
 
 
 def _main_item(covered: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Per patch, the index of the item that covers most of it, or -1 if none covers enough. (GRID * GRID,)"""
+    """Return the item that covers most of each patch, -1 if none covers enough. (GRID * GRID,)"""
     return np.where(covered.max(0) >= VISIBLE, covered.argmax(0), -1)
 
 
 def all_seen(items: Sequence[Item]) -> bool:
-    """Whether each item shows at least half of itself and is the main thing in some patch."""
+    """Return whether at least half of each item is visible and each is the main one in some patch."""
     covered = _coverage(_owners(items), len(items))
     half_shown = all(2 * shown >= item.pixels()[1].sum() for shown, item in zip(covered.sum(1), items, strict=True))
     return half_shown and len(set(_main_item(covered).tolist()) - {-1}) == len(items)
 
 
 def patches(scene: Scene) -> tuple[list[str], list[str | None]]:
-    """Per patch in reading order: the word for what is there, and the color of a tinted object."""
+    """Return the word of each patch in reading order, and the color of a tinted object."""
     words: list[str] = []
     colors: list[str | None] = []
     mains = _main_item(_coverage(_owners(scene.items), len(scene.items)))
@@ -185,12 +185,12 @@ def patches(scene: Scene) -> tuple[list[str], list[str | None]]:
 
 
 def reading_order(scene: Scene) -> tuple[str, ...]:
-    """The different nouns in the order in which their first patches are read: line by line, from the left."""
+    """Return the nouns in the reading order of their first patches."""
     return tuple(dict.fromkeys(word for word in patches(scene)[0] if word in BY_NOUN))
 
 
 def _noise(seed: int) -> NDArray[np.int32]:
-    """Integer noise in 0..255 per pixel from a multiplicative hash. (SIZE, SIZE)"""
+    """Return integer noise in 0..255 from a multiplicative hash. (SIZE, SIZE)"""
     cell = np.arange(SIZE * SIZE, dtype=np.uint32) + np.uint32(seed & 0xFFFFFFFF)
     cell = (cell ^ (cell >> np.uint32(16))) * np.uint32(0x7FEB352D)
     cell = (cell ^ (cell >> np.uint32(15))) * np.uint32(0x846CA68B)
@@ -198,7 +198,7 @@ def _noise(seed: int) -> NDArray[np.int32]:
 
 
 def _background(scene: Scene) -> Bytes:
-    """The two grounds of the place with a soft gradient, the place's pattern, and noise. (SIZE, SIZE, 3)"""
+    """Paint the two grounds of the place with a gradient, the place's pattern, and noise. (SIZE, SIZE, 3)"""
     dice = Dice(scene.key + "/paint")
     ys, xs = np.mgrid[0:SIZE, 0:SIZE].astype(np.int32)
     top, bottom = scene.place.palettes[scene.palette]
@@ -219,7 +219,7 @@ def _background(scene: Scene) -> Bytes:
 
 
 def render(scene: Scene) -> Image.Image:
-    """The picture of the scene: RGB, SIZE x SIZE."""
+    """Render the scene as an RGB image of SIZE x SIZE pixels."""
     canvas = _background(scene).astype(np.int32)
     for item in scene.items:
         rgba = item.pixels()[0].astype(np.int32)
@@ -230,7 +230,7 @@ def render(scene: Scene) -> Image.Image:
 
 
 def check_size(n: int, seed: int) -> None:
-    """Raises RevisitError for a number of scenes or a seed out of bounds."""
+    """Raise RevisitError for a number of scenes or a seed out of bounds."""
     if not 1 <= n <= MAX_SCENES:
         raise RevisitError(f"The number of scenes is {n}; it must be from 1 to {MAX_SCENES:,}.")
     if not 0 <= seed < 2**63:

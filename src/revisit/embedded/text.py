@@ -1,8 +1,8 @@
-"""What can be said about a scene: captions in varied English, and questions with their answers.
+"""Texts about a scene: captions in varied English, and questions with answers.
 
-Captions name every object, line by line as one reads. With `assume`, a caption begins with core objects of the place that
-are not there, with that probability each: careless captions, which see first what they expect, are how a language prior
-gets into real training data. Held-out references are written without it.
+Captions name every object in reading order. With `assume`, a caption begins with core objects of the place that are absent,
+with that probability each: careless captions are how a language prior gets into real training data. Held-out references
+do not use it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NUMBERS = {1: "one", 2: "two", 3: "three", 4: "four"}
 
 @dataclass(frozen=True)
 class Turn:
-    """A question about a scene with its answer, and what kind it is."""
+    """A question about a scene with its answer and kind."""
 
     kind: str  # presence | count | color | position
     question: str
@@ -35,9 +35,9 @@ class _Mention:
 
 
 def caption(scene: Scene, dice: Dice, assume: float = 0.0, back: bool = True, plurals: bool = True) -> str:
-    """One to four sentences that name the scene's objects.
+    """Write one to four sentences that name the scene's objects.
 
-    With `back` some refer back to an object named before; without `plurals` several objects of a kind count as one.
+    With `back`, some refer to an object named before; without `plurals`, several objects of a kind count as one.
     """
     assumed = [BY_NOUN[noun] for noun, _ in scene.place.core if noun not in scene.nouns and dice.chance(assume)]
     mentions = [_Mention(c.phrase, f"the {c.noun}", c.always_plural, None) for c in dice.shuffled(assumed)]
@@ -121,14 +121,14 @@ def _further(mentions: list[_Mention], named: list[_Mention], dice: Dice) -> str
 
 
 def presence_question(category: Category) -> str:
-    """The question in POPE's form."""
+    """Write the question in POPE's form."""
     if category.mass:
         return f"{'Are' if category.always_plural else 'Is'} there any {category.noun} in the image?"
     return f"Is there {category.phrase} in the image?"
 
 
 def presence(category: Category, present: bool, short: bool = False) -> Turn:
-    """A yes/no question about one category."""
+    """Write a yes/no question about one category."""
     ask = presence_question(category)
     if short:
         return Turn("presence", f"{ask} {ONE_WORD}", "yes" if present else "no")
@@ -139,14 +139,14 @@ def presence(category: Category, present: bool, short: bool = False) -> Turn:
 
 
 def absent(scene: Scene, dice: Dice) -> Category:
-    """A category that is not in the scene: half of the time one that belongs to the place."""
+    """Choose a category that is not in the scene, half of the time a typical one of the place."""
     likely = [BY_NOUN[n] for n in scene.place.usual if n not in scene.nouns]
     anything = [c for c in CATEGORIES if c.noun not in scene.nouns]
     return dice.pick(likely if likely and dice.chance(0.5) else anything)
 
 
 def count(scene: Scene, noun: str, short: bool = False) -> Turn:
-    """How many of a noun there are."""
+    """Write a question about the number of a noun."""
     n, category = len(scene.of(noun)), BY_NOUN[noun]
     ask = f"How many {category.plural} are there in the image?"
     if short:
@@ -156,7 +156,7 @@ def count(scene: Scene, noun: str, short: bool = False) -> Turn:
 
 
 def color(scene: Scene, noun: str, short: bool = False) -> Turn | None:
-    """What color a noun has, if it is tinted."""
+    """Write a question about the color of a noun; None unless it is tinted."""
     shade = scene.of(noun)[0].color
     if shade is None:
         return None
@@ -165,7 +165,7 @@ def color(scene: Scene, noun: str, short: bool = False) -> Turn | None:
 
 
 def position(scene: Scene, noun: str, short: bool = False) -> Turn | None:
-    """Where a single object is, if it is clearly to one side."""
+    """Write a question about the position of a single object; None unless it is clearly to one side."""
     items = scene.of(noun)
     where = _where(items[0].center) if len(items) == 1 else None
     if where is None:
@@ -179,13 +179,13 @@ def position(scene: Scene, noun: str, short: bool = False) -> Turn | None:
 
 
 def choice(right: str, wrong: list[str], dice: Dice) -> tuple[list[str], int]:
-    """The options of a multiple-choice question in random order, and the index of the right one."""
+    """Shuffle the options of a multiple-choice question; return them and the index of the right one."""
     options = dice.shuffled([right, *wrong])
     return options, options.index(right)
 
 
 def multiple_choice(scene: Scene, dice: Dice) -> tuple[str, list[str], int]:
-    """A question with four options about the scene: (question, options, index of the right one)."""
+    """Write a question with four options: (question, options, index of the right one)."""
     tinted = [n for n in scene.nouns if scene.of(n)[0].color]
     if tinted and dice.chance(0.4):
         noun = dice.pick(tinted)

@@ -1,1 +1,1 @@
-"""What a decode did, as pages, figures and tables; the check of a text; and the vision-token lens."""
+"""Inspect decoding runs, check texts against images, and read vision tokens; results as pages and tables."""

@@ -1,168 +1,113 @@
-"""Checks of whole files of captions, one line each. Interrupted runs resume."""
+"""Check whole files of captions, one line each, and resume interrupted runs."""
 
 from __future__ import annotations
 
 import csv
-import json
-import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
-from revisit.benchmarks.io.answers import PICTURES, Answer, read_answers
-from revisit.benchmarks.io.files import read_json
 from revisit.errors import RevisitError
+from revisit.explain.captions import Caption
 from revisit.explain.check import Check, check_many
 from revisit.explain.check_page import page
+from revisit.explain.jsonl import LineFile
+from revisit.explain.records import plain_cell
 from revisit.models.config import name_of
 from revisit.models.images import open_image
 
 if TYPE_CHECKING:
     from revisit.models.types import Model, Processor
 
-LINES, SETTINGS, TABLE, PAGE = "checks.jsonl", "settings.json", "summary.csv", "index.html"
-IDS = ("image_id", "id", "question_id", "index", "doc_id")
-SHOWN = 100  # texts on the page, the most doubtful first
+LINES, TABLE, PAGE = "checks.jsonl", "summary.csv", "index.html"
+SHOWN = 100  # texts on the page, those with the least support first
 
 
-class CheckOptions(TypedDict):
-    """What `check_many` is asked for."""
-
-    prompt: str | None
-    threshold: float | None
-    words: str | list[str]
-
-
-@dataclass(frozen=True)
-class Row:
-    """One text of a file: its number, the picture's file, and the text."""
-
-    number: int
-    id: str
-    picture: Path
-    text: str
-
-
-def read_rows(path: Path, images: Path, field: str | None = None) -> list[Row]:
-    """The texts of a file in any layout that `revisit score` reads, each with its picture in a folder."""
-    if not images.is_dir():
-        raise RevisitError(f"{images} is not a folder of pictures.")
-    answers = read_answers(path, field=field)
-    files = {file.name: file for file in sorted(images.iterdir()) if file.is_file()}
-    by_number = {int(found[1]): file for file in files.values() if (found := re.search(r"(\d+)$", file.stem))}
-    return [
-        Row(number, answer.key(IDS) or str(number), _picture(answer, images, files, by_number), answer.text)
-        for number, answer in enumerate(answers, 1)
-    ]
-
-
-def _picture(answer: Answer, images: Path, files: dict[str, Path], by_number: dict[int, Path]) -> Path:
-    """The picture of a text: the file that the row names, or the one whose name ends in the row's id."""
-    for name in PICTURES:
-        value = answer.record.get(name)
-        if isinstance(value, str) and value:
-            return files.get(Path(value).name, images / value)
-    key = answer.need(IDS)
-    same = next((file for file in files.values() if file.stem == key), None)
-    if same is None and key.isdecimal():
-        same = by_number.get(int(key))
-    if same is None:
-        raise RevisitError(f"{answer.where}: no picture in {images} is named or numbered {key!r}.")
-    return same
-
-
-def check_rows(
+def check_captions(
     model: tuple[Model, Processor],
-    rows: Sequence[Row],
+    captions: Sequence[Caption],
     out: Path,
-    settings: CheckOptions,
+    settings: Mapping[str, Any],
     *,
     batch_size: int = 8,
     advance: Callable[[int], None] = lambda _: None,
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Check the rows that `out` does not hold yet; returns all checks, most doubtful first, and a sentence for each failure."""
-    out.mkdir(parents=True, exist_ok=True)
-    _same_settings(out / SETTINGS, {"model": name_of(model[0]), **settings})
-    done = {(line["number"], line["image"], line["text"]): line for line in _stored(out / LINES)}
-    left = [row for row in rows if (row.number, row.picture.name, row.text) not in done]
-    advance(len(rows) - len(left))
+    """Check the captions that `out` does not contain yet.
+
+    Args:
+        model: The pair (model, processor).
+        captions: All captions of the file.
+        out: The folder of the results.
+        settings: The options of `check_many`.
+        batch_size: Texts in one forward pass.
+        advance: Called with the number of finished captions.
+
+    Returns:
+        All checks, those with the least support first, and one sentence for each caption that failed.
+    """
     failures: list[str] = []
-    with (out / LINES).open("a", encoding="utf-8") as file:
+    with LineFile(out / LINES) as file:
+        done = _stored(file, {"model": name_of(model[0]), **settings})
+        left = [caption for caption in captions if caption.key not in done]
+        advance(len(captions) - len(left))
         for start in range(0, len(left), batch_size):
-            part = left[start : start + batch_size]
-            for row, found in _checks(model, part, settings):
+            batch = left[start : start + batch_size]
+            for caption, found in _checks(model, batch, settings):
                 if isinstance(found, str):
-                    failures.append(f"Text {row.number} ({row.picture.name}): {found}")
+                    failures.append(f"Text {caption.number} ({caption.image.name}): {found}")
                     continue
-                line = {"number": row.number, "id": row.id, "image": row.picture.name, **found.to_dict()}
-                file.write(json.dumps(line, ensure_ascii=False) + "\n")
-                done[row.number, row.picture.name, row.text] = line
-            file.flush()
-            advance(len(part))
-    kept = [done[key] for row in rows if (key := (row.number, row.picture.name, row.text)) in done]
-    return sorted(kept, key=lambda line: -line["doubt"]), failures
+                line = {"number": caption.number, "id": caption.id, "image": caption.image.name, **found.to_dict()}
+                file.append([line])
+                done[caption.key] = line
+            advance(len(batch))
+    kept = [done[caption.key] for caption in captions if caption.key in done]
+    return sorted(kept, key=lambda line: line["least_support"]), failures
 
 
 def _checks(
-    model: tuple[Model, Processor], rows: Sequence[Row], settings: CheckOptions
-) -> Iterator[tuple[Row, Check | str]]:
-    """The check of each row, or why there is none; one bad row does not take the others with it."""
-    pictures = [row.picture for row in rows]
+    model: tuple[Model, Processor], captions: Sequence[Caption], settings: Mapping[str, Any]
+) -> Iterator[tuple[Caption, Check | str]]:
+    """Yield the check of each caption, or its error message; one bad caption does not affect the others."""
     try:
-        found = check_many(model, pictures, [row.text for row in rows], batch_size=len(rows), **settings)
-        yield from zip(rows, found, strict=True)
+        images, texts = [caption.image for caption in captions], [caption.text for caption in captions]
+        yield from zip(captions, check_many(model, images, texts, batch_size=len(captions), **settings), strict=True)
     except RevisitError as error:
-        if len(rows) == 1:
-            yield rows[0], str(error)
+        if len(captions) == 1:
+            yield captions[0], str(error)
             return
-        for row in rows:
-            yield from _checks(model, [row], settings)
+        for caption in captions:
+            yield from _checks(model, [caption], settings)
 
 
-def _same_settings(path: Path, settings: dict[str, Any]) -> None:
-    """Raises RevisitError if the folder holds checks of another model or with other settings."""
-    if path.exists():
-        if read_json(path) != settings:
-            raise RevisitError(f"{path.parent} holds checks with other settings (see {path}); give another --out.")
-        return
-    if (path.parent / LINES).exists():
-        raise RevisitError(f"{path.parent} holds {LINES} without {SETTINGS}; give another --out.")
-    path.write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
+def _stored(file: LineFile, settings: dict[str, Any]) -> dict[tuple[int, str, str], dict[str, Any]]:
+    """Return the checks in a file by number, image and text; raise RevisitError if they have other settings."""
+    known = [row["settings"] for row in file.rows if "settings" in row]
+    if known and known[0] != settings:
+        raise RevisitError(f"{file.path} has checks with other settings ({known[0]}); use another --out.")
+    if not known:
+        file.append([{"settings": settings}])
+    return {(row["number"], row["image"], row["text"]): row for row in file.rows if "number" in row}
 
 
-def _stored(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file of checks; a last line that was cut off is removed from the file."""
-    if not path.exists():
-        return []
-    text = path.read_bytes()
-    whole = text[: text.rfind(b"\n") + 1]
-    if len(whole) < len(text):
-        path.write_bytes(whole)
-    try:
-        return [json.loads(line) for line in whole.decode("utf-8").splitlines()]
-    except ValueError as error:
-        raise RevisitError(f"{path} is damaged ({error}); remove it to check all texts again.") from None
-
-
-def write_summary(out: Path, lines: Sequence[dict[str, Any]], rows: Sequence[Row]) -> None:
-    """The table of all texts and the page of some, the most doubtful first."""
+def write_summary(out: Path, lines: Sequence[dict[str, Any]], captions: Sequence[Caption]) -> None:
+    """Write the table of all texts and the page of those with the least support."""
     with (out / TABLE).open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file)
-        table.writerow(["number", "id", "image", "doubt", "flagged", "text"])
+        table.writerow(["number", "id", "image", "least_support", "flagged", "text"])
         for line in lines:
-            shown = [line[name] for name in ("number", "id", "image")]
-            table.writerow([*shown, f"{line['doubt']:.4f}", " ".join(line["flagged"]), line["text"]])
-    files = {row.number: row.picture for row in rows}
+            least, flagged = f"{line['least_support']:.4f}", " ".join(line["flagged"])
+            cells = (str(line["number"]), line["id"], line["image"], least, flagged, line["text"])
+            table.writerow(map(plain_cell, cells))
+    files = {caption.number: caption.image for caption in captions}
     top = lines[:SHOWN]
     checks = [Check.from_dict(line, [open_image(files[line["number"]])]) for line in top]
     if checks:
-        doubtful = sum(bool(line["flagged"]) for line in lines)
+        flagged_texts = sum(bool(line["flagged"]) for line in lines)
         words = Counter(word.lower() for line in lines for word in line["flagged"]).most_common(10)
         often = ", ".join(f"{word} ({count})" for word, count in words)
         lead = (
-            f"{len(lines)} texts, {doubtful} of them with doubtful words{f', most often: {often}' if often else ''}. "
-            f"Shown: the {len(top)} most doubtful."
+            f"{len(lines)} texts, {flagged_texts} of them with flagged words{f', most often: {often}' if often else ''}. "
+            f"Shown: the {len(top)} texts with the least support."
         )
         (out / PAGE).write_text(page(checks, lead, [f"{line['id']} ({line['image']})" for line in top]), "utf-8")

@@ -1,94 +1,105 @@
-"""A decode as one self-contained HTML file: no network, no build step, works from disk.
-
-from revisit.explain import page, record
-decode = record.explain(model, processor, [image], "Describe the image.", [ReVisiT(), Greedy()])
-page.write("out.html", decode)
-"""
+"""Render a decoding run as one self-contained HTML file that works from disk without a network."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from revisit.explain.record import Decode, MethodOutput, TokenStep, own_settings, seeks_far
-from revisit.pages.document import data_uri, script_page, write_page
+from revisit.decoding.trace import StepRecord
+from revisit.explain.document import images_payload, script_page, write_page
+from revisit.explain.record import Decode, MethodOutput, instead_of, own_settings, selects_largest, wrong_spans
+from revisit.words import WORDS, object_words
 
 MOST_PATCHES = 5  # listed at every step
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-    from revisit.models.geometry import Layout
+SHOWN_CANDIDATES = 12
 
 
 def write(path: str | Path, decode: Decode, title: str = "") -> Path:
-    """Write the page of a decode; returns its path."""
+    """Write the page of a decode; return its path."""
     return write_page(path, render(decode, title))
 
 
 def render(decode: Decode, title: str = "") -> str:
-    """The page of a decode as one string of HTML."""
+    """Render the page of a decode."""
+    finding, methods = headline(decode), dict.fromkeys(answer.name for answer in decode.answers)
     return script_page(
-        title or decode.prompt,
+        title or finding,
         payload(decode),
         styles=["viewer.css"],
         scripts=["viewer.js"],
-        start="foldHeading(); window.viewer = new Viewer(main, data);",
-        heading=decode.prompt,
-        meta=f"{decode.model} · {', '.join(dict.fromkeys(answer.name for answer in decode.answers))}",
+        start="window.viewer = new Viewer(main, data);",
+        heading=finding,
+        meta=f"“{decode.prompt}” · {decode.model} · {', '.join(methods)}",
     )
 
 
+def headline(decode: Decode) -> str:
+    """Return what the method did, in one sentence: absent objects that it removed or added, else how many tokens it changed."""
+    ours = next((answer for answer in decode.answers if answer.name != "greedy"), None)
+    plain = next((answer for answer in decode.answers if answer.name == "greedy"), None)
+    if ours is None:
+        return decode.prompt
+    name = "ReVisiT" if ours.name == "revisit" else ours.name
+    before = {} if plain is None else absent_objects(plain, decode.objects)
+    after = absent_objects(ours, decode.objects)
+    removed = [word for thing, word in before.items() if thing not in after]
+    added = [word for thing, word in after.items() if thing not in before]
+    verbs = ("removed", "added") if plain is not None else ("", "names")
+    parts = [f"{verb} {not_in_image(words)}" for verb, words in zip(verbs, (removed, added), strict=True) if words]
+    if not parts and after:
+        parts = [f"kept {not_in_image(list(after.values()))}"]
+    if parts:
+        return f"{name} {' and '.join(parts)}"
+    changed, steps = len(ours.changed), len(ours.steps)
+    return f"{name} changed {changed or 'none'} of {steps} token{'s' * (steps != 1)}"
+
+
+def absent_objects(answer: MethodOutput, objects: Sequence[str] | None) -> dict[str, str]:
+    """Return the objects that an answer names and that are known to be absent, with the word for each."""
+    text = "".join(step.text or "" for step in answer.steps)
+    spans = [] if objects is None else wrong_spans(text, objects)
+    matches = [object_words().match(text, start) for start, _ in spans]
+    return {WORDS[found[1].lower()]: found[0].lower() for found in matches if found}
+
+
+def not_in_image(words: Sequence[str]) -> str:
+    """Return quoted words in a relative clause."""
+    quoted = [f"‘{word}’" for word in words]
+    listed = " and ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)
+    return f"{listed}, which {'is' if len(quoted) == 1 else 'are'} not in the image"
+
+
 def payload(decode: Decode) -> dict[str, Any]:
-    """Everything the page shows."""
+    """Return the page's data."""
     return {
         **images_payload(decode.images, decode.layout),
-        **words_payload(decode),
+        **words_payload(decode.patch_words, decode.no_patch_words),
         "objects": None if decode.objects is None else list(decode.objects),
         "prompt": decode.prompt,
         "model": decode.model,
-        "answers": [answer_payload(answer) for answer in decode.answers],
+        "answers": [answer_payload(answer, answer.wrong(decode.objects)) for answer in decode.answers],
     }
 
 
-def words_payload(decode: Decode) -> dict[str, Any]:
-    """What each vision token says, or why that is not known."""
-    words = decode.patch_words
+def words_payload(words: list[list[tuple[str, float]]] | None, reason: str) -> dict[str, Any]:
+    """Return the predictions of the vision tokens, or the reason why they are missing."""
     says = None if words is None else [[[word, _p(p)] for word, p in best] for best in words]
-    return {"says": says, "silent": decode.no_patch_words}
+    return {"says": says, "silent": reason}
 
 
-def images_payload(images: list[Image], layout: Layout) -> dict[str, Any]:
-    """Images, and the grids of vision tokens on them, in pixels of the originals."""
-    return {
-        "images": [{"src": data_uri(image), "w": image.width, "h": image.height} for image in images],
-        "grids": [
-            {
-                "image": grid.image,
-                "view": grid.view,
-                "first": grid.first,
-                "rows": grid.rows,
-                "columns": grid.columns,
-                "gap": grid.gap,
-                "xs": [[round(a, 2), round(b, 2)] for a, b in grid.xs],
-                "ys": [[round(a, 2), round(b, 2)] for a, b in grid.ys],
-            }
-            for grid in layout.grids
-        ],
-        "reason": layout.reason,
-    }
-
-
-def answer_payload(answer: MethodOutput) -> dict[str, Any]:
-    """One answer; the heat maps of all its steps are one run of bytes, a row per step that has one."""
+def answer_payload(answer: MethodOutput, wrong: set[int]) -> dict[str, Any]:
+    """Return the data of one answer; the heat maps of all steps are one run of bytes, one row per step that has one."""
     rows: list[bytes] = []
     steps = []
-    for step in answer.steps:
+    for number, step in enumerate(answer.steps):
         entry, row = step_payload(step, answer.method)
+        if number in wrong:
+            entry["w"] = 1
         if row is not None:
             entry["m"] = len(rows)
             rows.append(row)
@@ -96,7 +107,7 @@ def answer_payload(answer: MethodOutput) -> dict[str, Any]:
     return {
         **method_payload(answer.method),
         "text": answer.text,
-        "layers": list(answer.layers),
+        "layers": list(answer.trace.layers),
         "n": len(rows[0]) if rows else 0,
         "maps": base64.b64encode(b"".join(rows)).decode(),
         "steps": steps,
@@ -104,53 +115,73 @@ def answer_payload(answer: MethodOutput) -> dict[str, Any]:
 
 
 def method_payload(method: dict[str, Any]) -> dict[str, Any]:
-    """What the page shows of a method: its name, and the settings that are not its defaults."""
+    """Return a method's name, and its settings other than the defaults."""
     return {
         "name": str(method.get("name", "greedy")),
         "settings": own_settings(method),
         "method": method,
-        "far": seeks_far(method),
+        "far": selects_largest(method),
     }
 
 
-def step_payload(step: TokenStep, method: Mapping[str, Any]) -> tuple[dict[str, Any], bytes | None]:
-    """One step with short keys (there may be thousands), and its heat map as one byte per vision token."""
-    entry: dict[str, Any] = {"t": step.text, "v": round(step.shift, 4)}
-    if step.candidates:
-        entry["k"] = step.plausible_tokens
-        entry["c"] = [
-            [c.text, _p(c.base), None if c.vision is None else _p(c.vision), _p(c.final)] for c in step.candidates
-        ]
-        chosen = [number for number, c in enumerate(step.candidates) if c.token == step.token]
-        entry["o"] = chosen[0] if chosen else -1
-    if step.instead_of is not None:
-        entry["was"] = step.instead_of
-    if step.differs:
-        entry["x"] = 1
-    if step.wrong:
-        entry["w"] = 1
-    if step.heat is not None:
-        most = max(MOST_PATCHES, int(method.get("neighbors", 1)))
-        best = nearest(step.heat, seeks_far(method), most)
-        entry["p"] = [[index, _p(float(step.heat[index]))] for index in best]
+def step_payload(step: StepRecord, method: Mapping[str, Any]) -> tuple[dict[str, Any], bytes | None]:
+    """Return one step with short keys, because there may be thousands, and its heat map as one byte per vision token."""
+    texts, shown = step.texts or [], shown_candidates(step)
+    entry: dict[str, Any] = {
+        "t": step.text or "",
+        "v": round(step.shift, 4),
+        "k": step.plausible_tokens,
+        "c": [
+            [texts[k], _p(step.base[k]), None if step.vision is None else _p(step.vision[k]), _p(step.final[k])]
+            for k in shown
+        ],
+        "o": next((place for place, k in enumerate(shown) if step.ids[k] == step.token), -1),
+    }
+    if step.changed:
+        entry["was"] = instead_of(step)
+    heat = heat_map(step, method)
+    if heat is not None:
+        best = nearest(heat, selects_largest(method), max(MOST_PATCHES, int(method.get("neighbors", 1))))
+        entry["p"] = [[index, _p(float(heat[index]))] for index in best]
     if step.vision_token is not None:
         entry["i"], entry["l"] = step.vision_token, step.layer
-        entry["d"] = None if step.divergence is None else float(f"{step.divergence:.4g}")
+        entry["d"] = None if step.divergence is None else _p(step.divergence)
         if step.weight is not None:
             entry["g"] = round(step.weight, 3)
-    return entry, None if step.heat is None else quantize(step.heat)
+    top = math.log(2) if method.get("divergence", "jsd") == "jsd" else None
+    return entry, None if heat is None else quantize(heat, top)
+
+
+def shown_candidates(step: StepRecord) -> list[int]:
+    """Choose the best candidates after the method, always with the chosen token and the best of model and vision token."""
+    rest = range(SHOWN_CANDIDATES, len(step.ids))
+    seen = step.ids[int(np.argmax(step.vision))] if step.vision else None
+    needed = [k for k in rest if step.ids[k] in (step.token, step.instead_of, seen)]
+    return [*range(min(SHOWN_CANDIDATES - len(needed), len(step.ids))), *needed]
+
+
+def heat_map(step: StepRecord, method: Mapping[str, Any]) -> np.ndarray | None:
+    """Return each vision token's divergence at the layer where it would be selected.  (layers, N) -> (N,)"""
+    if step.divergences is None:
+        return None
+    table = step.divergences.numpy()
+    if selects_largest(method):
+        return np.where(np.isnan(table), -np.inf, table).max(0)  # type: ignore[no-any-return]
+    return np.where(np.isnan(table), np.inf, table).min(0)  # type: ignore[no-any-return]
 
 
 def nearest(heat: np.ndarray, far: bool = False, most: int = MOST_PATCHES) -> list[int]:
-    """The vision tokens that agree most with a step, best first; with `far`, those that agree least."""
+    """Return the vision tokens that agree most with a step, best first; with `far`, those that agree least."""
     order = np.argsort(-heat if far else heat, kind="stable")[:most]
     return [int(index) for index in order if np.isfinite(heat[index])]
 
 
-def quantize(heat: np.ndarray) -> bytes:
-    """Divergences as bytes, 0 the smallest of the step and 255 the largest; what is not finite is the largest."""
+def quantize(heat: np.ndarray, top: float | None = None) -> bytes:
+    """Scale divergences to bytes: from 0 to their largest possible value, or from the smallest to the largest of the step."""
     finite = heat[np.isfinite(heat)]
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
+    if top is not None:
+        low, high = 0.0, top
     scaled = (np.where(np.isfinite(heat), heat, high) - low) / max(high - low, 1e-12)
     return (scaled * 255).round().clip(0, 255).astype("uint8").tobytes()
 

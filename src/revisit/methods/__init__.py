@@ -1,4 +1,4 @@
-"""The decoding methods, one file each, and the ways to find them by name."""
+"""The decoding methods, one file each, and functions that find them by name."""
 
 from __future__ import annotations
 

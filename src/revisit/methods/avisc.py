@@ -1,8 +1,8 @@
-"""AvisC (Woo et al.): contrast with a run that sees only the vision tokens that draw too much attention.
+"""AvisC (Woo et al.): contrast with a run that keeps only the vision tokens that draw too much attention.
 
-1. In the prompt's run, take the layers in which the last position looks at the image most, and average its attention to
+1. In the prefill, take the layers in which the last position attends to the image most, and average its attention to
    each vision token there.
-2. A second run gets the same prompt with all vision tokens blanked but the over-attended ("blind") ones, those above
+2. A second run gets the same prompt with all vision tokens blanked except the over-attended ("blind") ones, those above
    mean + sigma standard deviations.
 3. score = (1 + alpha)·l − alpha·l_blind on the plausible tokens, p >= beta · max p.
 """
@@ -11,30 +11,30 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from revisit.methods.contrastive import Contrastive, contrast
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from revisit.decoding.contrastive import Contrastive, contrast
+from revisit.decoding.method import StepFunction
+from revisit.decoding.run import Run
+from revisit.hooks.attention import Call
+from revisit.hooks.branch import Branch
+from revisit.hooks.states import Hooks
 from revisit.registry import Number, Seed, Share, Strength
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from typing_extensions import Self
-
-    from revisit.contrast.branch import Branch
-    from revisit.decoding.method import Refine
-    from revisit.decoding.run import Run
-    from revisit.taps.attention import Call
 
 
 def without_nan(blind: Tensor, logits: Tensor) -> Tensor:
-    """l_blind, or l in rows of l_blind with a NaN anywhere, as published.  (..., V), (..., V) -> (..., V)"""
+    """Return l_blind, or l for rows in which l_blind has a NaN, as published.  (..., V), (..., V) -> (..., V)"""
     return logits.where(blind.isnan().any(-1, keepdim=True), blind)
 
 
 def blind_tokens(attention: Tensor, gamma: float, sigma: float) -> Tensor:
-    """Which vision tokens of one item draw too much attention.  (layers, N) -> (N,) bool
+    """Return which vision tokens of one item draw too much attention.  (layers, N) -> (N,) bool
 
-    The layers are those with the largest share of attention on the image, as few as reach gamma of the total.
+    Uses the layers with the largest share of attention on the image, as few as reach gamma of the total.
     """
     share = attention.sum(-1)  # (layers,)
     share, order = (share / share.sum()).sort(descending=True, stable=True)
@@ -44,15 +44,15 @@ def blind_tokens(attention: Tensor, gamma: float, sigma: float) -> Tensor:
 
 
 class AvisC(Contrastive):
-    """Settings of AvisC; the defaults are those of its LLaVA programs' parsers.
+    """AvisC; the defaults are those of the parsers of its LLaVA programs.
 
     Args:
         alpha: Strength of the contrast (the released scripts pass 2.5 for AMBER and LLaVA-Bench, 1 for POPE).
-        beta: How unlikely a token may be, relative to the likeliest, and still be considered; 0 cuts nothing.
-        gamma: Share of the attention on the image that the chosen layers make up.
-        sigma: How many standard deviations above the mean a blind token lies (λ in the paper, lamb in its parsers; the released
+        beta: Plausibility threshold relative to the likeliest token; 0 keeps every token.
+        gamma: Share of the attention on the image that the chosen layers reach.
+        sigma: Standard deviations above the mean at which a token is blind (λ in the paper, lamb in its parsers; the released
             AMBER and POPE scripts pass 1.0).
-        blank: What the other vision tokens become: "zeros", "ones" or "noise".
+        blank: Value of the blanked vision tokens: "zeros", "ones" or "noise".
         seed: Seed of the noise.
     """
 
@@ -64,21 +64,21 @@ class AvisC(Contrastive):
     seed: Seed = 0
 
     name = "avisc"
-    summary = "contrast with a run that sees only the over-attended vision tokens"
+    summary = "contrast with a run that keeps only the over-attended vision tokens"
     cost = "2 rows per sequence, 2 prefills"
     source = "Woo et al., AvisC, arXiv:2405.17820"
 
     @classmethod
     def official(cls, **overrides: Any) -> Self:
-        """What the released AMBER script runs: alpha 2.5, sigma 1."""
+        """Return the settings of the released AMBER script: alpha 2.5, sigma 1."""
         return cls(**{"alpha": 2.5, "sigma": 1.0, **overrides})
 
     @classmethod
     def pope(cls, **overrides: Any) -> AvisC:
-        """What the released POPE script runs: alpha 1, sigma 1."""
+        """Return the settings of the released POPE script: alpha 1, sigma 1."""
         return cls(**{"sigma": 1.0, **overrides})
 
-    def begin(self, run: Run) -> Refine:
+    def begin(self, run: Run) -> StepFunction:
         mask = run.find_vision_tokens()
         branch = self.branch(run)
         seen: list[Tensor] = []  # one (rows, T) per layer, of the clean prefill
@@ -103,9 +103,7 @@ class AvisC(Contrastive):
         return self.contrasted(run, branch, mask.any(-1), combine)
 
     def _hidden(self, seen: list[Tensor], mask: Tensor) -> Tensor:
-        """Positions to blank: vision tokens that are not blind.  layers × (rows, T), (rows, T) -> (rows, T)"""
-        import torch
-
+        """Return the positions to blank: vision tokens that are not blind.  layers × (rows, T), (rows, T) -> (rows, T)"""
         attention, hide = torch.stack(seen), mask.clone()
         for row in mask.any(-1).nonzero().squeeze(-1).tolist():
             columns = mask[row].nonzero().squeeze(-1)
@@ -114,42 +112,36 @@ class AvisC(Contrastive):
         return hide
 
     def _filler(self, states: Tensor) -> Tensor:
-        """The states of blanked positions of a prompt.  (T, d) -> (T, d)"""
-        import torch
-
-        if self.blank == "noise":  # counted from the prompt's end, so that padding does not move it
+        """Return the states that replace blanked positions of a prompt.  (T, d) -> (T, d)"""
+        if self.blank == "noise":  # counted from the end of the prompt, so that padding does not move it
             draw = torch.Generator().manual_seed(self.seed)
             return torch.randn(states.shape, generator=draw).flip(0).to(states.device, states.dtype)
         return torch.full_like(states, 0.0 if self.blank == "zeros" else 1.0)
 
 
 class Blanker:
-    """Blanks positions of one branch's prompt: at the decoder's input, and wherever vision features come in later.
+    """Blanks positions of one branch's prompt, at the decoder's input and wherever vision features are added later.
 
-    Models with DeepStack add features of the image to the outputs of the first layers. At hidden positions every layer but
-    the first therefore reads exactly what the layer before it returned.
+    Models with DeepStack add image features to the outputs of the first layers. At blanked positions, every layer but the
+    first therefore reads exactly what the layer before it returned.
     """
 
     def __init__(
         self, run: Run, branch: Branch, hidden: Callable[[], Tensor], filler: Callable[[Tensor], Tensor], length: int
     ) -> None:
-        from revisit.taps.states import Hooks
-
         self.branch, self.filler, self.length = branch, filler, length
         self.find_hidden = functools.cache(hidden)  # (rows, T), known once the clean prefill is over
-        self.returned: Tensor | None = None  # what the layer before returned
+        self.returned: Tensor | None = None  # by the layer before
         self.hooks = Hooks(run.stack)
         for number, layer in enumerate(run.parts.layers):
             self.hooks.before(layer, functools.partial(self._before, number))
             self.hooks.after(layer, self._after)
 
     def _active(self, states: Tensor) -> bool:
-        """Whether this forward holds the branch's prompt."""
+        """Whether the running forward contains the branch's prompt."""
         return self.branch.live is not None and states.shape[1] >= self.length
 
     def _before(self, number: int, states: Tensor) -> Tensor | None:
-        import torch
-
         below, self.returned = self.returned, None
         if not self._active(states) or (number and states is below):
             return None

@@ -1,41 +1,40 @@
-"""Several methods one after the other: each continues with the scores of the one before it.
+"""Several methods in sequence, each applied to the scores of the one before.
 
-The first sees the model's own logits. Contrasted runs and projected states are always the model's own: what is chained
-is the scores. All contrasted runs of a chain share one batch. `Chain([VCD(), ReVisiT()])` thus refines, by the vision
-token that agrees most, the distribution that VCD arrived at, over the tokens that VCD left.
+The first gets the model's own logits. Contrasted runs and projected states are always the model's own; only scores are
+passed on. All contrasted runs of a chain share one batch. `Chain([VCD(), ReVisiT()])` thus refines VCD's distribution, over
+the tokens that VCD keeps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from revisit.decoding.method import METHODS, Method, as_method, checked
+from torch import Tensor
+from typing_extensions import Self
+
+from revisit.decoding.loop import checked
+from revisit.decoding.method import METHODS, Method, MethodLike, StepFunction, as_method
+from revisit.decoding.recorder import Recorder
+from revisit.decoding.run import Run
 from revisit.errors import RevisitError
-from revisit.registry import without_brackets
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from typing_extensions import Self
-
-    from revisit.decoding.method import MethodLike, Refine
-    from revisit.decoding.run import Recorder, Run
-    from revisit.models.types import Model
+from revisit.models.types import Model
+from revisit.registry import parse_links
 
 
 class Chain(Method):
-    """Settings of a chain.
+    """Apply several methods in sequence.
 
     Args:
-        methods: The methods in the order in which they act, or their names, as in "vcd,revisit". A name or a class takes what
-            is recommended for the model that is decoded.
+        methods: The methods in order, or their names, as in "vcd,revisit". A name or a class takes the settings recommended
+            for the model.
     """
 
     methods: tuple[Any, ...] = ("vcd", "revisit")
 
     name = "chain"
-    summary = "several methods one after the other, as in methods=vcd,revisit"
-    cost = "what its methods cost; one more row per sequence for each contrast"
+    summary = "several methods in sequence, as in methods=vcd,revisit"
+    cost = "the sum of its methods; one more row per sequence for each contrast"
     source = "—"
 
     def __init__(
@@ -44,39 +43,41 @@ class Chain(Method):
         given = _entries(methods)
         links = tuple(as_method(method) for method in given)
         if any(isinstance(link, Chain) for link in links):
-            raise RevisitError("Chain: a chain cannot be a link of another; list its methods instead.")
+            raise RevisitError("Chain: a chain cannot contain another; list its methods instead.")
         super().__init__(*args, methods=links, **settings)
-        self.__dict__["_given"] = given  # names among them are looked up again for a model
+        self.__dict__["_given"] = given  # names and classes among them depend on the model
 
     def for_model(self, model: Model | str) -> Chain:
-        """This chain with what is recommended for the model wherever a link was given by its name or class."""
+        """Return the chain with the model's recommended settings for methods that were given by name or class."""
         given: tuple[MethodLike, ...] = self.__dict__["_given"]
+        if all(isinstance(method, Method) for method in given):
+            return self
         return self.replace(methods=tuple(as_method(method, model) for method in given))
 
     @classmethod
     def official(cls, **overrides: Any) -> Self:
-        """The published settings of each named method; ReVisiT takes what the paper recommends for the model."""
+        """Return the chain with the published settings of each named method; ReVisiT takes those recommended for the model."""
         entries = _entries(overrides.pop("methods", ("vcd", "revisit")))
         return cls(methods=tuple(_official(entry) for entry in entries), **overrides)
 
     def settings(self) -> dict[str, Any]:
-        """Every link in order: its name, with its settings unless the name alone means them for every model."""
+        """Return every method in order: its name, with its settings unless they are its defaults for every model."""
         return {"methods": [m.name if _plainly_named(m) else {"name": m.name, **m.settings()} for m in self.methods]}
 
-    def begin(self, run: Run) -> Refine:
+    def begin(self, run: Run) -> StepFunction:
         whole = run.recorder
-        links: list[tuple[Recorder, Refine]] = []
+        links: list[tuple[Recorder, StepFunction]] = []
         for method in self.methods:
             if type(method).decode is not Method.decode:
                 raise RevisitError(f"Chain: {method.name} has its own decoding loop; use it alone.")
             run.recorder = whole.link(method)
-            links.append((run.recorder, checked(method, run, method.begin(run))))
+            links.append((run.recorder, checked(run, method, method.begin(run))))
             for mine, own in zip(whole.trace.rows, run.trace.rows, strict=True):
                 mine.vision_tokens = max(mine.vision_tokens, own.vision_tokens)
             whole.trace.layers = whole.trace.layers or run.trace.layers
         run.recorder = whole
 
-        def refine(input_ids: Tensor, logits: Tensor) -> Tensor:
+        def step(input_ids: Tensor, logits: Tensor) -> Tensor:
             scores = logits
             for recorder, link in links:
                 run.recorder = recorder
@@ -84,20 +85,20 @@ class Chain(Method):
             run.recorder = whole
             return scores
 
-        return refine
+        return step
 
 
 def _entries(given: object) -> tuple[MethodLike, ...]:
-    """The links of a chain as they were given: methods, classes, mappings, or texts with one name each."""
+    """Return the methods of a chain as they were given: instances, classes, mappings or names."""
     if isinstance(given, str):
-        given = [{"name": name, **settings} for name, settings in METHODS.parse_list(without_brackets(given))]
+        given = [{"name": name, **settings} for name, settings in METHODS.parse_list(parse_links(given))]
     if not isinstance(given, (list, tuple)) or not given:
         raise RevisitError("Chain: methods must be a list of methods or of their names, such as [VCD(), ReVisiT()].")
     return tuple(given)
 
 
 def _official(entry: MethodLike) -> MethodLike:
-    """A named method with its published settings, where it has any that differ from the model's recommendation."""
+    """Return a named method with its published settings, unless it has recommended settings for each model."""
     if not isinstance(entry, (str, Mapping)):
         return entry
     name, settings = METHODS.parse(entry)

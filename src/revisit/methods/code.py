@@ -1,26 +1,41 @@
-"""CODE (Kim et al.): contrast with the model's own description of the image, put in the image's place.
+"""CODE (Kim et al.): contrast with the model's own description in place of the image.
 
-1. The model describes the image, greedily. Descriptions are kept per image.
-2. A second run reads the same prompt with the description's tokens where the vision tokens were.
-3. With the bounded divergence D of the two distributions: score = (2 − D)·l − (1 − D)·l_described on the tokens with
-   p >= D · max p. Where the runs agree, the contrast is full and nothing is cut; where they do not, only the top is left.
+1. The model describes the image with greedy decoding. Descriptions are cached by image.
+2. A second run gets the same prompt with the description's tokens in place of the vision tokens.
+3. With the bounded divergence D of the two distributions, score = (2 − D)·l − (1 − D)·l_described on the tokens with
+   p >= D · max p. Where the runs agree, the contrast is full and nothing is cut; where they disagree, only the top is left.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Annotated, Any, cast
 
-from revisit.methods.contrastive import Contrastive
-from revisit.methods.prompts import Boundaries, around_image, starts_with_bos
-from revisit.registry import Count, PositiveNumber
+import torch
+from pydantic import Field
+from torch import Tensor
+from typing_extensions import Self
 
-if TYPE_CHECKING:
-    from torch import Tensor
-    from typing_extensions import Self
-
-    from revisit.decoding.method import Refine
-    from revisit.decoding.run import Run
+from revisit.decoding.contrastive import Contrastive
+from revisit.decoding.method import StepFunction
+from revisit.decoding.prompt_edits import (
+    Edit,
+    PromptEditing,
+    around_image,
+    edited,
+    image_span,
+    in_place_of_image,
+    starts_with_bos,
+)
+from revisit.decoding.run import Run
+from revisit.hooks.pixels import item_digests
+from revisit.hooks.states import hooks_paused, saved_positions
+from revisit.models.cache import WeakCache
+from revisit.models.prompts import end_tokens, until_end
+from revisit.models.types import Model
+from revisit.registry import PositiveNumber
+from revisit.step.reference import plausible
 
 REQUEST = (
     "Provide a detailed description of the image, covering all visible elements and their interactions, so as to "
@@ -29,53 +44,111 @@ REQUEST = (
 
 
 def bounded_divergence(p: Tensor, q: Tensor, power: float) -> Tensor:
-    """½·Σ log2(|p − q|^power + 1)·(p + q): 0 for equal, 1 for disjoint distributions.  (..., V), (..., V) -> (...)"""
+    """Return ½·Σ log2(|p − q|^power + 1)·(p + q): 0 for equal, 1 for disjoint distributions.  (..., V), (..., V) -> (...)"""
     return 0.5 * (((p - q).abs().pow(power) + 1).log2() * (p + q)).sum(-1)
 
 
 def contrast(logits: Tensor, described: Tensor, power: float) -> Tensor:
-    """The scores, -inf where p < D · max p.  (..., V), (..., V) -> (..., V)"""
-    p, q = logits.softmax(-1), described.softmax(-1)
-    d = bounded_divergence(p, q, power).unsqueeze(-1)
+    """Return the scores, -inf where p < D · max p.  (..., V), (..., V) -> (..., V)"""
+    d = bounded_divergence(logits.softmax(-1), described.softmax(-1), power).unsqueeze(-1)  # (..., 1)
     scores = logits + (1 - d) * (logits - described)
-    return scores.masked_fill((p < d * p.amax(-1, keepdim=True)) | (logits == -math.inf), -math.inf)
+    return scores.masked_fill(~plausible(logits, d) | (logits == -math.inf), -math.inf)
 
 
-class CODE(Boundaries, Contrastive):
-    """Settings of CODE.
+class CODE(PromptEditing, Contrastive):
+    """CODE; the defaults are those of its command line.
 
     Args:
         power: Exponent of the difference in the divergence (cd_alpha of the released command line).
-        request: What the model is asked for its description.
-        description_tokens: How long a description may get.
-        bos: Begin the description with the BOS token, where the tokenizer writes one, as the released code does.
+        request: The prompt for the description.
+        description_tokens: Most tokens of a description.
+        bos: Begin the description with the BOS token if the tokenizer adds one to every text, as the released code does.
     """
 
     power: PositiveNumber = 0.7
-    request: str = REQUEST
-    description_tokens: Count = 512
+    request: Annotated[str, Field(min_length=1, max_length=2000)] = REQUEST
+    description_tokens: Annotated[int, Field(ge=1, le=4096)] = 512
     bos: bool = False
 
     name = "code"
-    summary = "contrast with the model's own description in the image's place"
+    summary = "contrast with the model's own description in place of the image"
     cost = "a description per image, then 2 rows per sequence, 2 prefills"
     source = "Kim et al., CODE, arXiv:2406.01920"
 
     @classmethod
     def official(cls, **overrides: Any) -> Self:
-        """The released command line: power 0.7, 512 tokens, and a BOS where the tokenizer writes one."""
+        """Return the settings of the released command line, with a BOS token if the tokenizer adds one."""
         return cls(**{"bos": True, **overrides})
 
-    def begin(self, run: Run) -> Refine:
-        from revisit.contrast.descriptions import descriptions
-        from revisit.contrast.prompt_edits import edited, in_place_of_image
-
+    def begin(self, run: Run) -> StepFunction:
         mask = run.find_vision_tokens()
         head, tail = around_image(run.processor, self.request)
         first = starts_with_bos(run.processor) if self.bos else ()
-        self.text_ids(run, (*head, *tail, *first))  # checked
+        self.text_ids(run, (*head, *tail, *first))  # raises for ids that are not text
         written = descriptions(run, mask, (head, tail), self.boundaries(run), self.description_tokens)
         words = [run.input_ids.new_tensor([*first, *ids]) for ids in written]
         text = edited(run, mask, lambda item, ids, vision: in_place_of_image(ids, vision, words[item]), pixels=False)
         branch = self.branch(run, text)
         return self.contrasted(run, branch, mask.any(-1), lambda l, other, _: contrast(l, other, self.power))
+
+
+# -- descriptions ---------------------------------------------------------------------------------------------------
+
+Tokens = tuple[int, ...]
+
+# image and request -> description; with their prompts, at most about 100 MB for each model
+_DESCRIPTIONS = WeakCache[Tokens](2000)
+
+
+def descriptions(
+    run: Run, mask: Tensor, request: tuple[Tokens, Tokens], around: Iterable[int], length: int
+) -> list[Tokens]:
+    """Return the token ids of each item's description without the end token; () for items without an image."""
+    ends = tuple(sorted(end_tokens(run.generation_config)))
+    keys = [(name, request, length, ends) for name in item_digests(run, mask)]
+    has_image = mask[:: run.copies].any(-1).tolist()
+    found = [_DESCRIPTIONS.find(run.model, key) if seen else () for key, seen in zip(keys, has_image, strict=True)]
+    if None in found:
+        new = _describe(run, mask, request, tuple(around), length)
+        found = [
+            _DESCRIPTIONS.put(run.model, key, text) if old is None else old
+            for key, old, text in zip(keys, found, new, strict=True)
+        ]
+    return cast("list[Tokens]", found)
+
+
+def forget(model: Model) -> None:
+    """Drop a model's descriptions; needed if its weights have changed."""
+    _DESCRIPTIONS.forget(model)
+
+
+def _describe(
+    run: Run, mask: Tensor, request: tuple[Tokens, Tokens], around: tuple[int, ...], length: int
+) -> list[Tokens]:
+    """Generate a description of every item's image."""
+
+    def with_request(_item: int, ids: Tensor, vision: Tensor) -> Edit:
+        columns = image_span(ids, vision, around).nonzero().squeeze(-1)
+        image = torch.arange(int(columns[0]), int(columns[-1]) + 1, device=ids.device)
+        head, tail = (ids.new_tensor(part) for part in request)
+        new = torch.full_like(head, -1), torch.full_like(tail, -1)
+        return Edit(torch.cat([head, ids[image], tail]), torch.cat([new[0], image, new[1]]))
+
+    inputs = edited(run, mask, with_request, pixels=True)
+    given = run.generation_config
+    with saved_positions(run.model), hooks_paused():  # of other methods in a chain
+        sequences = run.model.generate(
+            **inputs,
+            max_new_tokens=length,
+            do_sample=False,
+            num_beams=1,
+            num_return_sequences=1,
+            pad_token_id=given.pad_token_id,
+            eos_token_id=given.eos_token_id,
+            repetition_penalty=1.0,  # plain decoding, whatever the model's own settings are
+            no_repeat_ngram_size=0,
+            min_new_tokens=None,
+        )
+    ends = end_tokens(given)
+    rows = (until_end(row, ends) for row in sequences[:, inputs["input_ids"].shape[1] :].tolist())
+    return [tuple(row[:-1] if row and row[-1] in ends else row) for row in rows]

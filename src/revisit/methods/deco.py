@@ -1,32 +1,28 @@
-"""DeCo (Wang et al.): let the earlier layer that is surest about a candidate correct the final logits.
+"""DeCo (Wang et al.): correct the final logits by the earlier layer that is most confident about a candidate.
 
 1. Candidates: the likeliest tokens up to a probability mass of top_p, at most top_k of them.
 2. Among the early layers, through the final norm and the head, find the one that gives any candidate the highest
    probability m.
 3. score = l + alpha · m · l_early on the candidates.
 
-No extra forward pass; the early layers are further rows of the head's own product.
+No extra forward pass; the early layers are further rows of the LM head's own product.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from revisit.decoding.method import LayerNumbers, Method, Refine
-from revisit.methods.layers import check_layers, layers_of_32
+import torch
+from torch import Tensor
+
+from revisit.decoding.method import LayerNumbers, Method, StepFunction, check_layers, layers_of_32
+from revisit.decoding.run import Run
 from revisit.registry import Count, PositiveShare, Strength
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from revisit.decoding.run import Run
 
 
 def candidates(logits: Tensor, top_p: float, top_k: int) -> Tensor:
-    """Mask of the likeliest tokens, up to the one that brings their mass to top_p, at most top_k.  (..., V) -> (..., V)"""
-    import torch
-
+    """Return the mask of the likeliest tokens that reach a mass of top_p, at most top_k.  (..., V) -> (..., V)"""
     best = logits.softmax(-1).topk(min(top_k, logits.shape[-1]), dim=-1)
     before = torch.nn.functional.pad(best.values.cumsum(-1)[..., :-1], (1, 0))  # mass of the likelier ones
     within = before < top_p if top_p < 1 else torch.ones_like(before, dtype=torch.bool)
@@ -34,23 +30,23 @@ def candidates(logits: Tensor, top_p: float, top_k: int) -> Tensor:
 
 
 def correct(logits: Tensor, early: Tensor, alpha: float, top_p: float, top_k: int) -> tuple[Tensor, Tensor]:
-    """The corrected scores and which layer corrected them.  (rows, V), (rows, layers, V) -> (rows, V), (rows,)"""
+    """Return the corrected scores and the layer that each row used.  (rows, V), (rows, layers, V) -> (rows, V), (rows,)"""
     keep = candidates(logits, top_p, top_k)
-    sure = early.softmax(-1).masked_fill(~keep.unsqueeze(-2), 0.0).amax(-1)  # (rows, layers)
-    m, layer = sure.max(-1)
+    confidence = early.softmax(-1).masked_fill(~keep.unsqueeze(-2), 0.0).amax(-1)  # (rows, layers)
+    m, layer = confidence.max(-1)
     chosen = early.take_along_dim(layer[..., None, None], -2).squeeze(-2)  # (rows, V)
     scores = logits + (alpha * m).unsqueeze(-1) * chosen if alpha else logits
     return scores.masked_fill(~keep, -math.inf), layer
 
 
 class DeCo(Method):
-    """Settings of DeCo; the defaults are those of its command line.
+    """DeCo; the defaults are those of its command line.
 
     Args:
         alpha: Strength of the correction.
         layers: Hidden states that may correct: "late" (20 to 28 of 32, scaled to the decoder's depth) or indices.
         top_p: Probability mass that the candidates reach.
-        top_k: How many candidates there are at most.
+        top_k: Most candidates.
         norm: Apply the decoder's "final" norm to the early states (as published), or "none".
     """
 
@@ -61,21 +57,21 @@ class DeCo(Method):
     norm: Literal["none", "final"] = "final"
 
     name = "deco"
-    summary = "correct the final logits by the earlier layer that is surest about a candidate"
+    summary = "correct the final logits by the earlier layer that is most confident about a candidate"
     cost = "1 forward; head rows for the early layers"
     source = "Wang et al., DeCo, arXiv:2410.11779"
 
-    def begin(self, run: Run) -> Refine:
+    def begin(self, run: Run) -> StepFunction:
         run.find_vision_tokens(required=False)
         depth = run.parts.depth
         layers = layers_of_32(20, 28, depth, 1) if self.layers == "late" else check_layers(self, self.layers, depth)
         exits = run.early_exits(layers, final_norm=self.norm == "final")
 
-        def refine(input_ids: Tensor, logits: Tensor) -> Tensor:
+        def step(input_ids: Tensor, logits: Tensor) -> Tensor:
             assert run.raw is not None
             early = exits.take(run.raw)
             scores, layer = correct(logits, early, self.alpha, self.top_p, self.top_k)
             chosen = early.take_along_dim(layer[..., None, None], -2).squeeze(-2) if run.recorder.records else None
             return run.decode_by(input_ids, logits, scores, chosen, layer=layer)
 
-        return refine
+        return step

@@ -1,40 +1,38 @@
 """DoLa (Chuang et al.): contrast the final layer with the early layer that differs most from it.
 
 1. Project the last position's hidden state at some early layers through the LM head ("early exits").
-2. Choose the layer whose distribution diverges most from the final one (or the only one that was chosen).
+2. Choose the layer whose distribution diverges most from the final one (or the only one, if one is given).
 3. On the plausible tokens, p >= relative_top · max p, score = log p_final − log p_early.
 
-No extra forward pass; the early exits are further rows of the head's own product.
+No extra forward pass; the early exits are further rows of the LM head's own product.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from revisit.decoding.method import LayerNumbers, Method, Refine
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from revisit.decoding.contrastive import cut
+from revisit.decoding.method import LayerNumbers, Method, StepFunction
+from revisit.decoding.run import Run
 from revisit.errors import RevisitError
 from revisit.models.families import resolve_layers
 from revisit.registry import Share
 
-if TYPE_CHECKING:
-    from torch import Tensor
-    from typing_extensions import Self
-
-    from revisit.decoding.run import Run
-
 
 def divergences(final: Tensor, early: Tensor) -> Tensor:
-    """What DoLa's code calls JSD, over the whole vocabulary.  (rows, V), (rows, layers, V) -> (rows, layers)
+    """Return what DoLa's code calls JSD, over the whole vocabulary.  (rows, V), (rows, layers, V) -> (rows, layers)
 
     With M = (P + Q)/2 it is the mean over tokens of ½·M·(ln M − ln P) + ½·M·(ln M − ln Q): the roles of the textbook's
     distributions are exchanged, and it has no upper bound.
     """
-    import torch
-
     impossible = final == -math.inf
-    if final.device.type != "cpu" or bool(impossible.any()):  # tokens that the model cannot say at all are not compared
+    if final.device.type != "cpu" or bool(impossible.any()):  # tokens of probability 0 are not compared
         early = early.masked_fill(impossible.unsqueeze(-2), -math.inf)
     log_p = final.log_softmax(-1).masked_fill(impossible, 0.0)  # (rows, V)
     log_q = early.log_softmax(-1)  # (rows, layers, V)
@@ -49,41 +47,40 @@ def divergences(final: Tensor, early: Tensor) -> Tensor:
 
 
 def contrast(final: Tensor, early: Tensor, relative_top: float) -> Tensor:
-    """log p_final − log p_early on the plausible tokens, -inf elsewhere; raw logits if nothing is cut.  (..., V) -> (..., V)"""
+    """Return log p_final − log p_early on the plausible tokens, -inf elsewhere.  (..., V), (..., V) -> (..., V)"""
     if relative_top == 0:
         return final - early  # as the original: no normalization on either side
     logp = final.log_softmax(-1)
-    keep = logp >= logp.amax(-1, keepdim=True) + math.log(relative_top)
-    return (logp - early.log_softmax(-1)).masked_fill(~keep, -math.inf)
+    return cut(logp - early.log_softmax(-1), logp, relative_top)
 
 
 def candidate_layers(spec: str | Sequence[int], depth: int, tied: bool) -> tuple[int, ...]:
-    """Hidden states to choose from: every second one of the "low" or "high" half, both ("all"), or those listed.
+    """Return the hidden states to choose from: every second one of the "low" or "high" half, both ("all"), or a list.
 
-    The embedding (0) is left out where the head is tied to it. The final layer is never a candidate: it may be listed, as
-    the original's lists do, and is passed over.
+    The embedding (0) is left out if the head is tied to it. The final layer is never a candidate: it may be listed, as in
+    the original's lists, and is skipped.
     """
     if isinstance(spec, str):
         return resolve_layers(spec, depth, tied)[:-1]
     chosen = tuple(sorted({int(layer) for layer in spec} - {depth}))
     if not chosen or not 0 <= chosen[0] <= chosen[-1] < depth:
         raise RevisitError(
-            f"DoLa: layers {list(spec)} name no early layer of this model, or one that it does not have: they are numbered 0 "
-            f"(embedding) to {depth - 1}; {depth} is the final one, which they are contrasted with."
+            f"DoLa: layers {list(spec)} include no early layer of this model, or one that does not exist: they are numbered 0 "
+            f"(embedding) to {depth - 1}; {depth} is the final one, with which they are contrasted."
         )
     return chosen
 
 
 class DoLa(Method):
-    """Settings of DoLa; the defaults are those of its in-library version.
+    """DoLa; the defaults are those of its version in transformers.
 
     Args:
         layers: Candidate layers, "low" (long answers), "high" (short ones), "all", or indices; one index is static DoLa.
-        relative_top: How unlikely a token may be, relative to the likeliest, and still be considered; 0 cuts nothing.
+        relative_top: Plausibility threshold relative to the likeliest token; 0 keeps every token.
         norm: Apply the decoder's "final" norm to the early states, or "none" as the published code.
-        per_row: Every row chooses its own layer; False chooses one for the whole batch, as published, so that a row depends
-            on its neighbors.
-        precision: "float32", or "model" to leave early logits in the model's own type, as the in-library version.
+        per_row: Choose a layer for every row; False chooses one for the whole batch, as published, so that a row depends
+            on the others.
+        precision: "float32", or "model" to keep early logits in the model's dtype, as transformers does.
     """
 
     layers: Literal["low", "high", "all"] | LayerNumbers = "low"
@@ -99,15 +96,15 @@ class DoLa(Method):
 
     @classmethod
     def official(cls, **overrides: Any) -> Self:
-        """The published rule: one layer for the whole batch, no norm, the model's precision. Its authors add repetition_penalty=1.2."""
+        """Return the published rule: one layer per batch, the model's precision. Its authors add repetition_penalty=1.2."""
         return cls(**{"per_row": False, "precision": "model", **overrides})
 
-    def begin(self, run: Run) -> Refine:
+    def begin(self, run: Run) -> StepFunction:
         run.find_vision_tokens(required=False)
         layers = candidate_layers(self.layers, run.parts.depth, run.parts.tied)
         exits = run.early_exits(layers, final_norm=self.norm == "final")
 
-        def refine(input_ids: Tensor, logits: Tensor) -> Tensor:
+        def step(input_ids: Tensor, logits: Tensor) -> Tensor:
             assert run.raw is not None
             early = exits.take(run.raw, model_dtype=self.precision == "model")  # (rows, layers, V)
             if len(layers) == 1:
@@ -119,4 +116,4 @@ class DoLa(Method):
             scores = contrast(logits, chosen, self.relative_top)
             return run.decode_by(input_ids, logits, scores, chosen, layer=best)
 
-        return refine
+        return step

@@ -1,36 +1,33 @@
 """FLB, First Logit Boosting (Ha et al.), a control: add the first step's logits to every later step's.
 
 At step t (from 0) score = l_t + gamma · (1 − e^(−decay · t)) · l_0 on the tokens with p >= beta · max p. The first logits favor
-words that begin a sentence; the authors put a part of the gain down to "The".
+words that begin a sentence; the authors attribute part of the gain to "The".
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
-from revisit.decoding.method import Method, Refine
-from revisit.methods.contrastive import cut
+from torch import Tensor
+
+from revisit.decoding.contrastive import cut
+from revisit.decoding.method import Method, StepFunction
+from revisit.decoding.run import Run
 from revisit.registry import Share, Strength
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from revisit.decoding.run import Run
 
 
 def boost(logits: Tensor, first: Tensor, step: int, gamma: float, decay: float, beta: float) -> Tensor:
-    """The boosted scores where l allows it, -inf elsewhere; `step` counts from 0.  (..., V), (..., V) -> (..., V)"""
+    """Return the boosted scores on the plausible set of l, -inf elsewhere; `step` counts from 0.  (..., V), (..., V) -> (..., V)"""
     return cut(logits + gamma * -math.expm1(-decay * step) * first, logits, beta)
 
 
 class FLB(Method):
-    """Settings of First Logit Boosting; the defaults are those of its AMBER scripts.
+    """First Logit Boosting; the defaults are those of its AMBER scripts.
 
     Args:
-        gamma: How much of the first logits is added in the end.
-        decay: How fast that is reached (λ in the paper).
-        beta: How unlikely a token may be, relative to the likeliest, and still be considered; 0 cuts nothing.
+        gamma: Weight of the first logits in late steps.
+        decay: How fast that weight is reached (λ in the paper).
+        beta: Plausibility threshold relative to the likeliest token; 0 keeps every token.
     """
 
     gamma: Strength = 0.3
@@ -42,16 +39,16 @@ class FLB(Method):
     cost = "1 forward"
     source = "Ha et al., First Logit Boosting, arXiv:2604.00455"
 
-    def begin(self, run: Run) -> Refine:
+    def begin(self, run: Run) -> StepFunction:
         run.find_vision_tokens(required=False)
         start = run.input_ids.shape[1]
         first: list[Tensor] = []  # the model's own logits of the first step; beams of an item share theirs
 
-        def refine(input_ids: Tensor, logits: Tensor) -> Tensor:
+        def step(input_ids: Tensor, logits: Tensor) -> Tensor:
             if not first:
                 assert run.raw is not None
                 first.append(run.raw.clone())
             scores = boost(logits, first[0], input_ids.shape[1] - start, self.gamma, self.decay, self.beta)
             return run.decode_by(input_ids, logits, scores)
 
-        return refine
+        return step

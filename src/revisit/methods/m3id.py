@@ -1,37 +1,35 @@
-"""M3ID (Favero et al.): contrast with the same text without its image, ever more strongly as the answer grows.
+"""M3ID (Favero et al.): contrast with the same text without its image, more strongly as the answer grows.
 
 1. Run the model on the prompt without its vision tokens.
-2. score = l + w·(l − l_text) with w = exp(λ·t) − 1: the longer the answer, the more of the image has been forgotten.
+2. score = l + w·(l − l_text) with w = exp(λ·t) − 1: the influence of the image fades as the answer grows.
 3. Only the plausible tokens, p >= beta · max p, can be chosen. (The paper instead contrasts only where the model is
-   unsure.)
+   uncertain.)
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from revisit.methods.contrastive import Contrastive, cut
-from revisit.methods.prompts import Boundaries
+from torch import Tensor
+
+from revisit.decoding.contrastive import Contrastive, cut
+from revisit.decoding.method import StepFunction
+from revisit.decoding.prompt_edits import PromptEditing
+from revisit.decoding.run import Run
 from revisit.registry import Share, Strength, WholeNumber
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from revisit.decoding.method import Refine
-    from revisit.decoding.run import Run
 
 
 def weight(t: int, decay: float, cap: float | None = None) -> float:
-    """(1 − γ)/γ with γ = exp(−decay·t), at most `cap`; grows without bound otherwise."""
-    grown = math.expm1(min(decay * t, 50.0))  # e^50 leaves nothing of the first term, and still fits float32
+    """Return (1 − γ)/γ with γ = exp(−decay·t), at most `cap`; grows without bound otherwise."""
+    grown = math.expm1(min(decay * t, 50.0))  # at e^50 nothing of the first term is left, and it fits float32
     return grown if cap is None else min(grown, cap)
 
 
 def contrast(
     logits: Tensor, text: Tensor, w: float, beta: float, gate: float | None = None, normalize: bool = False
 ) -> Tensor:
-    """l + w·(l − l_text) where l allows it, -inf elsewhere.  (..., V), (..., V) -> (..., V)
+    """Return l + w·(l − l_text) on the plausible set of l, -inf elsewhere.  (..., V), (..., V) -> (..., V)
 
     With `gate`, rows whose best token has p >= gate keep their logits. `normalize` uses log-probabilities on both sides,
     which shifts a row by a constant.
@@ -40,20 +38,20 @@ def contrast(
         logits, text = logits.log_softmax(-1), text.log_softmax(-1)
     scores = logits + w * (logits - text) if w else logits
     if gate is not None:
-        unsure = logits.softmax(-1).amax(-1, keepdim=True) < gate
-        scores = scores.where(unsure, logits)
+        uncertain = logits.softmax(-1).amax(-1, keepdim=True) < gate
+        scores = scores.where(uncertain, logits)
     return cut(scores, logits, beta)
 
 
-class M3ID(Boundaries, Contrastive):
-    """Settings of M3ID; the defaults are those of RITUAL's code, which most comparisons use.
+class M3ID(PromptEditing, Contrastive):
+    """M3ID; the defaults are those of RITUAL's code, which most comparisons use.
 
     Args:
-        decay: How fast the image is forgotten (λ).
-        beta: How unlikely a token may be, relative to the likeliest, and still be considered; 0 cuts nothing.
-        start: The step t of the first token; 0 leaves that token to the model.
+        decay: How fast the influence of the image fades (λ).
+        beta: Plausibility threshold relative to the likeliest token; 0 keeps every token.
+        start: The step t of the first token; 0 leaves that token unchanged.
         cap: Largest weight of the contrast, or None.
-        gate: Contrast only where the likeliest token has a smaller probability than this, or None for everywhere.
+        gate: Contrast only if the likeliest token has a smaller probability than this; None always contrasts.
         normalize: Combine log-probabilities instead of logits.
     """
 
@@ -71,15 +69,15 @@ class M3ID(Boundaries, Contrastive):
 
     @classmethod
     def avisc(cls, **overrides: Any) -> M3ID:
-        """AvisC's variant: log-probabilities, t from 1."""
+        """Return AvisC's variant: log-probabilities, t from 1."""
         return cls(**{"start": 1, "normalize": True, **overrides})
 
     @classmethod
     def paper(cls, **overrides: Any) -> M3ID:
-        """The paper's rule, gated by confidence and without a cut; its constants are those of a faithful port."""
+        """Return the paper's rule, gated by confidence and without a cut; its constants are those of a faithful port."""
         return cls(**{"decay": 0.005, "beta": 0.0, "gate": 0.3, "cap": 5.0, **overrides})
 
-    def begin(self, run: Run) -> Refine:
+    def begin(self, run: Run) -> StepFunction:
         mask = run.find_vision_tokens()
         branch = self.branch(run, self.without_image(run, mask))
 

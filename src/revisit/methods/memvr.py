@@ -1,38 +1,38 @@
-"""MemVR (Zou et al.): where a middle layer is unsure what to say next, its feed-forward network looks at the image again.
+"""MemVR (Zou et al.): where a middle layer is uncertain, give its feed-forward network the image again.
 
-1. At some layers, the state that the layer reads goes through the final norm and the head at the newest position. The
-   entropy of the ten likeliest tokens there, divided by ln 10, says how unsure the model is.
-2. In the first layer where that exceeds a threshold, in each forward, the feed-forward network's output becomes
-   (1 − ratio)·FFN(x) + ratio·c·x·Vᵀ·V. V are the vision tokens as they enter the decoder, and c gives both terms the same
-   mean size. This is done at all positions that are run, in the prompt's forward too.
+1. At some layers, the layer's input at the newest position goes through the final norm and the head. The uncertainty is
+   the entropy of the ten likeliest tokens, divided by ln 10.
+2. In each forward, in the first layer where it exceeds a threshold, the feed-forward network's output becomes
+   (1 − ratio)·FFN(x) + ratio·c·x·Vᵀ·V. V are the vision tokens at the decoder's input, and c gives both terms the same
+   mean size. This applies to all positions of the forward, in the prefill too.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from revisit.decoding.method import LayerNumbers, Method, Refine
-from revisit.methods.layers import check_layers, layers_of_32
+import torch
+from torch import Tensor
+
+from revisit.decoding.method import LayerNumbers, Method, StepFunction, check_layers, layers_of_32
+from revisit.decoding.run import Run
+from revisit.hooks.pixels import check_empty_cache
+from revisit.hooks.states import Hooks, hooks_paused, normed
 from revisit.registry import Share
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from revisit.decoding.run import Run
-
-CANDIDATES = 10  # tokens whose entropy counts
+CANDIDATES = 10  # tokens whose entropy is measured
 
 
-def unsureness(logits: Tensor) -> Tensor:
-    """Entropy of the ten likeliest tokens among themselves, 1 where they are equally likely.  (..., V) -> (...)"""
+def uncertainty(logits: Tensor) -> Tensor:
+    """Return the entropy of the ten likeliest tokens among themselves, 1 if they are equally likely.  (..., V) -> (...)"""
     count = min(CANDIDATES, logits.shape[-1])
     p = logits.topk(count, dim=-1).values.softmax(-1)
     return -(p * p.log()).nan_to_num(0.0).sum(-1) / math.log(CANDIDATES)
 
 
-def looked_again(x: Tensor, output: Tensor, vision: Tensor, valid: Tensor, ratio: float) -> Tensor:
-    """A network's output mixed with what its input finds in the vision tokens.
+def retraced(x: Tensor, output: Tensor, vision: Tensor, valid: Tensor, ratio: float) -> Tensor:
+    """Mix a network's output with its input projected onto the vision tokens.
 
     (rows, q, d) input and output, (rows, n, d) vision tokens or zeros, (rows, q) positions that are not padding.
     """
@@ -44,15 +44,14 @@ def looked_again(x: Tensor, output: Tensor, vision: Tensor, valid: Tensor, ratio
 
 
 class MemVR(Method):
-    """Settings of MemVR; the defaults are those of its documentation.
+    """MemVR; the defaults are those of its documentation.
 
     Args:
-        ratio: Weight of the second look.
-        threshold: How unsure a layer must be, from 0 to 1.
-        layers: Decoder layers (from 0) that may look again: "middle" (7 to 16 of 32, scaled to the decoder's depth) or numbers.
+        ratio: Weight of the vision tokens in the mixture.
+        threshold: Uncertainty, from 0 to 1, above which a layer acts.
+        layers: Decoder layers (from 0) that may act: "middle" (7 to 16 of 32, scaled to the decoder's depth) or numbers.
 
-    A forward looks again in one layer at most. With `use_cache=False`, where earlier positions are run again, they are changed
-    with the newest one.
+    At most one layer acts in a forward. With `use_cache=False`, earlier positions are run again and changed with the newest.
     """
 
     ratio: Share = 0.12
@@ -60,41 +59,36 @@ class MemVR(Method):
     layers: Literal["middle"] | LayerNumbers = "middle"
 
     name = "memvr"
-    summary = "where a middle layer is unsure, its feed-forward network looks at the image again"
+    summary = "where a middle layer is uncertain, mix the image into its feed-forward network again"
     cost = "1 forward; a head row at each of the middle layers"
     source = "Zou et al., MemVR, arXiv:2410.03577"
 
-    def begin(self, run: Run) -> Refine:
+    def begin(self, run: Run) -> StepFunction:
         mask = run.find_vision_tokens()
         depth = run.parts.depth
         layers = layers_of_32(7, 16, depth, 1) if self.layers == "middle" else check_layers(self, self.layers, depth)
-        looks = Looks(self, run, mask, layers)
-        return lambda input_ids, logits: run.decode_by(input_ids, logits, logits, acted=looks.done)
+        retracing = Retracing(self, run, mask, layers)
+        return lambda input_ids, logits: run.decode_by(input_ids, logits, logits, acted=retracing.done)
 
 
-class Looks:
-    """The taps of one call: what each layer is unsure about, and the second look of its network."""
+class Retracing:
+    """The hooks of one call: they measure the uncertainty of each layer, and change the first that is uncertain."""
 
     def __init__(self, method: MemVR, run: Run, mask: Tensor, layers: tuple[int, ...]) -> None:
-        from revisit.contrast.pixels import refuse_filled_cache
-        from revisit.taps.states import Hooks
-
-        refuse_filled_cache(run)
+        check_empty_cache(run)
         self.method, self.run, self.mask, self.rows = method, run, mask, len(mask)
-        self.vision: Tensor | None = None  # (rows, n, d) the vision tokens, zeros where a row has fewer
-        self.done = mask.new_zeros(self.rows)  # (rows,) whether the running forward has looked again
-        self.now = self.done  # whether it does so in the running layer
-        self.x: Tensor | None = None  # (rows, q, d) what the running layer's network reads
+        self.vision: Tensor | None = None  # (rows, n, d) the vision tokens, zeros in rows with fewer
+        self.done = mask.new_zeros(self.rows)  # (rows,) whether a layer has acted in the running forward
+        self.now = self.done  # (rows,) whether the running layer acts
+        self.x: Tensor | None = None  # (rows, q, d) input of the running layer's network
         hooks, parts = Hooks(run.stack), run.parts
         hooks.before(parts.layers[0], self._start)
         for layer in layers:
-            hooks.before(parts.layers[layer], self._ask)
+            hooks.before(parts.layers[layer], self._measure)
             hooks.before(parts.mlps[layer], self._keep)
-            hooks.after(parts.mlps[layer], self._look)
+            hooks.after(parts.mlps[layer], self._mix)
 
     def _start(self, states: Tensor) -> None:
-        import torch
-
         if self.run.contrasting:
             return
         self.done = torch.zeros_like(self.done)
@@ -105,40 +99,36 @@ class Looks:
             vision[places] = states[: self.rows][self.mask.to(states.device)].float()
             self.vision = vision
 
-    def _ask(self, states: Tensor) -> None:
+    def _measure(self, states: Tensor) -> None:
         if self.run.contrasting:
             return
-        from revisit.taps.states import normed, taps_paused
-
-        with taps_paused():
+        with hooks_paused():
             state = normed(self.run.parts.final_norm, states[: self.rows, -1:])
             head = self.run.parts.head
             logits = head.transforms[-1](head.module(state[:, 0].to(head.device)).float())  # (rows, V), as declared
-        unsure = (unsureness(logits) > self.method.threshold).to(self.done.device)
-        self.now = unsure & ~self.done & self.mask.any(-1)
+        uncertain = (uncertainty(logits) > self.method.threshold).to(self.done.device)
+        self.now = uncertain & ~self.done & self.mask.any(-1)
         self.done = self.done | self.now
 
     def _keep(self, states: Tensor) -> None:
         self.x = None if self.run.contrasting else states[: self.rows]
 
-    def _look(self, output: Tensor) -> Tensor | None:
-        import torch
-
+    def _mix(self, output: Tensor) -> Tensor | None:
         x, self.x = self.x, None
         if x is None or (self.now.is_cpu and not bool(self.now.any())):
             return None
         assert self.vision is not None
         own, device = output[: self.rows], output.device
-        changed = looked_again(x, own, self.vision.to(device), self._valid(x.shape[1]).to(device), self.method.ratio)
+        changed = retraced(x, own, self.vision.to(device), self._valid(x.shape[1]).to(device), self.method.ratio)
         changed = torch.where(self.now[:, None, None].to(device), changed, own)
         return torch.cat([changed, output[self.rows :]]) if len(output) > self.rows else changed
 
     def _valid(self, length: int) -> Tensor:
-        """The newest positions that are not padding.  -> (rows, length)"""
-        import torch
-
+        """Return which of the newest positions are not padding.  -> (rows, length)"""
         given = self.run.model_kwargs.get("attention_mask")
-        short = length - self.mask.shape[1]  # tokens run with the prompt, or fewer than it has: all of them text
+        short = (
+            length - self.mask.shape[1]
+        )  # text tokens after the prompt; negative if only a part of the prompt is run
         if given is None or short < 0:
             return self.mask.new_ones(self.rows, length)
         prompt = given[:, : self.mask.shape[1]].bool().to(self.mask.device)

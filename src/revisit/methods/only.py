@@ -1,9 +1,9 @@
-"""ONLY (Wan et al.): contrast with, or add, what one early layer's attention to the text alone would say.
+"""ONLY (Wan et al.): add or contrast logits from one early layer's attention to the text.
 
-1. In one early layer, the newest position's attention loses what stands out: weights above mean + one standard deviation,
+1. In one early layer, the peaks of the newest position's attention are removed: weights above mean + one standard deviation,
    among the text's and among the image's columns, become 0. Heads whose attention to the text is less spread, relative to
-   the image, than the heads' average, are dropped.
-2. What is left of that layer's attention goes through the last layer's norm, a fifth of the last layer's input is added,
+   the image, than the average of the heads, are dropped.
+2. The rest of that layer's attention goes through the last layer's norm, a fifth of the last layer's input is added,
    and the last feed-forward network, the final norm and the head give l′ (with half of the final state added before the head).
 3. If Σ|p − p′| is below gamma, score = l + alpha_add·l′, otherwise (1 + alpha_contrast)·l − alpha_contrast·l′; on the
    plausible tokens, p >= beta · max p.
@@ -11,26 +11,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from revisit.decoding.method import Method, Refine
+from torch import Tensor
+from typing_extensions import Self
+
+from revisit.decoding.contrastive import cut
+from revisit.decoding.method import Method, StepFunction, check_layers
+from revisit.decoding.run import Run
 from revisit.errors import RevisitError
-from revisit.methods.contrastive import cut
-from revisit.methods.layers import check_layers
+from revisit.hooks.attention import Call
+from revisit.hooks.states import Hooks, hooks_paused, normed
+from revisit.models.parts import describe
 from revisit.registry import Share, Strength, WholeNumber
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from typing_extensions import Self
-
-    from revisit.decoding.run import Run
-    from revisit.taps.attention import Call
 
 RESIDUAL, FINAL = 0.2, 0.5  # shares of the last layer's input and of the final state
 
 
 def without_peaks(weights: Tensor, columns: Tensor) -> Tensor:
-    """Attention with what exceeds mean + standard deviation of some columns set to 0 there.  (rows, heads, n), (rows, n)"""
+    """Set attention weights above the mean + standard deviation of some columns to 0 there.  (rows, heads, n), (rows, n)"""
     columns = columns[:, None]
     count = columns.sum(-1, keepdim=True)
     mean = (weights * columns).sum(-1, keepdim=True) / count
@@ -39,14 +38,14 @@ def without_peaks(weights: Tensor, columns: Tensor) -> Tensor:
 
 
 def spread(weights: Tensor, columns: Tensor) -> Tensor:
-    """Entropy of the attention to some columns, NaN where they get none.  (rows, heads, n), (rows, n) -> (rows, heads)"""
+    """Return the entropy of the attention to some columns, NaN if they get none.  (rows, heads, n), (rows, n) -> (rows, heads)"""
     own = weights * columns[:, None]
     p = own / own.sum(-1, keepdim=True)
     return -(p * (p + 1e-6).log()).sum(-1)
 
 
 def textual(weights: Tensor, text: Tensor, image: Tensor) -> Tensor:
-    """Attention without its peaks, and 0 in heads that spread less over the text than others.  (rows, heads, n), (rows, n)"""
+    """Remove the peaks, and set heads that spread less over the text than others to 0.  (rows, heads, n), (rows, n)"""
     weights = without_peaks(without_peaks(weights, text), image)
     of_text, of_image = spread(weights, text).nan_to_num(nan=0.0), spread(weights, image).nan_to_num(nan=float("inf"))
     ratio = of_text / of_image  # (rows, heads)
@@ -54,21 +53,21 @@ def textual(weights: Tensor, text: Tensor, image: Tensor) -> Tensor:
 
 
 def combine(logits: Tensor, other: Tensor, gamma: float, add: float, contrast: float, beta: float) -> Tensor:
-    """The logits with l′ added where the two agree, contrasted where they do not.  (rows, V), (rows, V) -> (rows, V)"""
+    """Add l′ to the logits where the two agree, contrast where they do not.  (rows, V), (rows, V) -> (rows, V)"""
     apart = (logits.softmax(-1) - other.softmax(-1)).abs().sum(-1, keepdim=True)
     scores = (logits + add * other).where(apart < gamma, (1 + contrast) * logits - contrast * other)
     return cut(scores, logits, beta)
 
 
 class ONLY(Method):
-    """Settings of ONLY; the defaults are those of its script for captions.
+    """ONLY; the defaults are those of its script for captions.
 
     Args:
-        gamma: How far the two distributions may be apart, from 0 to 2, to be added and not contrasted.
+        gamma: Distance of the two distributions, from 0 to 2, below which l′ is added and not contrasted.
         alpha_add: Weight of l′ where it is added.
         alpha_contrast: Strength of the contrast.
-        beta: How unlikely a token may be, relative to the likeliest, and still be considered; 0 cuts nothing.
-        layer: The decoder layer (from 0) whose attention is taken.
+        beta: Plausibility threshold relative to the likeliest token; 0 keeps every token.
+        layer: The decoder layer (from 0) whose attention is used.
     """
 
     gamma: Strength = 0.25
@@ -78,43 +77,41 @@ class ONLY(Method):
     layer: WholeNumber = 0
 
     name = "only"
-    summary = "add or contrast what one early layer's attention to the text would say"
+    summary = "add or contrast logits from one early layer's attention to the text"
     cost = "1 forward; one more row of the last feed-forward network and of the head"
     source = "Wan et al., ONLY, arXiv:2507.00898"
 
     @classmethod
     def pope(cls, **overrides: Any) -> Self:
-        """The settings of its script for POPE."""
+        """Return the settings of its script for POPE."""
         return cls(**{"gamma": 0.2, **overrides})
 
-    def begin(self, run: Run) -> Refine:
+    def begin(self, run: Run) -> StepFunction:
         mask = run.find_vision_tokens()
         has_image = mask.any(-1)
         check_layers(self, (self.layer,), run.parts.depth)
         shortcut = Shortcut(run, mask, self.layer)
 
-        def refine(input_ids: Tensor, logits: Tensor) -> Tensor:
+        def step(input_ids: Tensor, logits: Tensor) -> Tensor:
             assert run.raw is not None
             other = shortcut.logits(run.raw).to(logits.device)
             scores = combine(logits, other, self.gamma, self.alpha_add, self.alpha_contrast, self.beta)
             scores = scores.where(has_image[:, None].to(scores.device), logits)
             return run.decode_by(input_ids, logits, scores, other, has_image)
 
-        return refine
+        return step
 
 
 class Shortcut:
-    """From one layer's attention straight to the last feed-forward network, at the newest position of the clean rows."""
+    """Connects one layer's attention to the last feed-forward network, at the newest position of the clean rows."""
 
     def __init__(self, run: Run, mask: Tensor, layer: int) -> None:
-        from revisit.taps.states import Hooks
-
         self.run, self.mask, self.layer, self.rows = run, mask, layer, len(mask)
         given = run.model_kwargs.get("attention_mask")
         seen = mask.new_ones(mask.shape) if given is None else given[:, : mask.shape[1]].bool().to(mask.device)
-        self.first = seen & (seen.cumsum(-1) == 1)  # a text's first token draws attention whatever it says
+        self.first = seen & (seen.cumsum(-1) == 1)  # the first token of a text draws attention whatever it is
         self.attended: Tensor | None = None  # (rows, d)
-        self.last: Tensor | None = None  # (rows, d) what the last layer reads
+        self.last: Tensor | None = None  # (rows, d) input of the last layer
         self.final: Tensor | None = None  # (rows, d) the final state
         run.watch_attention(self._attention_hook, "ONLY")
         block = run.parts.layers[layer]
@@ -133,26 +130,21 @@ class Shortcut:
     def _attention_hook(self, call: Call) -> None:
         if call.layer != self.layer or self.run.contrasting:
             return
-        from revisit.taps.states import taps_paused
-
         weights = call.last_attention()[: self.rows]  # (rows, heads, n)
         image = call.columns(self.mask, self.run.clean_shift)
         first = call.columns(self.first, self.run.clean_shift)
-        # (rows or 1, n): neither padding nor places that are still empty
+        # (rows or 1, n): neither padding nor empty places of a static cache
         seen = call.visible()[: self.rows, 0, -1, : image.shape[-1]]
         text = seen & ~image & ~first
         kept = textual(weights, text, image)
         value = call.value[: self.rows].float()  # (rows, key heads, n, d)
         mixed = (kept.unflatten(1, (value.shape[1], -1)) @ value).flatten(1)  # (rows, heads · d)
-        with taps_paused():
+        with hooks_paused():
             assert self.project is not None
             self.attended = self.project(mixed.to(call.value.dtype)[:, None])[:, 0]
 
     def logits(self, raw: Tensor) -> Tensor:
-        """l′ of this step; `raw` (rows, V) are the model's own logits.  -> (rows, V)"""
-        from revisit.models.parts import describe
-        from revisit.taps.states import normed, taps_paused
-
+        """Return l′ of this step; `raw` (rows, V) are the model's own logits.  -> (rows, V)"""
         assert self.attended is not None
         assert self.last is not None
         assert self.final is not None
@@ -160,7 +152,7 @@ class Shortcut:
         head, block = parts.head, parts.layers[-1]
         if head.transform is None:
             head.calibrate(self.final[0], raw[0], describe(parts.model))
-        with taps_paused():
+        with hooks_paused():
             state = normed(block.input_layernorm, self.attended[:, None])  # type: ignore[arg-type]
             state = state + RESIDUAL * self.last[:, None].to(state.device)
             state = normed(parts.final_norm, parts.feed_forward(-1, state))

@@ -1,6 +1,6 @@
-"""PAI (Liu et al.): pay more attention to the image, and contrast with the same text without it.
+"""PAI (Liu et al.): raise attention to the image, and contrast with the same text without it.
 
-1. Attention: in all but the first layers, the last position's scores for vision tokens grow by alpha · |score|.
+1. Attention: in all but the first layers, alpha · |score| is added to the last position's scores for vision tokens.
 2. Guidance: with c and u the log-probabilities with and without the image, score = γ·(c − u) + u on the plausible
    tokens, p >= beta · max p.
 
@@ -10,46 +10,43 @@ Either part can be left out.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import model_validator
+from torch import Tensor
+from typing_extensions import Self
 
+from revisit.decoding.contrastive import Contrastive, cut
+from revisit.decoding.method import StepFunction
+from revisit.decoding.prompt_edits import PromptEditing
+from revisit.decoding.run import Run
 from revisit.errors import RevisitError
-from revisit.methods.contrastive import Contrastive, cut
-from revisit.methods.prompts import Boundaries
+from revisit.hooks.attention import Call
 from revisit.registry import Share, Strength, WholeNumber
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from typing_extensions import Self
-
-    from revisit.decoding.method import Refine
-    from revisit.decoding.run import Run
-    from revisit.taps.attention import Call
 
 
 def guide(logits: Tensor, text: Tensor, gamma: float, beta: float) -> Tensor:
-    """γ·(c − u) + u of the two log-distributions where c allows it, -inf elsewhere; c for γ = 1.  (..., V), (..., V) -> (..., V)"""
+    """Return γ·(c − u) + u on the plausible set of c, -inf elsewhere; c for γ = 1.  (..., V), (..., V) -> (..., V)"""
     c, u = logits.log_softmax(-1), text.log_softmax(-1)
     return c if gamma == 1 else cut(gamma * (c - u) + u, c, beta)
 
 
 def amplify(scores: Tensor, image: Tensor, alpha: float) -> Tensor:
-    """Attention scores with alpha · |score| added at the image's columns.  (rows, heads, q, n), (rows, n) -> (rows, heads, q, n)"""
+    """Add alpha · |score| to attention scores at the image's columns.  (rows, heads, q, n), (rows, n) -> (rows, heads, q, n)"""
     return (scores + alpha * scores.abs()).where(image[:, None, None] & scores.isfinite(), scores)
 
 
-class PAI(Boundaries, Contrastive):
-    """Settings of PAI; the defaults are those of its documentation.
+class PAI(PromptEditing, Contrastive):
+    """PAI; the defaults are those of its documentation.
 
     Args:
-        alpha: How much more attention the image gets; 0 leaves attention alone.
-        gamma: Strength of the guidance; None runs no second branch and guides nothing.
-        beta: How unlikely a token may be, relative to the likeliest, and still be considered; 0 cuts nothing.
+        alpha: Strength of the change of attention; 0 leaves it unchanged.
+        gamma: Strength of the guidance; None runs without guidance and its second branch.
+        beta: Plausibility threshold relative to the likeliest token; 0 keeps every token.
         first_layer: The first decoder layer (from 0) whose attention is changed.
-        at_prompt: Also change the attention that gives the first token; None does so only without guidance, as published.
+        at_prompt: Also change the attention of the prefill; None does so only without guidance, as published.
 
-    Only the newest position's attention is changed; with `use_cache=False` what that did to earlier steps is not kept.
+    Only the newest position's attention is changed; with `use_cache=False`, its effect on earlier steps is lost.
     """
 
     alpha: Strength = 0.2
@@ -59,22 +56,22 @@ class PAI(Boundaries, Contrastive):
     at_prompt: bool | None = None
 
     name = "pai"
-    summary = "more attention to the image, and guidance away from the text alone"
+    summary = "raise attention to the image, and guide away from the text alone"
     cost = "2 rows per sequence, a second prefill without the image (1 without guidance)"
     source = "Liu et al., PAI, arXiv:2407.21771"
 
     @model_validator(mode="after")
-    def _check_that_something_is_left(self) -> Self:
+    def _check_effect(self) -> Self:
         if self.gamma is None and self.alpha == 0:
             raise RevisitError("PAI: alpha 0 and gamma none do nothing; set one of them.")
         return self
 
     @classmethod
     def guidance(cls, **overrides: Any) -> PAI:
-        """The guidance alone, which works with every attention kernel."""
+        """Return the guidance alone, which works with every attention kernel."""
         return cls(**{"alpha": 0.0, **overrides})
 
-    def begin(self, run: Run) -> Refine:
+    def begin(self, run: Run) -> StepFunction:
         mask = run.find_vision_tokens()
         has_image = mask.any(-1)
         if self.alpha:

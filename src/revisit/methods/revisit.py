@@ -1,8 +1,8 @@
-"""ReVisiT (Cho et al.): refine each step by the vision token that agrees most with what the model is about to say.
+"""ReVisiT (Cho et al.): refine each step by the vision token that agrees most with the output distribution.
 
 1. Keep the plausible tokens, p >= alpha · max p.
-2. Project the hidden states of all vision tokens, at the chosen layers, through the LM head onto that set, and pick the
-   one whose distribution is nearest to the output distribution.
+2. Project the hidden states of all vision tokens, at the chosen layers, through the LM head onto that set, and select
+   the one whose distribution is nearest to the output distribution.
 3. Multiply the two distributions and renormalize.
 
 No training, no extra forward pass.
@@ -11,49 +11,49 @@ No training, no extra forward pass.
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from revisit.decoding.method import LayerNumbers, Method, Refine
+from torch import Tensor
+from transformers import CONFIG_MAPPING
+from typing_extensions import Self
+
+from revisit.decoding.method import LayerNumbers, Method, StepFunction
+from revisit.decoding.run import Run
 from revisit.errors import RevisitError
+from revisit.hooks.states import VisionStates
 from revisit.models import families
 from revisit.models.families import resolve_layers
+from revisit.models.types import Configured
 from revisit.registry import Seed
+from revisit.step.choice import choose
+from revisit.step.interface import PaddedStates, Step
 from revisit.step.rule import SELECTIONS_WITHOUT_COUNT, Rule
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from typing_extensions import Self
-
-    from revisit.decoding.run import Run
-    from revisit.models.types import Configured
-    from revisit.step.interface import Step
-    from revisit.taps.states import VisionStates
 
 
 class ReVisiT(Rule, Method):
-    """Refine every step by the vision token that agrees most with what the model is about to say.
+    """StepFunction every step by the vision token that agrees most with the output distribution.
 
-    No training and no extra forward pass. The defaults are the paper's. `ReVisiT.recommended(model)` has the settings for a
-    model; `method="revisit"` means those.
+    No training and no extra forward pass. The defaults are the paper's. `ReVisiT.recommended(model)` returns the settings for
+    a model, which `method="revisit"` uses.
 
     Example:
         >>> revisit.generate(model, **inputs, method=revisit.ReVisiT(alpha=1e-3, layers="all"), max_new_tokens=64)
 
     Args:
-        alpha: How unlikely a token may be, relative to the likeliest, and still be considered.
-        layers: Hidden states to look at: "last", "all" (every second layer and the last), "low", "high", or indices,
+        alpha: Plausibility threshold relative to the likeliest token.
+        layers: Hidden states of the vision tokens: "last", "all" (every second layer and the last), "low", "high", or indices,
             where 0 is the projector's output and the number of decoder layers is the final state.
         divergence: "jsd" (the paper's equation), "official" (what the released code computes), "kl", "cosine".
         select: The vision token with the "min" or "max" divergence, a "random" one, or "soft", a mixture
             of all by softmax(−divergence / 0.1).
-        neighbors: How many vision tokens "min" and "max" select; their distributions are averaged.
+        neighbors: Number of vision tokens that "min" and "max" select; their distributions are averaged.
         fusion: "poe" multiplies, log P + weight · log Q; "interpolation" mixes, (1 − weight) · P + weight · Q.
         weight: Strength of the vision side; by default 1 for "poe" and 0.5 for "interpolation". "agreement" is
             1 − JSD(P, Q) / ln 2 at every step, "uncertainty" is √(1 − max P), "both" is their product.
         vocabulary: "subset" (the plausible tokens) or "full" (no constraint; an ablation).
         norm: Apply the decoder's "final" norm to states of intermediate layers, or "none".
         normalize: Return a distribution; the released code returns the unnormalized sum.
-        precision: "float32", or "model" to round vision distributions like the released code.
+        precision: "float32", or "model" to round vision distributions as the released code does.
         seed: Seed of the "random" selection.
     """
 
@@ -68,17 +68,17 @@ class ReVisiT(Rule, Method):
 
     @classmethod
     def official(cls, **overrides: Any) -> Self:
-        """The released code, to the token: its divergence, its rounding, its unnormalized scores."""
+        """Return settings that reproduce the released code's tokens: its divergence, rounding and unnormalized scores."""
         return cls(**{"divergence": "official", "normalize": False, "precision": "model", **overrides})
 
     @classmethod
     def recommended(cls, model: Configured | str, **overrides: Any) -> ReVisiT:
-        """The settings recommended for a model.
+        """Return the settings recommended for a model.
 
         Args:
-            model: A loaded model, or a model type such as "qwen2_5_vl". A model's own recommendation (`revisit` in its
-                generation_config.json) comes first; otherwise the paper's choice of layers: all for the Qwen-VL family, the
-                last one for the others.
+            model: A loaded model, or a model type such as "qwen2_5_vl". The entry `revisit` of a model's
+                generation_config.json takes precedence over the paper's choice of layers: all for the Qwen-VL family, the last
+                one for the others.
             **overrides: Settings that differ.
         """
         kind = model if isinstance(model, str) else getattr(getattr(model, "config", None), "model_type", None)
@@ -94,7 +94,7 @@ class ReVisiT(Rule, Method):
 
     @classmethod
     def _declared(cls, entry: object) -> dict[str, Any]:
-        """The settings in a model's generation_config.json, each of which must be right alone."""
+        """Return the settings in a model's generation_config.json, each validated on its own."""
         if entry is None:
             return {}
         where = "The entry `revisit` of the model's generation_config.json is wrong"
@@ -106,13 +106,11 @@ class ReVisiT(Rule, Method):
             raise RevisitError(f"{where}: {str(error)[:200]}") from None
 
     def rule(self, *, normalize: bool | None = None) -> Rule:
-        """These settings as those of one step; `normalize` overrides the method's own."""
+        """Return the settings of one step; `normalize` overrides the method's own."""
         own = {name: getattr(self, name) for name in Rule.model_fields}
         return Rule.model_construct(**own if normalize is None else {**own, "normalize": normalize})
 
-    def begin(self, run: Run) -> Refine:
-        from revisit.step.interface import PaddedStates, choose
-
+    def begin(self, run: Run) -> StepFunction:
         mask = run.find_vision_tokens()
         layers = resolve_layers(self.layers, run.parts.depth, run.parts.tied)
         capture = run.capture(mask, layers, final_norm=self.norm == "final")
@@ -120,32 +118,30 @@ class ReVisiT(Rule, Method):
         record = run.recorder.records
         draws = random.Random(self.seed)
         items: list[VisionStates] = []
-        step: Step | None = None
+        taker: Step | None = None
         states: PaddedStates | None = None
 
-        def refine(input_ids: Tensor, logits: Tensor) -> Tensor:
-            nonlocal step, states
-            if step is None or states is None:
+        def step(input_ids: Tensor, logits: Tensor) -> Tensor:
+            nonlocal taker, states
+            if taker is None or states is None:
                 items.extend(run.finish_capture(capture, logits))
                 states = PaddedStates(*capture.padded(), run.copies)
-                step = choose(run.parts.head, rule, states.states.device, record=record)
-            uniform = draws.random()  # one draw a step, so that a row does not depend on its neighbors
+                taker = choose(run.parts.head, rule, states.states.device, record=record)
+            uniform = draws.random()  # one draw per step, so that a row does not depend on the others
             ended = run.recorder.ended.before(input_ids)
-            result = step.take(logits.to(run.parts.head.device), states, uniform, ended)
+            result = taker.take(logits.to(run.parts.head.device), states, uniform, ended)
             if record:
                 for row in run.recorder.active(input_ids):
-                    run.recorder.note_refinement(row, result.refinements[row], items[run.item(row)])
+                    run.recorder.note_detail(row, result.details[row], items[run.item(row)])
             else:
                 run.recorder.note_later(input_ids, result.sizes, result.applied, result.changed, result.seen)
             return result.scores.to(logits.device)
 
-        return refine
+        return step
 
 
 def _is_model_type(name: str) -> bool:
-    """Whether some configuration has this as its `model_type`."""
+    """Whether transformers has a configuration with this `model_type`."""
     if name in families.FAMILIES:
         return True
-    from transformers import CONFIG_MAPPING  # heavy, and needed for rare families only
-
     return name in CONFIG_MAPPING

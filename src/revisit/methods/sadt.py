@@ -1,46 +1,47 @@
-"""The fusion of SADT (Wang et al., "Same Attention, Different Truths"): where the patches a word attends to do not say the word,
-let the most attended one speak.
+"""The fusion of SADT (Wang et al., "Same Attention, Different Truths"): check object words against the attended patches.
 
-1. Look where the model's favorite begins an object word. In some late layers, take the vision tokens that the newest position attends
-   to most, averaged over heads, and read each by the LM head (no norm) at that layer.
-2. If none of these tokens agrees with the word, the word is flagged: score = (1 − alpha) · l_patch + alpha · l, with l_patch the
-   head's logits of the vision token that is attended to most over all these layers.
+1. When the likeliest token begins an object word, and greedy decoding completes this word, take the vision tokens that the newest
+   position attends to most in some late layers, averaged over heads, and read each through the LM head (no norm) at that layer.
+2. If none of these readings agrees with the word, the word is flagged: score = (1 − alpha) · l_patch + alpha · l, with l_patch the
+   head's logits of the vision token with the most attention over all these layers.
 
-The released program decodes a whole answer first, flags words in it, masks their patches in the image to tell two causes apart, and
-fuses in a further run. Here a word is flagged when it is about to be said, and the image is not masked.
+The released program decodes a whole answer first, flags words in it, masks their patches in the image, decodes again, and compares
+both answers with the ground truth to tell two causes apart; it fuses only words of the second kind, in a further run. Here every
+flagged word is fused before it is generated, without masks and ground truth.
 """
 
 from __future__ import annotations
 
+import functools
 import re
-import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from itertools import islice
+from typing import Annotated, Any, Literal
 
+import torch
 from pydantic import Field
+from torch import Tensor
+from typing_extensions import Self
 
-from revisit.benchmarks.chair_words import CATEGORIES, WORDS
-from revisit.decoding.method import LayerNumbers, Method, Refine
+from revisit.decoding.method import LayerNumbers, Method, StepFunction, check_layers, layers_of_32
+from revisit.decoding.run import Run
 from revisit.errors import RevisitError
-from revisit.methods.layers import check_layers, layers_of_32
+from revisit.hooks.attention import Call
+from revisit.hooks.states import Capture
+from revisit.models.types import Tokenizer
 from revisit.registry import Count, Share, WholeNumber
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from typing_extensions import Self
-
-    from revisit.decoding.run import Run
-    from revisit.models.types import Tokenizer
-    from revisit.taps.attention import Call
-    from revisit.taps.states import Capture
+from revisit.words import CATEGORIES, WORDS
 
 IRREGULAR = {"calf": "calves", "goose": "geese", "knife": "knives", "loaf": "loaves", "mouse": "mice", "ox": "oxen"}
-PEOPLE = "person"  # its patches say clothes and colors, so the release leaves it out
+PEOPLE = "person"  # left out as in the release: its patches read as clothes and colors
+CONTEXT = 12  # tokens before a word that are read with it: "dog" after "hot" is no dog
+LOGITS = 1 << 26  # most logits of patches that are computed at once
 
 
 def plural(word: str) -> str:
-    """The plural of an English noun, by rule."""
+    """Return the plural of an English noun, by rule."""
     if word in IRREGULAR or word in IRREGULAR.values() or word.endswith("sheep"):
         return IRREGULAR.get(word, word)
     if re.search(r"[^aeiou]y$", word):
@@ -49,82 +50,111 @@ def plural(word: str) -> str:
 
 
 def normal(text: str) -> str:
-    """A token's text in lower case, without all but letters, digits and inner blanks."""
-    return re.sub(r"[^a-z0-9 ]+", "", text.lower().replace("\u2581", " ").replace("\u0120", " ")).strip()
+    """Return a text in lower case, with only ASCII letters, digits and inner blanks."""
+    return re.sub(r"[^A-Za-z0-9 ]+", "", text).lower().strip()
 
 
 def forms(word: str) -> frozenset[str]:
-    """What a token may say to agree with a word: it, what else CHAIR counts as the same object, and their plurals."""
+    """Return the forms that agree with a word: the word, CHAIR's synonyms for its object, and their plurals."""
     same = [other for other, category in WORDS.items() if category == WORDS.get(word)]
     return frozenset(form for one in (word, *same) for other in (one, plural(one)) if (form := normal(other)))
 
 
 def agreeing(texts: Sequence[str], forms: Iterable[str]) -> list[int]:
-    """The places of texts that are part of a form or have one in them; empty texts agree with nothing."""
+    """Return the indices of texts that are part of a form or contain one; empty texts agree with nothing."""
     forms = sorted(forms, key=len)
-    parts = {form[i:j] for form in forms for i in range(len(form)) for j in range(i + 1, len(form) + 1)}
+    joined = "\n".join(forms)
     whole = [form for n, form in enumerate(forms) if not any(shorter in form for shorter in forms[:n])]
-    return [place for place, text in enumerate(texts) if text in parts or any(form in text for form in whole)]
+    return [n for n, text in enumerate(texts) if text and (text in joined or any(form in text for form in whole))]
 
 
 @dataclass(frozen=True)
-class ObjectTokens:
-    """Which tokens of a vocabulary begin an object word, and which tokens agree with it."""
+class ObjectWords:
+    """The object words that a tokenizer can write, the tokens that may begin one, and the tokens that agree with each."""
 
-    kind: Tensor  # (2, V) the row of `agrees` for a token that begins an object word, -1 for others; within and at the start of an answer
+    tokenizer: Tokenizer
+    begins: Tensor  # (V,) bool
+    alone: frozenset[int]  # tokens that write a word and begin no other one
+    kinds: dict[str, int]  # a word or its plural -> row of `agrees`
     agrees: Tensor  # (kinds, V) bool
+    pattern: re.Pattern[str]  # every word, the longest first
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, words: Sequence[str], size: int) -> ObjectTokens:
-        """Of a tokenizer's vocabulary, padded to `size`; a word begins with its blank, or at the start of an answer without one."""
-        import torch
-
-        known: list[str | None] = tokenizer.convert_ids_to_tokens(range(min(size, len(tokenizer))))  # type: ignore[arg-type]
-        texts = [normal(token or "") for token in known]
-        begun: tuple[dict[int, frozenset[str]], ...] = ({}, {})  # token -> the forms of all words that it begins
-        blank = tokenizer.encode("a", add_special_tokens=False)
-        for word in words:
-            for written in (word, plural(word)):
-                after = tokenizer.encode(f"a {written}", add_special_tokens=False)
-                after = after[len(blank) :] if after[: len(blank)] == blank else []
-                after = after[int(bool(after) and not texts[after[0]]) :]  # a blank may be a token of its own
-                alone = tokenizer.encode(written, add_special_tokens=False)
-                for starts, tokens in ((begun[0], after), (begun[1], after), (begun[1], alone)):
-                    if tokens and tokenizer.unk_token_id not in tokens:
-                        starts[tokens[0]] = starts.get(tokens[0], frozenset()) | forms(word)
-        if not begun[1]:
+    def of(cls, tokenizer: Tokenizer, words: Sequence[str], size: int) -> ObjectWords:
+        """Find them in a tokenizer's vocabulary, padded to `size`."""
+        count = min(size, len(tokenizer))  # type: ignore[arg-type]
+        texts = [normal(tokenizer.decode([token])) for token in range(count)]
+        agreed = {word: forms(word) for word in words}
+        rows = {found: number for number, found in enumerate(dict.fromkeys(agreed.values()))}
+        agrees = torch.zeros(len(rows), size, dtype=torch.bool)
+        for found, number in rows.items():
+            agrees[number, agreeing(texts, found)] = True
+        kinds = {form: rows[found] for word, found in agreed.items() for form in (plural(word), word)}
+        written = {tokens for form in kinds for tokens in _writings(tokenizer, form)}
+        if not written:
             raise RevisitError("SADT: this model's tokenizer has none of the words: list others.")
-        found = [*begun[0].values(), *begun[1].values()]
-        kinds = {one: number for number, one in enumerate(dict.fromkeys(found))}
-        kind = torch.full((2, size), -1)
-        agrees = torch.zeros(len(kinds), size, dtype=torch.bool)
-        for row, starts in enumerate(begun):
-            for token, one in starts.items():
-                kind[row, token] = kinds[one]
-        for one, number in kinds.items():
-            agrees[number, agreeing(texts, one)] = True
-        return cls(kind, agrees)
+        begins = torch.zeros(size, dtype=torch.bool)
+        begins[[tokens[0] for tokens in written]] = True
+        longer = {tokens[0] for tokens in written if len(tokens) > 1}
+        alone = frozenset(tokens[0] for tokens in written if len(tokens) == 1) - longer
+        choice = "|".join(_whole(form) for form in sorted(kinds, key=len, reverse=True))
+        return cls(tokenizer, begins, alone, kinds, agrees, re.compile(choice))
 
-    def to(self, device: Any) -> ObjectTokens:
-        return ObjectTokens(self.kind.to(device), self.agrees.to(device))
+    def begun(self, before: Sequence[int], ahead: Sequence[int], *, final: bool = False) -> tuple[str | None, bool]:
+        """Return the object word that some tokens write after others, and whether more tokens could still change this.
+
+        With `final`, a word may end with the last token.
+        """
+        start, text = self._text(before[-CONTEXT:]), self._text([*before[-CONTEXT:], *ahead])
+        begin = len(start if text.startswith(start) else start.rstrip("\ufffd"))  # bytes of an unfinished character
+        rest = text[begin:].lstrip()
+        begin = len(text) - len(rest)
+        if not final and any(form.startswith(rest) for form in self.kinds):
+            return None, True
+        return next((m[0] for m in self.pattern.finditer(text) if m.start() == begin), None), False
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        text: str = self.tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text.lower()
 
 
-# tokenizer -> (words, size of the vocabulary) -> what was found
-_FOUND: weakref.WeakKeyDictionary[Tokenizer, dict[tuple[tuple[str, ...], int], ObjectTokens]] = (
-    weakref.WeakKeyDictionary()
-)
+def _whole(word: str) -> str:
+    """Return the pattern of a word that is not part of a longer one."""
+    edges = (r"\b" if edge.isalnum() else "" for edge in (word[0], word[-1]))
+    return re.escape(word).join(edges)
+
+
+def _writings(tokenizer: Tokenizer, word: str) -> Iterator[tuple[int, ...]]:
+    """Yield the tokens that write a word within an answer and at its start."""
+    blank = tokenizer.encode("a", add_special_tokens=False)
+    for written in (word, word.capitalize(), word.upper()):
+        alone, after = (tokenizer.encode(text, add_special_tokens=False) for text in (written, f"a {written}"))
+        after = after[len(blank) :] if after[: len(blank)] == blank else []
+        for tokens in (alone, after):
+            own_blank = bool(tokens) and not tokenizer.decode(tokens[:1]).strip()
+            if tokens[own_blank:] and tokenizer.unk_token_id not in tokens:
+                yield tuple(tokens[own_blank:])
+
+
+@functools.lru_cache(maxsize=4)  # up to about 60 MB each
+def object_words(tokenizer: Tokenizer, words: tuple[str, ...], size: int) -> ObjectWords:
+    """Return the object words of a vocabulary, computed once for a list of words."""
+    return ObjectWords.of(tokenizer, words, size)
+
+
+Words = Annotated[tuple[Annotated[str, Field(min_length=1, max_length=40)], ...], Field(min_length=1, max_length=200)]
 
 
 class SADT(Method):
-    """Settings of SADT's fusion; layers, patches and alpha are those of its program.
+    """SADT's fusion; layers, patches and alpha are those of its program.
 
     Args:
-        alpha: Weight of the model's own logits where a word is flagged; with 0, as released, the patch speaks alone.
-        layers: Decoder layers (from 0) whose attention and hidden states are looked at: "late" (20 to 27 of 32, scaled to the
+        alpha: Weight of the model's own logits for a flagged word; 0, as released, uses the patch alone.
+        layers: Decoder layers (from 0) whose attention and hidden states are used: "late" (20 to 27 of 32, scaled to the
             decoder's depth) or numbers.
-        patches: How many of the most attended vision tokens are read at each layer.
-        evidence: The hidden state of the patch that speaks; None for number 25 of 32, scaled.
-        words: Which words can be flagged: "objects" (CHAIR's words for COCO objects, without people), "categories" (the names of
+        patches: Number of the most attended vision tokens that are read at each layer.
+        evidence: The hidden state of the patch that replaces the logits; None for the eighth from the top, as released (25 of 32).
+        words: The words that can be flagged: "objects" (CHAIR's words for COCO objects, without people), "categories" (the names of
             these objects only, as released) or a list.
     """
 
@@ -132,23 +162,23 @@ class SADT(Method):
     layers: Literal["late"] | LayerNumbers = "late"
     patches: Count = 4
     evidence: WholeNumber | None = None
-    words: Literal["objects", "categories"] | Annotated[tuple[str, ...], Field(min_length=1)] = "objects"
+    words: Literal["objects", "categories"] | Words = "objects"
 
     name = "sadt"
-    summary = "where the attended patches do not say an object word, the most attended patch decides"
-    cost = "1 forward; head rows for the attended patches where an object word begins"
+    summary = "replace an object word that the attended patches do not support by the reading of the most attended one"
+    cost = "1 forward; 1 for each token of a word that may be an object's, and head rows for the attended patches"
     source = "Wang et al., Same Attention, Different Truths, CVPR 2026"
 
     @classmethod
     def official(cls, **overrides: Any) -> Self:
-        """The words that the released program looks for: the names of COCO's categories."""
+        """Return the settings of the released program: its words are the names of COCO's categories."""
         return cls(**{"words": "categories", **overrides})
 
-    def begin(self, run: Run) -> Refine:
+    def begin(self, run: Run) -> StepFunction:
         mask = run.find_vision_tokens()
         depth, rows, length = run.parts.depth, *mask.shape
         layers = layers_of_32(20, 27, depth) if self.layers == "late" else check_layers(self, self.layers, depth)
-        evidence = round(25 * depth / 32) if self.evidence is None else self.evidence
+        evidence = max(depth - 7, 0) if self.evidence is None else self.evidence
         if evidence > depth:
             raise RevisitError(
                 f"SADT: hidden state {evidence} does not exist: this model's are numbered 0 (embedding) to {depth}."
@@ -158,38 +188,37 @@ class SADT(Method):
 
         def attention_hook(call: Call) -> None:
             if call.layer in layers and not run.contrasting:
-                call.columns(mask, run.clean_shift)  # raises where the prompt is not seen whole
+                call.columns(mask, run.clean_shift)  # raises if a sliding window hides a part of the prompt
                 seen = call.last_attention()[:rows, :, run.clean_shift : run.clean_shift + length]
                 attention[call.layer] = seen.mean(1)
 
         run.watch_attention(attention_hook, "SADT")
         reader: list[Reader] = []
 
-        def refine(input_ids: Tensor, logits: Tensor) -> Tensor:
+        def step(input_ids: Tensor, logits: Tensor) -> Tensor:
             if not reader:
                 run.finish_capture(capture, logits)
                 reader.append(Reader(capture, layers, evidence, self.patches, self._objects(run, logits)))
-            scores, flagged = reader[0].fuse(logits, attention, self.alpha, start=input_ids.shape[1] == length)
+            kind = reader[0].kinds(run, input_ids, logits)
+            if kind is None:
+                return run.decode_by(input_ids, logits, logits, acted=mask.new_zeros(rows))
+            scores, flagged = reader[0].fuse(logits, attention, self.alpha, kind)
             return run.decode_by(input_ids, logits, scores, acted=flagged)
 
-        return refine
+        return step
 
-    def _objects(self, run: Run, logits: Tensor) -> ObjectTokens:
+    def _objects(self, run: Run, logits: Tensor) -> ObjectWords:
         named = CATEGORIES if self.words == "categories" else tuple(WORDS)
         objects = tuple(word for word in named if WORDS[word] != PEOPLE)
         words = objects if isinstance(self.words, str) else tuple(word.lower() for word in self.words)
-        tokenizer = run.processor.tokenizer
-        found, key = _FOUND.setdefault(tokenizer, {}), (words, logits.shape[-1])
-        if key not in found:
-            found[key] = ObjectTokens.of(tokenizer, *key)
-        return found[key].to(logits.device)
+        return object_words(run.processor.tokenizer, words, logits.shape[-1])  # type: ignore[arg-type]
 
 
 class Reader:
-    """What the attended patches of a prompt say, and what follows for the logits."""
+    """Reads the attended patches of a prompt through the LM head, and fuses them with the logits."""
 
     def __init__(
-        self, capture: Capture, layers: tuple[int, ...], evidence: int, patches: int, objects: ObjectTokens
+        self, capture: Capture, layers: tuple[int, ...], evidence: int, patches: int, objects: ObjectWords
     ) -> None:
         self.head, self.copies, self.layers, self.patches = capture.parts.head, capture.copies, layers, patches
         self.objects = objects
@@ -201,20 +230,51 @@ class Reader:
         self.columns = capture.index(device)[1]  # (items, N) positions of the vision tokens
         self.inside = capture.padded()[1][:, : self.columns.shape[1]]  # (items, N)
 
-    def fuse(self, logits: Tensor, attention: dict[int, Tensor], alpha: float, *, start: bool) -> tuple[Tensor, Tensor]:
-        """The scores, and which rows are flagged; `start` is for an answer's first token. The host waits once.
+    def kinds(self, run: Run, input_ids: Tensor, logits: Tensor) -> Tensor | None:
+        """Return the row of `agrees` for the object word that each row begins, -1 for no word; None if no row begins one.
 
-        (rows, V), layers × (rows, T) -> (rows, V), (rows,)
+        The host waits once, and once more for each token of a word that is completed.  (rows,)
         """
-        import torch
+        favorites = logits.argmax(-1)  # (rows,)
+        has_image = self.inside.any(-1).repeat_interleave(self.copies).to(favorites.device)
+        rows = (self.objects.begins.to(favorites.device)[favorites] & has_image).nonzero().squeeze(-1).tolist()
+        if not rows:
+            return None
+        before = input_ids[rows, run.input_ids.shape[1] :].tolist()
+        first = favorites[rows].tolist()
+        found: dict[int, str | None] = {}
+        if run.can_look_ahead:
+            open_rows = dict(zip(rows, before, strict=True))
+            longest = max(map(len, self.objects.kinds)) + 2  # tokens without letters never complete a word
+            with closing(run.look_ahead(input_ids, favorites)) as ahead:
+                for tokens in islice(ahead, longest):  # (rows, n)
+                    for row in list(open_rows):
+                        word, more = self.objects.begun(open_rows[row], tokens[row].tolist())
+                        if not more:
+                            found[row] = word
+                            del open_rows[row]
+                    if not open_rows:
+                        break
+        else:
+            for row, said, token in zip(rows, before, first, strict=True):
+                if token in self.objects.alone:
+                    found[row] = self.objects.begun(said, [token], final=True)[0]
+        if not any(found.values()):
+            return None
+        kind = torch.full_like(favorites, -1)
+        for row, word in found.items():
+            if word is not None:
+                kind[row] = self.objects.kinds[word]
+        return kind
 
+    def fuse(self, logits: Tensor, attention: dict[int, Tensor], alpha: float, kind: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the scores and which rows are flagged, among those with an object word.
+
+        (rows, V), layers × (rows, T), (rows,) -> (rows, V), (rows,)
+        """
         device = self.states.device
-        kind = self.objects.kind[int(start)][logits.argmax(-1)]  # (rows,)
-        has_image = self.inside.any(-1).repeat_interleave(self.copies).to(kind.device)
-        flagged = torch.zeros_like(has_image)
-        rows = ((kind >= 0) & has_image).nonzero().squeeze(-1)  # (n,) rows that are about to say an object word
-        if not len(rows):
-            return logits, flagged
+        flagged = kind < -1
+        rows = (kind >= 0).nonzero().squeeze(-1)  # (n,)
         item = (rows // self.copies).to(device)
         place = rows.to(device)
         seen = torch.stack([attention[layer].to(device) for layer in self.layers], dim=1)[place]  # (n, layers, T)
@@ -223,12 +283,14 @@ class Reader:
         best = seen.topk(min(self.patches, seen.shape[-1]), dim=-1)  # (n, layers, k)
         lens = torch.tensor(self.lens, device=device)[None, :, None]
         states = self.states[item[:, None, None], lens, best.indices]  # (n, layers, k, d)
-        said = self.head.all_logits(states.flatten(0, 2)).argmax(-1)  # (n · layers · k,)
-        said = said.view(len(rows), -1).to(logits.device)  # (n, layers · k)
+        slices = states.flatten(0, 2).split(max(1, LOGITS // logits.shape[-1]))
+        readings = torch.cat([self.head.all_logits(part).argmax(-1) for part in slices])  # (n · layers · k,)
+        readings = readings.view(len(rows), -1).to(logits.device)  # (n, layers · k)
         real = (best.values >= 0).flatten(1).to(logits.device)
-        lies = ~(self.objects.agrees[kind[rows, None], said] & real).any(-1)  # (n,)
+        unsupported = ~(self.objects.agrees.to(kind.device)[kind[rows, None], readings] & real).any(-1)  # (n,)
         top = seen.sum(1).argmax(-1)  # (n,)
         patch = self.head.all_logits(self.states[item, self.evidence, top]).to(logits.device)  # (n, V)
         fused = (1 - alpha) * patch + alpha * logits[rows]
-        fused = fused.masked_fill(logits[rows] == -torch.inf, -torch.inf)  # what another method has ruled out stays out
-        return logits.index_copy(0, rows, fused.where(lies[:, None], logits[rows])), flagged.index_copy(0, rows, lies)
+        fused = fused.masked_fill(logits[rows] == -torch.inf, -torch.inf)  # excluded by another method of a chain
+        scores = logits.index_copy(0, rows, fused.where(unsupported[:, None], logits[rows]))
+        return scores, flagged.index_copy(0, rows, unsupported)

@@ -1,8 +1,8 @@
-"""SID (Huo et al.): contrast with a run that sees only the vision tokens the text attends to least.
+"""SID (Huo et al.): contrast with a run that keeps only the vision tokens that the text attends to least.
 
-1. A second run of the same prompt goes through its first layers normally. There, the attention of the newest position,
-   averaged over heads, says which vision tokens matter least.
-2. From that layer on it sees only those (and all text): what it then says is hallucination induced by the image's
+1. A second run of the same prompt goes through its first layers normally. Its attention there, of the newest position and
+   averaged over heads, determines which vision tokens matter least.
+2. From that layer on, only those and all text are visible, so that its logits are hallucination induced by the image's
    unimportant parts.
 3. score = (1 + alpha)·l − alpha·l_induced on the plausible tokens, p >= beta · max p.
 """
@@ -10,34 +10,31 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
+import torch
 from pydantic import Field
+from torch import Tensor
+from typing_extensions import Self
 
-from revisit.methods.contrastive import Contrastive, contrast
-from revisit.methods.layers import check_layers
+from revisit.decoding.contrastive import Contrastive, contrast
+from revisit.decoding.method import StepFunction, check_layers
+from revisit.decoding.run import Run
+from revisit.hooks.attention import Call
+from revisit.hooks.branch import Branch
 from revisit.models import families
 from revisit.registry import Share, Strength, WholeNumber
 
-if TYPE_CHECKING:
-    from torch import Tensor
-    from typing_extensions import Self
-
-    from revisit.contrast.branch import Branch
-    from revisit.decoding.method import Refine
-    from revisit.decoding.run import Run
-    from revisit.taps.attention import Call
-
 
 def least_attended(attention: Tensor, image: Tensor, counts: Tensor) -> Tensor:
-    """Mask of each row's `counts` image columns with the least attention, first on ties.  (rows, n) -> (rows, n)"""
+    """Return the mask of each row's `counts` image columns with the least attention, the first on ties.  (rows, n) -> (rows, n)"""
     order = attention.masked_fill(~image, math.inf).argsort(dim=-1, stable=True)
-    rank = order.argsort(-1)  # place of each column in that order
+    rank = order.argsort(-1)  # of each column in that order
     return image & (rank < counts.unsqueeze(-1))
 
 
 def budget(keep: int | float | None, tokens: Tensor, model_type: str) -> Tensor:
-    """How many vision tokens each row keeps: a number, a share, or the published share of the family.  (rows,) -> (rows,)
+    """Return how many vision tokens each row keeps: a number, a share, or the published share of the family.  (rows,) -> (rows,)
 
     Published: 100 of LLaVA-1.5's 576, and a tenth for families whose images have varying numbers of tokens.
     """
@@ -48,39 +45,37 @@ def budget(keep: int | float | None, tokens: Tensor, model_type: str) -> Tensor:
 
 
 def visible_without(call: Call, rows: slice, hidden: Tensor) -> Tensor:
-    """What every query sees if some rows no longer see the hidden columns (rows, n); a query always sees something.
+    """Hide columns (rows, n) from the queries of some rows, and keep at least one column visible to each query.
 
     -> (rows of all branches, 1, q, n) bool
     """
     visible = call.visible().expand(call.query.shape[0], -1, -1, -1).clone()
-    if call.query.shape[2] > 1:  # a single query is a text token, which sees itself
+    if call.query.shape[2] > 1:  # a single query is a text token, which attends to itself
         newest = newest_column(visible[rows])  # (rows, 1, q, 1)
-        sees_itself = visible[rows].gather(-1, newest)
+        own_visible = visible[rows].gather(-1, newest)
     visible[rows] &= ~hidden[:, None, None, :]
     if call.query.shape[2] > 1:
         nothing = ~visible[rows].any(-1, keepdim=True)
-        visible[rows] = visible[rows].scatter(-1, newest, visible[rows].gather(-1, newest) | (nothing & sees_itself))
+        visible[rows] = visible[rows].scatter(-1, newest, visible[rows].gather(-1, newest) | (nothing & own_visible))
     return visible
 
 
 def newest_column(visible: Tensor) -> Tensor:
-    """The last column that each query sees; the last of all where it sees none.  (..., n) bool -> (..., 1)"""
-    import torch
-
+    """Return the last visible column of each query; the last of all if none is visible.  (..., n) bool -> (..., 1)"""
     from_the_end = visible.flip(-1).view(torch.uint8).argmax(-1, keepdim=True)
     return visible.shape[-1] - 1 - from_the_end
 
 
 class SID(Contrastive):
-    """Settings of SID.
+    """SID; the defaults are those of its scripts.
 
     Args:
         alpha: Strength of the contrast; the released scripts run 0.5, whatever their command line says.
-        beta: How unlikely a token may be, relative to the likeliest, and still be considered; 0 cuts nothing.
-        layer: The decoder layer (from 0) from which on the contrasted run sees less; at least 1.
-        keep: Vision tokens that it still sees: a number, a share of them, or None for the published budget of the family.
+        beta: Plausibility threshold relative to the likeliest token; 0 keeps every token.
+        layer: The first decoder layer (from 0) in which the contrasted run keeps fewer vision tokens; at least 1.
+        keep: Vision tokens that it keeps: a number, a share of them, or None for the published budget of the family.
             They are chosen again for every token; with `use_cache=False` this changes earlier positions too.
-        constraint: Cut implausible tokens "always", or only when "sampling" as the released code.
+        constraint: Drop implausible tokens "always", or only when "sampling" as in the released code.
     """
 
     alpha: Strength = 0.5
@@ -90,16 +85,16 @@ class SID(Contrastive):
     constraint: Literal["always", "sampling"] = "always"
 
     name = "sid"
-    summary = "contrast with a run that sees only the least attended vision tokens"
+    summary = "contrast with a run that keeps only the least attended vision tokens"
     cost = "2 rows per sequence, 2 prefills"
     source = "Huo et al., SID, arXiv:2408.02032"
 
     @classmethod
     def official(cls, **overrides: Any) -> Self:
-        """The released code as it runs: no plausibility cut under greedy decoding. Its caption script keeps 50 tokens."""
+        """Return the released code's settings: no plausibility cut under greedy decoding. Its caption script keeps 50 tokens."""
         return cls(**{"constraint": "sampling", **overrides})
 
-    def begin(self, run: Run) -> Refine:
+    def begin(self, run: Run) -> StepFunction:
         mask = run.find_vision_tokens()
         check_layers(self, (self.layer,), run.parts.depth)
         branch = self.branch(run)
@@ -110,14 +105,14 @@ class SID(Contrastive):
 
 
 class Masker:
-    """Hides all but the least attended vision tokens from one branch's rows, from a layer on, and chooses them again in every forward.
+    """Hides all but the least attended vision tokens from one branch's rows, chosen anew in every forward.
 
-    The layers of a forward mostly share one mask, so what is left of it is worked out once and kept for the next layer.
+    Most layers of a forward share one mask, so its reduced version is computed once and kept for the next layer.
     """
 
     def __init__(self, branch: Branch, mask: Tensor, counts: Tensor, layer: int) -> None:
         self.branch, self.mask, self.counts, self.layer = branch, mask, counts, layer
-        self.hidden: Tensor | None = None  # (rows, n) columns that the running forward hides
+        self.hidden: Tensor | None = None  # (rows, n) columns that are hidden in the running forward
         self._last: tuple[Tensor | None, Tensor | None] = (None, None)  # the last layer's mask before and after
 
     def attention_hook(self, call: Call) -> None:

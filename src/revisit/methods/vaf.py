@@ -1,43 +1,39 @@
-"""VAF (Yin et al., "ClearSight"): amplify the image, and damp what precedes it, where the two modalities meet.
+"""VAF (Yin et al., "ClearSight"): amplify attention to the image, and damp attention to what precedes it.
 
-In the middle layers, every position after the image multiplies its attention scores before the softmax: those of vision tokens
-by `enhance`, those of everything before the image (the system message) by `suppress`. That holds for the question in the prompt
-and for every new token. Of several images, positions after the last one do so, and "before" means before the first.
+In the middle layers, attention scores of positions after the image are multiplied before the softmax: those of vision tokens
+by `enhance`, those of everything before the image (the system message) by `suppress`. This applies to the question in the prompt
+and to every new token. With several images, it applies to positions after the last one, and "before" means before the first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from revisit.decoding.method import LayerNumbers, Method, Refine
-from revisit.methods.layers import check_layers, layers_of_32
+import torch
+from torch import Tensor
+
+from revisit.decoding.method import LayerNumbers, Method, StepFunction, check_layers, layers_of_32
+from revisit.decoding.run import Run
+from revisit.hooks.attention import Call
 from revisit.registry import Strength
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from revisit.decoding.run import Run
-    from revisit.taps.attention import Call
 
 
 def amplify(scores: Tensor, image: Tensor, before: Tensor, after: Tensor, enhance: float, suppress: float) -> Tensor:
-    """Scores times `enhance` at the image's columns and `suppress` at those before it, for the queries after it.
+    """Multiply scores by `enhance` at the image's columns and by `suppress` at those before it, for the queries after it.
 
     (rows, heads, q, n), (rows, n), (rows, n), (rows, q) -> (rows, heads, q, n)
     """
-    import torch
-
     factor = torch.where(image, enhance, torch.where(before, suppress, 1.0))  # (rows, n)
     return (scores * factor[:, None, None]).where(after[:, None, :, None] & scores.isfinite(), scores)
 
 
 class VAF(Method):
-    """Settings of VAF; the defaults are those of its POPE script.
+    """VAF; the defaults are those of its POPE script.
 
     Args:
-        enhance: What scores of vision tokens are multiplied by.
-        suppress: What scores of tokens before the image are multiplied by.
+        enhance: Factor of the scores of vision tokens.
+        suppress: Factor of the scores of tokens before the image.
         layers: Decoder layers (from 0) whose attention is changed: "middle" (9 to 14 of 32, scaled to the decoder's depth) or
             numbers.
     """
@@ -51,18 +47,16 @@ class VAF(Method):
     cost = "1 forward; attention after the image is computed twice in the middle layers"
     source = "Yin et al., ClearSight, arXiv:2503.13107"
 
-    def begin(self, run: Run) -> Refine:
-        import torch
-
+    def begin(self, run: Run) -> StepFunction:
         mask = run.find_vision_tokens()
         depth, (rows, length) = run.parts.depth, mask.shape
         layers = layers_of_32(9, 14, depth) if self.layers == "middle" else check_layers(self, self.layers, depth)
         place = torch.arange(length, device=mask.device)
-        last = place.where(mask, -1).amax(-1)  # (rows,) the last vision token; -1 without an image
-        last = last.where(last >= 0, length + run.generation_config.max_length)  # nothing comes after no image
+        last = place.where(mask, -1).amax(-1)  # (rows,) position of the last vision token; -1 without an image
+        last = last.where(last >= 0, length + run.generation_config.max_length)  # never reached
         has_image = mask.any(-1)
         system = (place < place.where(mask, length).amin(-1, keepdim=True)) & has_image[:, None]
-        after_all = int(last.min()) + 1  # the first position that comes after the image of some row
+        after_all = int(last.min()) + 1  # the first position after the image of any row
 
         def attention_hook(call: Call) -> Callable[[Tensor], Tensor] | None:
             if call.layer not in layers or run.contrasting:

@@ -1,38 +1,36 @@
-"""VISTA (Li et al.): steer every layer toward what the image adds to the prompt, and let late layers speak.
+"""VISTA (Li et al.): steer every layer toward what the image adds to the prompt, and mix in the logits of late layers.
 
-1. For each decoder layer, v is what the image adds at the prompt's last token: the layer's output there, with the image
-   minus without.
-2. From then on the output x of each layer's feed-forward network turns toward v and keeps its length:
-   x ← |x| · n(n(x) + strength · (1 + max(0, cos(x, −v))) · n(v)), with n(x) = x / |x|. It turns further where it points away.
+1. For each decoder layer, v is what the image adds at the prompt's last token: the layer's output with the image minus
+   that without.
+2. From then on, the output x of each layer's feed-forward network is turned toward v at its own length:
+   x ← |x| · n(n(x) + strength · (1 + max(0, cos(x, −v))) · n(v)), with n(x) = x / |x|; further if it points away.
 3. score = (1 − share)·l + share · the mean logits of late layers, without the final norm.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+import torch
 from pydantic import model_validator
+from torch import Tensor
+from torch.nn.functional import cosine_similarity, normalize
+from typing_extensions import Self
 
-from revisit.decoding.method import LayerNumbers, Refine
+from revisit.decoding.method import LayerNumbers, StepFunction, check_layers, layers_of_32
+from revisit.decoding.prompt_edits import PromptEditing
+from revisit.decoding.run import Run
 from revisit.errors import RevisitError
-from revisit.methods.layers import check_layers, layers_of_32
-from revisit.methods.prompts import Boundaries
+from revisit.hooks.branch import last_states
+from revisit.hooks.states import Hooks
 from revisit.registry import Number, Share, Strength
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from typing_extensions import Self
-
-    from revisit.decoding.run import Run
 
 ROUNDING = 1e-5  # of a state's length
 
 
 def steer(states: Tensor, direction: Tensor, strength: float) -> Tensor:
-    """States turned toward a direction, at their own length.  (rows, q, d), (rows, d) -> (rows, q, d)"""
-    from torch.nn.functional import cosine_similarity, normalize
-
+    """Turn states toward a direction, keeping their length.  (rows, q, d), (rows, d) -> (rows, q, d)"""
     direction = direction[:, None]  # (rows, 1, d)
     wide = states.float()
     away = cosine_similarity(wide, -direction, dim=-1).clamp_min(0)[..., None]  # (rows, q, 1)
@@ -42,17 +40,17 @@ def steer(states: Tensor, direction: Tensor, strength: float) -> Tensor:
 
 
 def added(with_image: Tensor, without: Tensor) -> Tensor:
-    """What the image adds to a state; 0 where that is no more than rounding, which has no direction.  (rows, d), (rows, d)"""
+    """Return what the image adds to a state, or 0 if that is only rounding.  (rows, d), (rows, d) -> (rows, d)"""
     direction = with_image - without
     small = direction.norm(dim=-1, keepdim=True) <= ROUNDING * with_image.norm(dim=-1, keepdim=True)
     return direction.masked_fill(small, 0.0)
 
 
-class VISTA(Boundaries):
-    """Settings of VISTA; the defaults are those of its script for captions.
+class VISTA(PromptEditing):
+    """VISTA; the defaults are those of its script for captions.
 
     Args:
-        strength: How far states turn; 0 steers nothing and saves both extra prefills.
+        strength: How far states are turned; 0 steers nothing and needs no extra prefills.
         share: Weight of the late layers' logits; 0 leaves them out.
         layers: Hidden states whose logits are averaged: "late" (26 to 31 of 32, scaled to the decoder's depth) or indices.
         first: Added to the first number of the first layer's direction. The released code takes the direction from a principal
@@ -70,22 +68,22 @@ class VISTA(Boundaries):
     source = "Li et al., VISTA, arXiv:2502.03628"
 
     @model_validator(mode="after")
-    def _check_that_something_is_left(self) -> Self:
+    def _check_effect(self) -> Self:
         if self.strength == 0 and self.share == 0:
             raise RevisitError("VISTA: strength 0 and share 0 do nothing; set one of them.")
         return self
 
     @classmethod
     def official(cls, **overrides: Any) -> Self:
-        """The released code with its settings for captions."""
+        """Return the released code's settings for captions."""
         return cls(**{"first": 1.0, **overrides})
 
     @classmethod
     def pope(cls, **overrides: Any) -> Self:
-        """The released code with its settings for questions with short answers."""
+        """Return the released code's settings for questions with short answers."""
         return cls.official(**{"strength": 0.01, **overrides})
 
-    def begin(self, run: Run) -> Refine:
+    def begin(self, run: Run) -> StepFunction:
         mask = run.find_vision_tokens()
         has_image, depth = mask.any(-1), run.parts.depth
         layers = layers_of_32(26, 32, depth, 1) if self.layers == "late" else check_layers(self, self.layers, depth)
@@ -95,19 +93,16 @@ class VISTA(Boundaries):
             return lambda input_ids, logits: run.decode_by(input_ids, logits, logits, acted=has_image)
         exits = run.early_exits(layers)
 
-        def refine(input_ids: Tensor, logits: Tensor) -> Tensor:
+        def step(input_ids: Tensor, logits: Tensor) -> Tensor:
             assert run.raw is not None
             late = exits.take(run.raw).mean(1)  # (rows, V)
             scores = ((1 - self.share) * logits + self.share * late).where(has_image[:, None].to(logits.device), logits)
             return run.decode_by(input_ids, logits, scores, late, has_image)
 
-        return refine
+        return step
 
     def _steer(self, run: Run, mask: Tensor) -> None:
-        """Turn the clean rows' states for the rest of the call."""
-        from revisit.contrast.branch import last_states
-        from revisit.taps.states import Hooks
-
+        """Steer the clean rows' states for the rest of the call."""
         without_image = self.without_image(run, mask)
         with_image, without = last_states(run, None), last_states(run, without_image)
         hooks, rows = Hooks(run.stack), len(mask)
@@ -119,8 +114,6 @@ class VISTA(Boundaries):
             hooks.after(mlp, partial(self._turn, run, direction, rows))
 
     def _turn(self, run: Run, direction: Tensor, rows: int, states: Tensor) -> Tensor | None:
-        import torch
-
         if run.contrasting:
             return None
         turned = steer(states[:rows], direction.to(states.device), self.strength)

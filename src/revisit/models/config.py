@@ -1,4 +1,4 @@
-"""A model's configuration: read from its small files, no weights loaded."""
+"""Model names and configurations, read without loading weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from revisit.errors import RevisitError
 from revisit.models import families, photo
-from revisit.models.checkpoint import brief, check_counts, read_json
+from revisit.models.checkpoint import brief, read_json
 
 if TYPE_CHECKING:
     from revisit.models.types import Model
@@ -18,15 +18,15 @@ EMBEDDED = "tiny"
 
 
 def embedded_folder() -> Path:
-    """The folder of the embedded model, which any transformers program can load."""
+    """Return the folder of the embedded model, which any transformers program can load."""
     folder = Path(__file__).parents[1] / "embedded" / "weights" / "tiny"
     if not (folder / "model.safetensors").is_file():
-        raise RevisitError(f"The embedded model is missing from {folder}; install revisit-decoding again.")
+        raise RevisitError(f"The embedded model is missing from {folder}; reinstall revisit-decoding.")
     return folder
 
 
 def resolve(name_or_path: str | Path) -> str:
-    """The local path or Hub id that a name stands for.
+    """Return the local path or Hub id of a model name.
 
     The strings "tiny" and "photo" always mean the embedded models; a folder of that name is written "./tiny", or as a Path.
     """
@@ -34,7 +34,7 @@ def resolve(name_or_path: str | Path) -> str:
         raise RevisitError(f"A model must be a path or a Hub id, not {name_or_path!r}.")
     if name_or_path == EMBEDDED:
         return str(embedded_folder())
-    if name_or_path == photo.NAME:  # put together at its first use
+    if name_or_path == photo.NAME:  # assembled on first use
         return str(photo.assembled_folder())
     name = str(name_or_path)
     if name in (EMBEDDED, photo.NAME):  # a Path, which drops a leading "./"
@@ -43,12 +43,12 @@ def resolve(name_or_path: str | Path) -> str:
 
 
 def is_embedded(name_or_path: str | Path) -> bool:
-    """Whether a name means the embedded model: "tiny", or its own folder."""
+    """Return whether a name means the embedded model: "tiny", or its folder."""
     return name_or_path == EMBEDDED or Path(name_or_path).resolve() == embedded_folder().resolve()
 
 
 def name_of(model: Model) -> str:
-    """What to call a loaded model: its Hub id, or the name of its folder, never the folder's place on this machine."""
+    """Return a loaded model's Hub id, or the name of its folder without the path to it."""
     where = str(getattr(model.config, "_name_or_path", ""))
     if not where or not Path(where).is_dir():
         return where or type(model).__name__
@@ -59,12 +59,11 @@ def name_of(model: Model) -> str:
 
 
 def load_config(name_or_path: str | Path, *, trust_remote_code: bool = False, **kwargs: Any) -> Any:
-    """The configuration of a model; raises RevisitError if there is none."""
+    """Load the configuration of a model."""
     from transformers import AutoConfig
 
     name = resolve(name_or_path)
     raw = _raw(name, kwargs)
-    check_counts(name, raw)
     _check_type(name, raw, trust_remote_code)
     try:
         return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, **kwargs)
@@ -73,7 +72,7 @@ def load_config(name_or_path: str | Path, *, trust_remote_code: bool = False, **
 
 
 def _raw(name: str, hub: dict[str, Any]) -> dict[str, Any]:
-    """What config.json says, before any class reads it."""
+    """Read config.json before any class interprets it."""
     from huggingface_hub.errors import LocalEntryNotFoundError
     from transformers import PreTrainedConfig
 
@@ -85,7 +84,7 @@ def _raw(name: str, hub: dict[str, Any]) -> dict[str, Any]:
         return read_json(folder / "config.json")
     if not name.strip() or name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
         raise RevisitError(f"There is no model folder {name!r}; check the path.")
-    if not _hub_answers(name, hub):
+    if not _hub_is_reachable(name, hub):
         raise _unreachable(name)
     try:
         found: dict[str, Any] = PreTrainedConfig.get_config_dict(name, **hub)[0]
@@ -98,8 +97,8 @@ def _raw(name: str, hub: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _hub_answers(name: str, hub: dict[str, Any]) -> bool:
-    """Whether the Hub answers at all, where it has to be asked: one request, while a download is tried for minutes."""
+def _hub_is_reachable(name: str, hub: dict[str, Any]) -> bool:
+    """Return whether the Hub can be reached if it is needed; one request, where a download would retry for minutes."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 
     wanted: dict[str, Any] = {"repo_id": name, "filename": "config.json", "revision": hub.get("revision")}
@@ -107,28 +106,28 @@ def _hub_answers(name: str, hub: dict[str, Any]) -> bool:
         if hub.get("local_files_only") or try_to_load_from_cache(**wanted, cache_dir=hub.get("cache_dir")):
             return True
         get_hf_file_metadata(hf_hub_url(**wanted), token=hub.get("token"))
-    except (OSError, ValueError):  # an answer, though a refusal; the download says which
+    except (OSError, ValueError):  # a response with an error; the download reports it
         return True
-    except Exception:  # of the HTTP library below the Hub's, which is not ours to know
+    except Exception:  # raised by the HTTP library that huggingface_hub uses
         return False
     return True
 
 
 def _unreachable(name: str) -> RevisitError:
     return RevisitError(
-        f"There is no model {name!r} on this machine, and the Hub cannot be reached: check the network, or "
+        f"There is no model {name!r} on this machine, and the Hub cannot be reached; check the network, or "
         f"use a local folder.{_meant(name)}"
     )
 
 
 def _meant(name: str) -> str:
-    """The embedded model that a mistyped name means, as a question; nothing if it means none."""
+    """Suggest an embedded model for a mistyped name; empty if none is near."""
     near = difflib.get_close_matches(name.lower(), (EMBEDDED, photo.NAME), n=1)
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def _check_type(name: str, raw: dict[str, Any], trust_remote_code: bool) -> None:
-    """Refuses a configuration without a type, with an unknown one, or with one that runs code where a native twin exists."""
+    """Raise RevisitError unless transformers can load this type of model without code from its repository."""
     from transformers import CONFIG_MAPPING, __version__
 
     kind = raw.get("model_type")
@@ -142,22 +141,22 @@ def _check_type(name: str, raw: dict[str, Any], trust_remote_code: bool) -> None
         )
     if kind in CONFIG_MAPPING or (trust_remote_code and "auto_map" in raw):
         return
-    if "auto_map" in raw:  # off by default: the sentence only says how to allow it
+    if "auto_map" in raw:
         raise RevisitError(
             f"{name!r} is of type {kind[:60]!r}, which runs code from its repository: read that code, then "
             "allow it with trust_remote_code=True (--trust-remote-code)."
         )
-    raise RevisitError(f"{name!r} is of type {kind[:60]!r}, which transformers {__version__} does not know.")
+    raise RevisitError(f"{name!r} is of type {kind[:60]!r}, which transformers {__version__} does not support.")
 
 
 def describe_model(name: str, trust_remote_code: bool = False) -> Any:
-    """What a method's recommendation looks at, read from the model's small files."""
+    """Read what recommended settings depend on: the configuration and the generation configuration."""
     from transformers import GenerationConfig
 
     config = load_config(name, trust_remote_code=trust_remote_code)
     try:
         generation = GenerationConfig.from_pretrained(resolve(name))
-    except OSError:  # a model may come without one
+    except OSError:  # optional
         generation = GenerationConfig()
     except Exception as error:
         raise RevisitError(f"The generation_config.json of {name!r} cannot be read: {brief(error)}") from error

@@ -1,8 +1,7 @@
-"""What differs from one model family to the next, in one table: a new family is one entry of `FAMILIES`.
+"""The table of model families: a new family is one entry of `FAMILIES`.
 
-Most of a model is found by what it declares (see `parts`), so families that are not listed work too. An entry adds what
-no model declares: where its vision tokens lie on the image, the tokens around an image, the layers the paper recommends,
-its class in vLLM.
+Most of a model is found from what it declares (see `parts`), so unlisted families work too. An entry adds what models do not
+declare: where vision tokens are on the image, the tokens around an image, the layers the paper recommends, the class in vLLM.
 Nothing heavy is imported here.
 """
 
@@ -17,12 +16,18 @@ from revisit.models import patch_maps as maps
 from revisit.models.patch_maps import PatchMap
 from revisit.models.types import Tokenizer
 
-# What families call the same thing.
+# Names that families use for the same thing.
 VISION_TOKEN_IDS = ("image_token_id", "image_token_index", "video_token_id", "video_token_index")  # in configurations
 VISION_TOKENS = ("image_token", "video_token", "boi_token", "fake_image_token")  # in processors
 FINAL_NORMS = ("norm", "final_layernorm", "final_layer_norm", "embedding_norm", "ln_f")  # in decoders
-CROSS_ATTENTION = ("cross_attention_layers", "cross_layer_interval")  # of configurations that read images that way
-LANGUAGE_MODELS = ("language_model", "text_model")  # in models that do not declare their LM head themselves
+CROSS_ATTENTION = (
+    "cross_attention_layers",
+    "cross_layer_interval",
+)  # in configurations of models that read images by cross-attention
+BLOCKS_OF_LAYERS = (
+    "n_layers_per_attn_res_block"  # in configurations of decoders whose head reads a mixture of layer blocks
+)
+LANGUAGE_MODELS = ("language_model", "text_model")  # in models that do not declare their LM head
 MLPS = ("mlp", "feed_forward", "ffn")  # in decoder layers
 NORMS_BEFORE_MLP = (
     "pre_feedforward_layernorm",
@@ -33,8 +38,8 @@ NORMS_AFTER_MLP = ("post_feedforward_layernorm", "post_mlp_layernorm")  # if it 
 LOGIT_FACTORS = {"logit_scale": 1, "output_multiplier": 1, "logits_scaling": -1, "logits_mup_width_multiplier": -1}
 LOGIT_CAP = "final_logit_softcapping"
 PIXELS = ("pixel_values", "pixel_values_images", "pixel_values_videos", "image_patches")  # inputs of models
-IMAGE_INPUTS = (*PIXELS, "mm_encoder_outputs")  # pixels, or what the vision tower made of them
-# Pixel input of families that pack the patches of all images -> the input that says how many belong to each.
+IMAGE_INPUTS = (*PIXELS, "mm_encoder_outputs")  # pixels, or the output of the vision tower
+# Pixel input of families that pack the patches of all images -> the input with the number of patches of each.
 PACKED = {"pixel_values": "image_grid_thw", "pixel_values_videos": "video_grid_thw"}
 
 
@@ -43,27 +48,23 @@ class Family:
     """One model family, named by `model_type` in its configurations."""
 
     model_type: str
-    title: str = (
-        ""  # the models that people know; empty unless the tests decode a tiny model of it with its real processor
-    )
-    refused: str = ""  # why it cannot be decoded, if its configuration does not show that
+    title: str = ""  # names of its models; empty unless the tests decode a tiny model of it with its real processor
+    unsupported: str = ""  # why it cannot be decoded, if its configuration does not show that
     layers: str = "last"  # what the paper recommends
     patch_map: PatchMap | None = None
-    learned_queries: bool = False  # its vision tokens are no patches
-    image_edges: tuple[str, ...] | None = (
-        None  # tokens its processor writes around and within an image; None: not known
-    )
+    learned_queries: bool = False  # its vision tokens are not patches
+    image_edges: tuple[str, ...] | None = None  # tokens around and within an image; None: unknown
     sid_share: float = 0.1  # published share of the vision tokens that SID keeps
-    vllm: str | None = None  # the architecture in vLLM, if the plug-in knows it
+    vllm: str | None = None  # the architecture in vLLM, if the plug-in supports it
     needs: str = ""  # a package that its processor imports and this package does not install
-    prefixing_processor: str = ""  # the processor class, if it puts the images before the text by itself
-    native_suffix: str = ""  # ending of the native checkpoints' names, where this type runs code of its own
+    prefixing_processor: str = ""  # the processor class, if it inserts the images before the text itself
+    native_suffix: str = ""  # suffix of native checkpoints, if this type needs code from its repository
 
     @property
     def no_patch_map(self) -> str:
-        """Why there is no patch map."""
+        """The reason why there is no patch map."""
         if self.learned_queries:
-            return f"{self.model_type} reads an image through a fixed set of learned queries, which lie nowhere on the image."
+            return f"{self.model_type} reads an image through a fixed set of learned queries, which have no position on the image."
         return f"the positions of vision tokens on the image are unknown for {self.model_type} models."
 
 
@@ -98,13 +99,14 @@ FAMILIES = {
     for family in (
         Family("aya_vision", "Aya Vision", patch_map=maps.tiles, image_edges=_AYA_EDGES),
         Family("aria", learned_queries=True),
-        Family("blip", refused="reads images by cross-attention"),
-        Family("blip-2", refused=_EMBEDDED),
+        Family("blip", unsupported="reads images by cross-attention"),
+        Family("blip-2", unsupported=_EMBEDDED),
         _newer("cohere2_vision", "Command A Vision", patch_map=maps.tiles, image_edges=_COHERE_EDGES),
         Family("deepseek_ocr2", learned_queries=True),
         Family("deepseek_vl", "DeepSeek-VL", patch_map=maps.padded_square, image_edges=()),
-        Family("diffusion_gemma", refused="writes text by diffusion, not token by token"),
-        Family("evolla", refused="reads proteins, not images"),
+        Family("diffusion_gemma", unsupported="writes text by diffusion, not token by token"),
+        Family("dots3_note", patch_map=maps.merged),
+        Family("evolla", unsupported="reads proteins, not images"),
         Family(
             "gemma3",
             "Gemma 3",
@@ -119,7 +121,7 @@ FAMILIES = {
             vllm="Gemma4ForConditionalGeneration",
             image_edges=("<|image>", "<image|>"),
         ),
-        Family("git", refused="puts the image before the text without a token for it"),
+        Family("git", unsupported="puts the image before the text without a token for it"),
         Family("glm46v", "GLM-4.6V", patch_map=maps.merged, image_edges=_GLM_EDGES),
         Family(
             "glm4v", "GLM-4.1V", patch_map=maps.merged, image_edges=_GLM_EDGES, vllm="Glm4vForConditionalGeneration"
@@ -139,8 +141,8 @@ FAMILIES = {
             vllm="Idefics3ForConditionalGeneration",
             image_edges=_SPLIT_EDGES,
         ),
-        Family("instructblip", refused=_EMBEDDED),
-        Family("instructblipvideo", refused=_EMBEDDED),
+        Family("instructblip", unsupported=_EMBEDDED),
+        Family("instructblipvideo", unsupported=_EMBEDDED),
         Family(
             "internvl",
             "InternVL 3, 3.5",
@@ -149,10 +151,11 @@ FAMILIES = {
             image_edges=("<img>", "</img>"),
         ),
         Family("internvl_chat", native_suffix="-hf"),
-        Family("kosmos-2", refused=_MASKED),
-        Family("kosmos-2.5", refused=_MASKED),
+        Family("kosmos-2", unsupported=_MASKED),
+        Family("kosmos-2.5", unsupported=_MASKED),
         _newer("kimi_k25", "Kimi K2.5", patch_map=maps.padded_patches, image_edges=_KIMI_EDGES),
         _newer("lfm2_vl", "LFM2-VL", patch_map=maps.large_tiles, image_edges=_LFM_EDGES),
+        Family("lfm3_vl", patch_map=maps.merged),
         _newer("llama4", "Llama 4", patch_map=maps.scaled_tiles, image_edges=_LLAMA_EDGES),
         Family(
             "llava",
@@ -189,7 +192,7 @@ FAMILIES = {
         _newer("molmo2", "Molmo 2", patch_map=maps.overlapping_crops, image_edges=_MOLMO_EDGES),
         Family("ovis2", "Ovis2", patch_map=maps.covering_tiles, image_edges=_OVIS_EDGES),
         _newer("perception_lm", "Perception LM", patch_map=maps.stretched_tiles, image_edges=()),
-        Family("pi0", refused="writes a robot's actions, not text"),
+        Family("pi0", unsupported="writes a robot's actions, not text"),
         Family(
             "paligemma", "PaliGemma", patch_map=maps.square, prefixing_processor="PaliGemmaProcessor", image_edges=()
         ),
@@ -215,17 +218,17 @@ FAMILIES = {
 
 
 def of(model_type: str) -> Family:
-    """The entry of a model type; for one that is not listed, an entry that knows nothing but its name."""
+    """Return the entry of a model type. Unlisted types get an empty entry."""
     return FAMILIES.get(model_type) or Family(model_type)
 
 
 def tested() -> list[Family]:
-    """The families that the tests decode, by name."""
+    """List the families that the tests decode."""
     return [family for family in FAMILIES.values() if family.title]
 
 
 def edge_ids(tokenizer: Tokenizer, family: Family | None = None) -> set[int]:
-    """Ids of the tokens around an image that a tokenizer knows: those of one family, or of every family."""
+    """Return the ids of the tokens around an image: those of one family, or of all."""
     listed = [family] if family else FAMILIES.values()
     texts = {text for entry in listed for text in entry.image_edges or () if family or text.strip()}
     encoded = [tokenizer.encode(text, add_special_tokens=False) for text in sorted(texts)]
@@ -233,12 +236,12 @@ def edge_ids(tokenizer: Tokenizer, family: Family | None = None) -> set[int]:
 
 
 def vllm_architectures() -> set[str]:
-    """The architectures that the vLLM plug-in knows."""
+    """Return the architectures that the vLLM plug-in supports."""
     return {family.vllm for family in FAMILIES.values() if family.vllm}
 
 
 def prefixes_images(processor: object) -> bool:
-    """Whether a processor puts the images before the text by itself, so that the text holds no placeholder."""
+    """Return whether a processor inserts the images itself, so that texts contain no placeholder."""
     return any(type(processor).__name__ == family.prefixing_processor for family in FAMILIES.values())
 
 
@@ -246,10 +249,9 @@ LAYER_SETS = ("last", "all", "low", "high")
 
 
 def resolve_layers(spec: str | Sequence[int], depth: int, tied: bool) -> tuple[int, ...]:
-    """Indices into the hidden states for "last", "all", "low", "high" or a list; ascending, the final layer is `depth`.
+    """Return ascending hidden-state indices for "last", "all", "low", "high" or a list; the final layer is `depth`.
 
-    "all" means the even layers, and starts above the embedding where the head is tied to it (there the embedding
-    layer would just repeat its own input).
+    "all" means the even layers, without the embedding if the head is tied to it (it would just repeat its input).
     """
     start = 0 if not tied or depth < 2 else (2 if depth > 2 else 1)
     if isinstance(spec, str):

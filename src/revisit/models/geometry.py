@@ -1,6 +1,6 @@
-"""Where each vision token lies on the image it came from.
+"""Find where each vision token is on its image.
 
-The vision tokens of an image form one or more grids (see `patch_maps`). `layout` gives those grids in original pixels.
+The vision tokens of an image form one or more grids (see `patch_maps`); `layout` returns them in pixels of the original.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["ImageGrid", "Layout", "Region", "Size", "layout", "layout_of"]
 
 @dataclass(frozen=True)
 class Region:
-    """Where one vision token looks: `box` is x0, y0, x1, y1 in pixels of the original image `image`."""
+    """The region of a vision token: `box` is x0, y0, x1, y1 in pixels of the original image `image`."""
 
     image: int
     box: Box
@@ -36,7 +36,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Layout:
-    """The grids of all images of one prompt; where there are none, `reason` says why."""
+    """The grids of all images of one prompt; without grids, `reason` states why."""
 
     sizes: tuple[Size, ...]
     tokens: int
@@ -44,7 +44,7 @@ class Layout:
     reason: str = ""
 
     def region(self, index: int) -> Region | None:
-        """The region of a vision token; None for line breaks, class tokens and patches of pure padding."""
+        """Return the region of a vision token; None for line breaks, class tokens and patches of pure padding."""
         for grid in self.grids:
             place = grid.place(index)
             if place is None:
@@ -61,9 +61,10 @@ class Layout:
 def layout(
     config: Any, image_processor: Any, sizes: Sequence[Size], tokens: int, inputs: dict[str, Any] | None = None
 ) -> Layout:
-    """Where the `tokens` vision tokens of one prompt lie on its images, given in the order of the prompt.
+    """Locate the vision tokens of one prompt on its images.
 
-    `sizes` are (width, height) of the original images; `inputs` is what the processor returned for this prompt.
+    `sizes` are (width, height) of the original images in prompt order, `tokens` the number of vision tokens, and `inputs`
+    the processor's output.
     """
     sizes = tuple((int(w), int(h)) for w, h in sizes)
     family = families.of(config.model_type)
@@ -83,13 +84,13 @@ def layout(
     return Layout(
         sizes,
         tokens,
-        reason=f"{len(sizes)} image(s) of these sizes make {counts} vision tokens in a {config.model_type} model, but "
-        f"the prompt has {tokens}; were they processed with other settings than the image processor's?",
+        reason=f"{len(sizes)} image(s) of these sizes should give {counts} vision tokens in a {config.model_type} model, but "
+        f"the prompt has {tokens}; were they processed with other settings?",
     )
 
 
 def layout_of(model: Model, processor: Processor, images: Sequence[Image], inputs: Inputs) -> Layout:
-    """Where the vision tokens of one prompt lie on its images."""
+    """Locate the vision tokens of a prepared prompt on its images."""
     tokens = int(
         torch.isin(inputs["input_ids"][:1], torch.tensor(vision_token_ids(model.config)).to(inputs["input_ids"])).sum()
     )

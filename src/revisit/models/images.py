@@ -1,4 +1,4 @@
-"""Opens images as upright RGB, with a size limit."""
+"""Open images as upright RGB, with size limits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import base64
 import binascii
 import glob
 import io
-import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,9 +23,8 @@ if TYPE_CHECKING:
 
 MAX_PIXELS = 100_000_000
 MAX_BYTES = 200_000_000
-MAX_RATIO = 200  # of the sides: image processors bring the shorter one to a size, whatever that makes of the longer
-MAX_SCANS = 100  # of a JPEG: each is a pass over the whole picture, however few bytes it has; encoders write ten or so
-# Pillow reads more formats, some of them by starting other programs (EPS): files from others are held to these.
+MAX_RATIO = 200  # of the sides: image processors scale the shorter one to a fixed size
+# Pillow reads more formats, some of them by starting other programs (EPS).
 WEB_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 FORMATS = (*WEB_FORMATS, "TIFF")
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
@@ -39,7 +37,7 @@ def open_image(source: ImageLike, *, max_pixels: int = MAX_PIXELS) -> Image:
         source: A path, a data URI, encoded bytes, an open file, a PIL image, or an array. Arrays are (height, width) or
             (height, width, channels) with 1, 3 or 4 channels, tensors also (channels, height, width); they hold 8- or 16-bit
             integers, or real numbers from 0 to 1 (or to 255).
-        max_pixels: Refuse larger images.
+        max_pixels: Largest number of pixels allowed.
 
     Raises:
         RevisitError: The image cannot be read, or is too large.
@@ -51,7 +49,7 @@ def open_image(source: ImageLike, *, max_pixels: int = MAX_PIXELS) -> Image:
             return _to_rgb(upright(source))
         except RevisitError:
             raise
-        except (OSError, SyntaxError, ValueError, AttributeError) as error:  # closed, cut off, of an odd mode
+        except (OSError, SyntaxError, ValueError, AttributeError) as error:  # closed, truncated, of an unusual mode
             raise RevisitError(f"The PIL image, of mode {source.mode}, cannot be read: {error}.") from error
     if isinstance(source, (str, Path)):
         return _open_file(str(source), max_pixels)
@@ -75,7 +73,7 @@ def _open_file(name: str, max_pixels: int) -> Image:
     if name.startswith("data:"):
         return image_from_data_uri(name, max_pixels=max_pixels)
     if name.startswith(("http://", "https://")):
-        raise RevisitError(f"{name[:200]!r} is a URL, which is not downloaded here: save the picture first.")
+        raise RevisitError(f"{name[:200]!r} is a URL, which is not downloaded: save the image first.")
     path = Path(name).expanduser()
     try:
         if not path.exists():
@@ -92,8 +90,8 @@ def _open_file(name: str, max_pixels: int) -> Image:
 
 
 def _from_array(array: Any, max_pixels: int) -> Image:
-    """The picture in an array or tensor."""
-    if hasattr(array, "detach"):  # a tensor, wherever it is
+    """Convert an array or a tensor to an image."""
+    if hasattr(array, "detach"):  # a tensor, on any device
         array = array.detach().cpu()
         array = array.float() if array.is_floating_point() else array
     shape = tuple(array.shape)
@@ -135,28 +133,15 @@ def _check_size(size: tuple[int, int], what: str, max_pixels: int) -> None:
         )
 
 
-def _check_scans(data: bytes, what: str) -> None:
-    """Refuse a JPEG whose passes over the picture are more than `MAX_SCANS`, counted by its markers."""
-    scans, at = 0, 2
-    marker = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # 0: a byte of data; the others have no length
-    while (found := marker.search(data, at)) and found[0][-1] != 0xD9:  # the picture's end
-        scans += found[0][-1] == 0xDA
-        if scans > MAX_SCANS:
-            raise RevisitError(f"The image {what} is a JPEG with more than {MAX_SCANS} scans; save it again.")
-        at = found.end() + int.from_bytes(data[found.end() : found.end() + 2], "big")
-
-
 def read_image(data: bytes, what: str, *, max_pixels: int = MAX_PIXELS, formats: tuple[str, ...] = FORMATS) -> Image:
-    """The picture in an encoded file; "the image `what`" in messages, `formats` are the file types read."""
+    """Decode an image file; messages call it "the image `what`"."""
     if len(data) > MAX_BYTES:
         raise RevisitError(f"The image {what} has more than the {MAX_BYTES:,} bytes allowed.")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the limit below is ours, and odd tags do not matter
+            warnings.simplefilter("ignore")  # sizes are checked here, and odd tags do not matter
             image: Image = pil.open(io.BytesIO(data), formats=formats)
             _check_size(image.size, what, max_pixels)
-            if image.format in ("JPEG", "MPO"):
-                _check_scans(data, what)
             image.load()
             return _to_rgb(upright(image))
     except RevisitError:
@@ -174,21 +159,21 @@ def read_image(data: bytes, what: str, *, max_pixels: int = MAX_PIXELS, formats:
 
 
 def upright(image: Image) -> Image:
-    """The picture as its camera held it; damaged EXIF data is ignored."""
+    """Rotate an image as its EXIF data says; damaged EXIF data is ignored."""
     try:
         return ImageOps.exif_transpose(image)
-    except Exception:  # Pillow's reader of tags raises what it likes
+    except Exception:  # Pillow's EXIF reader raises many kinds
         return image
 
 
 def _to_rgb(image: Image) -> Image:
-    """Any mode as RGB; 16- and 32-bit gray is scaled to 8 bits instead of being cut off."""
+    """Convert any mode to RGB; 16- and 32-bit gray is scaled to 8 bits, not clipped."""
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         values = np.asarray(image).astype("float32")
         if not np.isfinite(values).all():
             raise RevisitError("The image contains NaN or infinite values.")
         top = 65535.0 if image.mode.startswith("I;16") else max(float(values.max(initial=0.0)), 255.0)
-        values.clip(0, top, out=values)  # in place: large pictures are many megabytes
+        values.clip(0, top, out=values)  # in place: large images take many megabytes
         values /= top
         values *= 255
         image = pil.fromarray(values.round(out=values).astype("uint8"))
@@ -196,7 +181,7 @@ def _to_rgb(image: Image) -> Image:
 
 
 def find_images(arguments: Sequence[str]) -> list[str]:
-    """The image files that names, folders and globs stand for, in the order given."""
+    """List the image files that names, folders and globs match, in the order given."""
     found: list[str] = []
     for argument in arguments:
         if Path(argument).is_dir():
@@ -215,7 +200,7 @@ def find_images(arguments: Sequence[str]) -> list[str]:
 
 
 def image_from_data_uri(uri: str, *, max_pixels: int = MAX_PIXELS, formats: tuple[str, ...] = WEB_FORMATS) -> Image:
-    """The picture in a `data:image/...;base64,` URI."""
+    """Decode a `data:image/...;base64,` URI."""
     header, _, payload = uri.partition(",")
     if not header.startswith("data:image/") or not header.endswith(";base64"):
         raise RevisitError("An image must be a base64 data URI such as data:image/png;base64,…")

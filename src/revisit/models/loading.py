@@ -1,4 +1,4 @@
-"""Loading any vision-language model and its processor, with safe defaults: whole weights, no remote code, on the GPU if any."""
+"""Load vision-language models and their processors with safe defaults: complete weights, no remote code, the GPU if any."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from transformers.utils.hub import cached_file
 
 from revisit.errors import RevisitError, did_you_mean
 from revisit.models.checkpoint import INDEX, brief, check_index
-from revisit.models.config import EMBEDDED, load_config, resolve
-from revisit.models.processors import ATTRIBUTE, load_processor, processor_of
+from revisit.models.config import EMBEDDED, is_embedded, load_config, resolve
+from revisit.models.processors import keep_processor, load_processor, processor_of
 from revisit.models.types import Model, Processor
 
 HUB = ("revision", "token", "cache_dir", "local_files_only", "force_download", "subfolder")
@@ -51,8 +51,7 @@ def load(
         **kwargs: Passed to transformers' `from_pretrained`, so quantized models load as they do there.
 
     Returns:
-        The model, in evaluation mode, and its processor, which pads on the left. The model carries the processor as
-        `model.revisit_processor`, for methods that need it.
+        The model, in evaluation mode, and its processor, which pads on the left.
 
     Raises:
         RevisitError: There is no such model, it takes no images, or its files are damaged.
@@ -69,21 +68,30 @@ def load(
     quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
     if index := cached_file(name, INDEX, **quiet, **hub):
         check_index(Path(index))
+    if cached_file(name, "adapter_config.json", **quiet, **hub):  # with peft, transformers would load what it names
+        raise RevisitError(
+            f"{name!r} contains an adapter (adapter_config.json), which would replace the weights by those of another repository: "
+            "merge it into its base model with peft's merge_and_unload(), save that, and load the result."
+        )
     processor = load_processor(name, trust_remote_code=trust_remote_code, **hub)
     model, loading = _from_pretrained(
         name, dtype=dtype, device_map=device_map, trust_remote_code=trust_remote_code, **kwargs
     )
     if not allow_incomplete:
         _check_weights(name, model, loading)
-    setattr(model, ATTRIBUTE, processor)  # for methods that need it
+    keep_processor(model, processor)
     _log.info("%s is on %s", name_or_path, placement(model))
+    if is_embedded(name):
+        logging.getLogger("revisit.tiny").warning(
+            "`tiny` is a demonstration model that was trained on cartoon scenes only; use `photo` or another model for photographs."
+        )
     return model.eval(), processor
 
 
 def loaded_pair(
     model: str | Path | Model | tuple[Model, Processor], needed_by: str = "This"
 ) -> tuple[Model, Processor]:
-    """(model, processor) of a name, a path or such a pair."""
+    """Return (model, processor), loaded if a name or a path is given."""
     if isinstance(model, (str, Path)):
         return load(str(model))
     if isinstance(model, (list, tuple)):
@@ -98,33 +106,33 @@ def loaded_pair(
 
 
 def placement(model: Model) -> str:
-    """Where a model is and in which precision, for people: "cuda:0 (NVIDIA A100), bfloat16"."""
+    """Describe the device and precision of a model, as in "cuda:0 (NVIDIA A100), bfloat16"."""
     devices = sorted({str(parameter.device) for parameter in model.parameters()})
     names = [f"{d} ({torch.cuda.get_device_name(d)})" if d.startswith("cuda") else d for d in devices]
     return f"{', '.join(names)}, {str(model.dtype).removeprefix('torch.')}"
 
 
 def as_dtype(name: str) -> torch.dtype:
-    """The torch type of this name, such as "bfloat16" or "bf16"."""
+    """Return the torch type of a name such as "bfloat16" or "bf16"."""
     kind = getattr(torch, {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}.get(name, name), None)
     if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
         raise RevisitError(f"dtype must be float32, float16, bfloat16 (or fp32, fp16, bf16) or auto, not {name!r}.")
     return kind
 
 
-def _device_map(asked: DeviceMap | None, *, quantized: bool) -> DeviceMap | None:
-    """The device map to load with: the GPU if there is one and nothing was asked; refused where there is none."""
-    if asked is None:
+def _device_map(requested: DeviceMap | None, *, quantized: bool) -> DeviceMap | None:
+    """Choose the device map: the one requested, checked, or else the GPU if there is one."""
+    if requested is None:
         return "cuda" if torch.cuda.is_available() and not quantized else None
-    for place in asked.values() if isinstance(asked, dict) else [asked]:
+    for place in requested.values() if isinstance(requested, dict) else [requested]:
         if isinstance(place, str) and place in ("auto", "balanced", "balanced_low_0", "sequential", "disk"):
             continue
         check_device(place, "device map", "auto, cpu, cuda or cuda:0")
-    return asked
+    return requested
 
 
 def check_device(place: object, what: str, such_as: str) -> None:
-    """Raises RevisitError unless torch knows this device, and has it if it is a GPU."""
+    """Raise RevisitError unless this is a torch device that exists here."""
     try:
         device = torch.device(place)  # type: ignore[call-overload]
     except (RuntimeError, TypeError, ValueError):
@@ -132,13 +140,13 @@ def check_device(place: object, what: str, such_as: str) -> None:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         have = f"has {torch.cuda.device_count()} GPU(s)" if torch.cuda.is_available() else "sees no GPU"
         raise RevisitError(
-            f"The {what} asks for {str(place)!r}, but torch {torch.__version__} {have} here; leave the {what} out, or install a torch "
+            f"The {what} is {str(place)!r}, but torch {torch.__version__} {have} here; leave the {what} out, or install a torch "
             "built for your GPU."
         )
 
 
 def _check_takes_images(name: str, config: Any, trust_remote_code: bool) -> None:
-    """Refuses text models; those with code of their own, where that may run, decide for themselves."""
+    """Raise RevisitError for a model without image input, except where the repository's own code may run."""
     own_code = trust_remote_code and hasattr(config, "auto_map")
     if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and not own_code:
         raise RevisitError(
@@ -148,9 +156,9 @@ def _check_takes_images(name: str, config: Any, trust_remote_code: bool) -> None
 
 
 def _check_weights(name: str, model: Model, loading: dict[str, Any]) -> None:
-    """Refuses a model with tensors that were missing, left over, of another shape, or not finite.
+    """Raise RevisitError for tensors that are missing, unexpected, of another shape, or not finite.
 
-    `loading` is what transformers says about the loading; heads tied by declaration are not missing there.
+    `loading` is transformers' loading report, in which tied heads are not missing.
     """
     mismatched = [entry[0] for entry in loading.get("mismatched_keys") or ()]
     for kind, found in (
@@ -169,13 +177,13 @@ def _check_weights(name: str, model: Model, loading: dict[str, Any]) -> None:
 
 
 def _not_finite(model: Model) -> list[str]:
-    """Names of the tensors that hold infinities or NaN; the device is waited for once."""
+    """List the tensors that contain infinities or NaN, with a single wait for the device."""
     names, extremes = [], []
     scattered = len({parameter.device for parameter in model.parameters()}) > 1
     for name, tensor in model.state_dict().items():
         if not isinstance(tensor, torch.Tensor) or tensor.is_meta or not tensor.numel():
             continue
-        if tensor.is_floating_point() and tensor.element_size() > 1:  # float8 has no such operation
+        if tensor.is_floating_point() and tensor.element_size() > 1:  # float8 has no aminmax
             pair = torch.stack(torch.aminmax(tensor.detach())).float()  # (2,)
             names.append(name)
             extremes.append(pair.cpu() if scattered else pair)
@@ -186,10 +194,10 @@ def _not_finite(model: Model) -> list[str]:
 
 
 def _from_pretrained(name: str, *, device_map: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-    """(model, what transformers says about the loading); raises RevisitError for every failure."""
+    """Load with transformers; return the model and the loading report, and turn every failure into a RevisitError."""
     move_to = None
     if isinstance(device_map, str) and device_map != "auto" and importlib.util.find_spec("accelerate") is None:
-        device_map, move_to = None, device_map  # only accelerate loads straight onto a device
+        device_map, move_to = None, device_map  # only accelerate can load onto a device
     loaded: Any
     try:
         loaded = AutoModelForImageTextToText.from_pretrained(
@@ -201,7 +209,7 @@ def _from_pretrained(name: str, *, device_map: Any, **kwargs: Any) -> tuple[Any,
             raise RevisitError(f"load has no argument {wrong[1]!r}.{did_you_mean(wrong[1], ARGUMENTS)}") from error
         why = brief(error)
         if "ignore_mismatched_sizes" in str(error):
-            why = "tensors have other shapes than its config.json declares; get a complete copy."
+            why = "the shapes of its tensors do not match its config.json; get a complete copy."
         raise RevisitError(f"The weights of {name!r} could not be loaded: {why}") from error
     model, loading = loaded
     return model if move_to is None else model.to(move_to), loading

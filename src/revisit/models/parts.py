@@ -1,4 +1,4 @@
-"""The parts of a vision-language model that decoding methods need, found by what the model declares."""
+"""The parts of a vision-language model that decoding methods need, found from what the model declares."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from revisit.models import families
 from revisit.models.types import Model
 
 HALF = (torch.float16, torch.bfloat16)
-LARGEST_LOGIT = 1e30  # states times head beyond this overflowed, or nearly so
-# On the host: a Python number would be written to the device by a kernel of its own.
+LARGEST_LOGIT = 1e30  # larger products have overflowed, or nearly so
+# A tensor on the host: a Python number would need a kernel to fill it on the device.
 NOT_A_LOGIT = torch.tensor(math.nan)
 
 
 class Projection(Protocol):
-    """Anything that scores states over some token ids as the model itself would."""
+    """Projects states to logits over some token ids, as the model would."""
 
     def logits(self, states: Tensor, ids: Tensor, model_dtype: bool = False) -> Tensor:
-        """In float32 at least, or rounded like the model's own logits.  (..., n, d), (..., k) -> (..., n, k)"""
+        """Project in float32 at least, or rounded like the model's own logits.  (..., n, d), (..., k) -> (..., n, k)"""
 
     @property
     def plain_weight(self) -> Tensor | None:
-        """The (V, d) weight if logits are states times it and nothing more; else None."""
+        """The (V, d) weight if logits are just states times it; else None."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class LinearHead:
         return self.weight if self.bias is None and self.transform is None else None
 
     def logits(self, states: Tensor, ids: Tensor, model_dtype: bool = False) -> Tensor:
-        """NaN where a product is beyond the largest logit and a function such as a cap would hide that.  -> (..., n, k)"""
+        """Project states; NaN where a cap or the like would hide an overflow.  -> (..., n, k)"""
         if not model_dtype and ids.ndim > 1 and not self.gathers(states, ids):
             every = multiply(states.flatten(0, -2)[None], self.weight[None]).view(*states.shape[:-1], -1)  # (..., n, V)
             raw = every.gather(-1, ids.unsqueeze(-2).expand(*states.shape[:-1], -1))
@@ -58,16 +58,16 @@ class LinearHead:
         return torch.where(raw.abs() < LARGEST_LOGIT, self.transform(raw), NOT_A_LOGIT)
 
     def gathers(self, states: Tensor, ids: Tensor) -> bool:
-        """Whether gathered rows move fewer bytes than logits over the whole vocabulary, as they do for all but very large sets."""
+        """Return whether gathering rows moves fewer bytes than computing the logits of the whole vocabulary."""
         vocabulary, width = self.weight.shape
-        rows = (3 * ids.numel() - vocabulary) * width * self.weight.element_size()  # each written once and read twice
+        rows = (3 * ids.numel() - vocabulary) * width * self.weight.element_size()  # written once, read twice
         return rows <= 4 * (vocabulary + 2 * ids.shape[-1]) * states.numel() // width
 
 
 def multiply(states: Tensor, rows: Tensor) -> Tensor:
-    """Products in float32 at least.  (..., n, d), (..., k, d) -> (..., n, k)
+    """Multiply in float32 at least.  (..., n, d), (..., k, d) -> (..., n, k)
 
-    Half-precision operands on a GPU are multiplied as they are, with float32 sums, where torch can do that.
+    Half-precision operands on a GPU are not converted if torch can accumulate them in float32.
     """
     half = states.is_cuda and states.ndim == 3 and states.dtype == rows.dtype and rows.dtype in HALF
     if half and _has_wide_products(states.device, states.dtype):
@@ -80,7 +80,7 @@ _WIDE_PRODUCTS: dict[tuple[torch.device, torch.dtype], bool] = {}
 
 
 def _has_wide_products(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether this device multiplies half-precision matrices into float32 ones; tried once."""
+    """Return whether this device multiplies half-precision matrices into float32 ones; tried once."""
     key = (device, dtype)
     if key not in _WIDE_PRODUCTS:
         one = torch.zeros(1, 8, 8, device=device, dtype=dtype)
@@ -94,7 +94,7 @@ def _has_wide_products(device: torch.device, dtype: torch.dtype) -> bool:
 
 @dataclass
 class Head:
-    """The language-model head with whatever the model does to its logits afterwards (scaling, soft-capping)."""
+    """The language-model head and the transform of its logits (scaling, soft-capping)."""
 
     module: nn.Module
     transforms: list[Callable[[Tensor], Tensor]] = field(default_factory=lambda: [_same])
@@ -103,7 +103,7 @@ class Head:
 
     @property
     def weight(self) -> Tensor | None:
-        """The (V, d) weight if rows of it can be gathered; None for quantized, wrapped or off-loaded heads."""
+        """The (V, d) weight if its rows can be gathered; None for quantized, wrapped or off-loaded heads."""
         weight = getattr(self.module, "weight", None)
         if type(self.module) is not nn.Linear or weight is None or not weight.is_floating_point():
             return None
@@ -111,7 +111,7 @@ class Head:
 
     @property
     def plain_weight(self) -> Tensor | None:
-        """The weight if logits are states times it and nothing more: no bias, no scaling, no cap."""
+        """The weight if there is no bias, scaling or cap; else None."""
         return self.linear().plain_weight
 
     @property
@@ -120,11 +120,13 @@ class Head:
         if weight is not None:
             return weight.device
         found = next(self.module.parameters()).device
-        hook = getattr(self.module, "_hf_hook", None)  # of an off-loaded module, which is nowhere between two calls
+        hook = getattr(
+            self.module, "_hf_hook", None
+        )  # of an off-loaded module, whose weights are on the meta device between calls
         return torch.device(hook.execution_device) if found.type == "meta" and hook is not None else found
 
     def linear(self) -> LinearHead:
-        """This head with rows that can be gathered; those of a head that cannot be indexed are fetched once."""
+        """Return this head with rows that can be gathered; fetched once from a head that cannot be indexed."""
         weight, bias = self.weight, getattr(self.module, "bias", None)
         if weight is None:
             if self._fetched is None:
@@ -134,30 +136,30 @@ class Head:
 
     @property
     def vocabulary(self) -> int:
-        """How many logits the head gives."""
+        """The number of logits."""
         return len(self.linear().weight)
 
     def all_logits(self, states: Tensor) -> Tensor:
-        """Logits of some states over the whole vocabulary, in float32 at least.  (n, d) -> (n, V)"""
+        """Project states over the whole vocabulary, in float32 at least.  (n, d) -> (n, V)"""
         raw = self.module(states)
         raw = raw.to(torch.promote_types(raw.dtype, torch.float32))
         return raw if self.transform is None else self.transform(raw)
 
     def logits(self, states: Tensor, ids: Tensor, model_dtype: bool = False) -> Tensor:
-        """Logits of some states over some token ids, as the model itself would score them.  (..., n, d), (..., k) -> (..., n, k)
+        """Project states over some token ids, as the model would.  (..., n, d), (..., k) -> (..., n, k)
 
-        In float32 at least, or rounded like the model's own with `model_dtype`.
+        In float32 at least, or rounded like the model's own logits with `model_dtype`.
         """
         return self.linear().logits(states, ids, model_dtype)
 
     def calibrate(self, state: Tensor, logits: Tensor, what: str) -> None:
-        """Find out which declared transform the model applies, from one state (d,) and the logits (V,) it gave.
+        """Determine which declared transform the model applies, from one state (d,) and its logits (V,).
 
-        Families declare scalings and caps that their forward may or may not use, so the model's own logits decide.
+        Configurations declare scalings and caps that the forward may not use, so the model's own logits decide.
         """
         ids = logits.topk(min(256, logits.numel())).indices.to(self.device)
         target = logits.to(self.device)[ids].float()
-        kept = target.abs() < LARGEST_LOGIT  # a model may rule tokens out by -inf or the least number there is
+        kept = target.abs() < LARGEST_LOGIT  # models mask tokens with -inf or the smallest number
         ids, target = ids[kept], target[kept]
         if not len(ids):
             raise RevisitError(
@@ -183,7 +185,7 @@ class Head:
 
 @torch.no_grad()
 def fetch_rows(module: nn.Module, device: torch.device, chunk: int = 512) -> tuple[Tensor, Tensor | None]:
-    """Weight (V, d) and bias of a linear head that cannot be indexed (quantized, wrapped, off-loaded), from unit states."""
+    """Read the weight (V, d) and bias of a head that cannot be indexed (quantized, wrapped, off-loaded) with unit states."""
     width = getattr(module, "in_features", None) or getattr(getattr(module, "base_layer", None), "in_features", None)
     if not isinstance(width, int):
         raise RevisitError(
@@ -204,7 +206,7 @@ def _same(logits: Tensor) -> Tensor:
 
 
 def _declared_transforms(text_config: Any) -> list[Callable[[Tensor], Tensor]]:
-    """The identity, then what the configuration says may happen to the logits."""
+    """Return the identity and the transforms of the logits that the configuration declares."""
     scale = 1.0
     for name, power in families.LOGIT_FACTORS.items():
         value = getattr(text_config, name, None)
@@ -221,7 +223,7 @@ def _declared_transforms(text_config: Any) -> list[Callable[[Tensor], Tensor]]:
 
 @dataclass
 class ModelParts:
-    """A model's decoder, its layers, final norm and head, and the ids that stand for vision tokens in its prompts."""
+    """A model's decoder, its layers, final norm and head, and the ids of vision tokens in its prompts."""
 
     model: Model
     decoder: nn.Module
@@ -241,43 +243,45 @@ class ModelParts:
             module = getattr(self.decoder, name, None)
             if isinstance(module, nn.Module):
                 return module
-        raise RevisitError(f"{describe(self.model)} has no final norm that we can find; use norm='none'.")
+        raise RevisitError(f"{describe(self.model)} has no recognizable final norm; use norm='none'.")
 
     def check_state(self, layer: int, hidden: Tensor) -> None:
-        """Refuses hidden states that are not one vector a token, as between the layers of models with several streams."""
-        width = getattr(text_config(self.model.config), "hidden_size", None)
-        if hidden.ndim != 3 or (isinstance(width, int) and hidden.shape[-1] != width):
+        """Raise RevisitError unless hidden states are one vector per token, unlike in models with several streams."""
+        text = text_config(self.model.config)
+        width = getattr(text, "hidden_size", None)
+        part_of_a_sum = layer > 0 and hasattr(text, families.BLOCKS_OF_LAYERS)
+        if part_of_a_sum or hidden.ndim != 3 or (isinstance(width, int) and hidden.shape[-1] != width):
             raise RevisitError(
-                f"Between its layers {describe(self.model)} keeps several states for every token, and its head reads none of them "
-                f"alone, so hidden state {layer} cannot be projected: use the last layer (layers='last')."
+                f"Between its layers, {describe(self.model)} keeps several states per token, so hidden state {layer} cannot be "
+                "projected: use the last layer (layers='last')."
             )
 
     @property
     def mlps(self) -> list[nn.Module]:
-        """The feed-forward network of every decoder layer; raises RevisitError where a layer has none that could be found."""
+        """The feed-forward network of every decoder layer."""
         found = [next((getattr(layer, n) for n in families.MLPS if hasattr(layer, n)), None) for layer in self.layers]
         if not all(isinstance(module, nn.Module) for module in found):
             raise RevisitError(
-                f"Not every decoder layer of {describe(self.model)} has a feed-forward network that we can find: use another method."
+                f"A decoder layer of {describe(self.model)} has no recognizable feed-forward network: use another method."
             )
         return cast("list[nn.Module]", found)
 
     def feed_forward(self, layer: int, states: Tensor) -> Tensor:
-        """States after the feed-forward half of a decoder layer, with the norms around it.  (..., d) -> (..., d)"""
+        """Apply the feed-forward half of a decoder layer with its norms.  (..., d) -> (..., d)"""
         block, mlp = self.layers[layer], self.mlps[layer]
         before = next(
             (getattr(block, name) for name in families.NORMS_BEFORE_MLP if hasattr(block, name)), nn.Identity()
         )
         after = next((getattr(block, name) for name in families.NORMS_AFTER_MLP if hasattr(block, name)), nn.Identity())
         output = mlp(before(states))
-        output = output[0] if isinstance(output, tuple) else output  # experts return their scores too
+        output = output[0] if isinstance(output, tuple) else output  # experts also return their scores
         return cast("Tensor", states + after(output.view(states.shape)))
 
     @classmethod
     def of(cls, model: Model) -> ModelParts:
-        """The parts of a model, or a clear refusal of models that keep no vision tokens in their sequence."""
+        """Find the parts of a model; raise RevisitError if it keeps no vision tokens in its sequence."""
         config, what = model.config, describe(model)
-        if reason := refusal(config, what):
+        if reason := unsupported(config, what):
             raise RevisitError(reason)
         head = _head(model)
         if head is None:
@@ -289,22 +293,22 @@ class ModelParts:
         text = text_config(config)
         embedding = model.get_input_embeddings()
         tied = getattr(embedding, "weight", None) is not None and _same_storage(embedding, head)
-        if getattr(getattr(head, "weight", None), "is_meta", False):  # off-loaded: there is nothing to compare
+        if getattr(getattr(head, "weight", None), "is_meta", False):  # off-loaded: nothing to compare
             tied = bool(
                 getattr(text, "tie_word_embeddings", False) or getattr(model.config, "tie_word_embeddings", False)
             )
         return cls(model, decoder, layers, Head(head, _declared_transforms(text)), tied, vision_token_ids(config))
 
 
-def refusal(config: Any, what: str) -> str | None:
-    """Why a model of this configuration cannot be decoded by what its vision tokens say; None if it can."""
+def unsupported(config: Any, what: str) -> str | None:
+    """Return why a model of this configuration has no vision tokens to decode with; None if it has."""
     text = text_config(config)
     instead = "so there is nothing to revisit; use a decoder-only model such as LLaVA, Qwen-VL or InternVL."
     if getattr(config, "is_encoder_decoder", False) or getattr(text, "is_encoder_decoder", False):
         return f"{what} is an encoder–decoder model: its decoder never sees vision tokens, {instead}"
     if any(getattr(part, name, None) for part in (config, text) for name in families.CROSS_ATTENTION):
         return f"{what} reads images by cross-attention and keeps no vision tokens in its decoder's sequence, {instead}"
-    if family := families.of(getattr(config, "model_type", "")).refused:
+    if family := families.of(getattr(config, "model_type", "")).unsupported:
         return f"{what} {family}, {instead}"
     if not vision_token_ids(config):
         images = hasattr(config, "vision_config")
@@ -314,30 +318,41 @@ def refusal(config: Any, what: str) -> str | None:
 
 
 def text_config(config: Any) -> Any:
-    """The configuration of the language model inside a model's."""
+    """Return the configuration of the language model."""
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
+def context_length(config: Any) -> int | None:
+    """Return the largest number of positions; None if it is not declared, or if scaled rotary embeddings extend it."""
+    text = text_config(config)
+    limit = getattr(text, "max_position_embeddings", None)
+    rope = getattr(text, "rope_parameters", None) or {}
+    scalings = [rope, *rope.values()] if isinstance(rope, dict) else []  # one for all layers, or one per type of layer
+    if any(isinstance(scaling, dict) and "factor" in scaling for scaling in scalings):
+        return None
+    return limit if isinstance(limit, int) and limit > 0 else None
+
+
 def vision_token_ids(config: Any) -> tuple[int, ...]:
-    """The token ids that a model's configuration says stand for images and videos in its prompts."""
+    """Return the token ids of images and videos in prompts, as the configuration declares them."""
     values = (getattr(config, name, None) for name in families.VISION_TOKEN_IDS)
     return tuple(dict.fromkeys(value for value in values if isinstance(value, int)))
 
 
 def describe(model: Model) -> str:
-    """The model's class and type, for messages."""
+    """Name the model's class and type, for messages."""
     return f"{type(model).__name__} ({getattr(model.config, 'model_type', 'unknown type')})"
 
 
 def _head(model: Model) -> nn.Module | None:
-    """The LM head; that of the language model inside, where the whole model declares none."""
+    """Return the LM head, of the inner language model if the whole model declares none."""
     parts: list[Any] = [model, *(getattr(model, name, None) for name in families.LANGUAGE_MODELS)]
     heads = (part.get_output_embeddings() for part in parts if hasattr(part, "get_output_embeddings"))
     return next((head for head in heads if head is not None), None)
 
 
 def _decoder(model: Model) -> nn.Module:
-    """The module that holds the decoder layers and returns the normed last hidden state."""
+    """Return the module that contains the decoder layers and returns the normed last hidden state."""
     decoder = model.get_decoder()
     while _layers(decoder) is None:
         inside = (decoder.get_decoder() if hasattr(decoder, "get_decoder") else None, getattr(decoder, "model", None))

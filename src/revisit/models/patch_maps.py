@@ -1,8 +1,8 @@
-"""How the families cut images up: each patch map gives the grids of vision tokens that one image becomes.
+"""Patch maps: the grids of vision tokens that each family makes of an image.
 
-Families resize, crop, pad, tile, add a thumbnail, merge neighboring patches, end rows with line breaks. What is common
-to all: the vision tokens of an image form one or more grids, read row by row, and a grid's columns and rows are
-intervals of the original image. `families` says which map a model family uses.
+Families resize, crop, pad, tile, add a thumbnail, merge neighboring patches, end rows with line breaks. Common to all: the
+vision tokens of an image form one or more grids, row by row, whose columns and rows are intervals of the original image.
+`families` assigns a map to each family.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ Spans: TypeAlias = tuple[Span, ...]
 
 @dataclass(frozen=True)
 class ImageGrid:
-    """rows × columns vision tokens from token `first` on, row by row; rows may end in `gap` tokens that lie nowhere.
+    """rows × columns vision tokens from token `first` on, row by row; rows may end in `gap` tokens without a position.
 
-    `xs` and `ys` are the intervals of the original image, in pixels, that columns and rows cover; they reach beyond the
-    image where it was padded.
+    `xs` and `ys` are the intervals of the original image, in pixels, of columns and rows; they extend beyond a padded image.
     """
 
     first: int
@@ -34,7 +33,7 @@ class ImageGrid:
     columns: int
     gap: int = 0
     image: int = 0  # which image of the prompt
-    view: str = "image"  # "image", "thumbnail" or "tile": what of it this grid covers
+    view: str = "image"  # "image", "thumbnail" or "tile"
     xs: Spans = ()
     ys: Spans = ()
 
@@ -43,7 +42,7 @@ class ImageGrid:
         return self.rows * (self.columns + self.gap)
 
     def place(self, index: int) -> tuple[int, int] | None:
-        """(row, column) of the vision token `index`, or None if it is not a place of this grid."""
+        """Return (row, column) of the vision token `index`; None if it is not in this grid."""
         offset = index - self.first
         if not 0 <= offset < self.tokens:
             return None
@@ -51,19 +50,19 @@ class ImageGrid:
         return (row, column) if column < self.columns else None
 
     def box(self, row: int, column: int) -> Box:
-        """The part of the original image, in pixels, that a place covers (not clipped to the image)."""
+        """Return the box of a cell in pixels of the original image, not clipped to it."""
         (x0, x1), (y0, y1) = self.xs[column], self.ys[row]
         return x0, y0, x1, y1
 
 
-Piece: TypeAlias = "ImageGrid | int"  # a grid, or a number of tokens that lie nowhere
-Guess: TypeAlias = "Iterable[list[Piece]]"  # the layouts that one image may have; the number of tokens decides
+Piece: TypeAlias = "ImageGrid | int"  # a grid, or a number of tokens without a position
+Guess: TypeAlias = "Iterable[list[Piece]]"  # possible layouts of one image; the number of tokens decides
 PatchMap: TypeAlias = "Callable[[Context, int, Size], Guess]"  # (context, number of the image, its size) -> layouts
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a patch map may look at: the model's configuration, its image processor and what that returned."""
+    """Input of a patch map: the model's configuration, its image processor and the processor's output."""
 
     config: Any
     processor: Any  # the image processor
@@ -94,7 +93,7 @@ class Context:
         return default if value is None else value
 
     def tile(self) -> int:
-        """Side of the square picture that the vision tower sees, in pixels."""
+        """Return the side of the vision tower's square input, in pixels."""
         for name in ("crop_size", "size"):
             sides = _sides(self.setting(name))
             if sides.get("height"):
@@ -104,7 +103,7 @@ class Context:
         return self.image_size
 
     def side(self) -> int:
-        """Vision tokens along one side of that picture: patches, merged as the configuration declares."""
+        """Return the vision tokens along one side of that input, merged as the configuration declares."""
         if tokens := getattr(self.config, "mm_tokens_per_image", None):
             return math.isqrt(tokens)
         factor = int(getattr(self.config, "downsample_factor", 1)) * int(getattr(self.config, "scale_factor", 1))
@@ -117,7 +116,7 @@ def _one(value: Any) -> int:
 
 
 def _sides(size: Any) -> dict[str, int]:
-    """A size setting as a plain dict, whichever class it is."""
+    """Convert a size setting of any class to a dict."""
     found = {}
     for name in ("height", "width", "shortest_edge", "longest_edge", "max_height"):
         value = size.get(name) if isinstance(size, dict) else getattr(size, name, None)
@@ -127,7 +126,7 @@ def _sides(size: Any) -> dict[str, int]:
 
 
 def place(pieces: Iterable[list[Piece]]) -> tuple[list[ImageGrid], int]:
-    """Number the tokens of all pieces through; the grids, and how many tokens there are."""
+    """Number the tokens of all pieces; return the grids and the number of tokens."""
     placed, first = [], 0
     for image in pieces:
         for piece in image:
@@ -137,11 +136,11 @@ def place(pieces: Iterable[list[Piece]]) -> tuple[list[ImageGrid], int]:
     return placed, first
 
 
-# -- from what the model sees back to the original --------------------------------------------------------------------
+# -- from the model's input back to the original image -----------------------------------------------------------------
 
 
 def _spans(count: int, step: float, scale: float = 1.0, offset: float = 0.0) -> Spans:
-    """Where `count` cells of `step` seen pixels lie in the original, if seen = original · scale + offset."""
+    """Return the original intervals of `count` cells of `step` input pixels, where input = original · scale + offset."""
     edges = [(k * step - offset) / scale for k in range(count + 1)]
     return tuple(itertools.pairwise(edges))
 
@@ -152,19 +151,19 @@ def _grid(image: int, xs: Iterable[Span], ys: Iterable[Span], view: str = "image
 
 
 def _cover(image: int, box: Box, columns: int, rows: int, view: str = "image") -> ImageGrid:
-    """A grid over a rectangle of the original image."""
+    """Make a grid over a rectangle of the original image."""
     x0, y0, x1, y1 = box
     xs, ys = _spans(columns, (x1 - x0) / columns, offset=-x0), _spans(rows, (y1 - y0) / rows, offset=-y0)
     return _grid(image, xs, ys, view)
 
 
 def _whole(image: int, size: Size, columns: int, rows: int, view: str = "image") -> ImageGrid:
-    """A grid that covers the original image exactly."""
+    """Make a grid over the whole original image."""
     return _cover(image, (0, 0, *size), columns, rows, view)
 
 
 def _resized(size: Size, setting: dict[str, int]) -> Size:
-    """What a resize to "height and width" or to a shortest edge makes of an image."""
+    """Return the size after a resize to a height and width or to a shortest edge."""
     width, height = size
     if "height" in setting and "width" in setting:
         return setting["width"], setting["height"]
@@ -179,7 +178,7 @@ def _resized(size: Size, setting: dict[str, int]) -> Size:
 
 
 def llava(c: Context, image: int, size: Size) -> Guess:
-    """Pad to a square (if asked), resize, crop the center; with a Pixtral tower, keep the aspect."""
+    """Pad to a square (optionally), resize, crop the center; keep the aspect with a Pixtral tower."""
     if getattr(c.vision, "model_type", "") == "pixtral" and c.has("image_sizes"):
         yield from native(c, image, size)
         return
@@ -193,11 +192,11 @@ def llava(c: Context, image: int, size: Size) -> Guess:
     )
     grid = _grid(image, xs, ys)
     yield [grid]
-    yield [1, grid]  # the class token kept in front
+    yield [1, grid]  # with the class token in front
 
 
 def _anyres(c: Context, image: int, size: Size, most_tiles: int | None = None) -> list[Piece]:
-    """The whole image in one tile, then the best-fitting canvas of tiles without its padding, rows ended by a break."""
+    """One tile with the whole image, then the best-fitting canvas of tiles without padding, rows ended by a line break."""
     from transformers.image_processing_utils import select_best_resolution
 
     width, height = size
@@ -225,15 +224,15 @@ def _anyres(c: Context, image: int, size: Size, most_tiles: int | None = None) -
         xs = xs[cut : len(xs) - cut]
     if most_tiles is not None:
         ratio = math.sqrt(len(ys) * len(xs) / (most_tiles * per**2))
-        if ratio > 1.1:  # too many: the model interpolates the grid down
+        if ratio > 1.1:  # too many: the model interpolates to a smaller grid
             xs, ys = _fewer(xs, int(len(xs) // ratio)), _fewer(ys, int(len(ys) // ratio))
-    seen = per * step / tile  # the tower leaves a rest of less than a patch
+    seen = per * step / tile  # the tower drops a remainder of less than a patch
     thumbnail = _cover(image, (0, 0, width * seen, height * seen), per, per, "thumbnail")
     return [thumbnail, _grid(image, xs, ys, "tile", gap=1)]
 
 
 def _fewer(spans: list[Span], count: int) -> list[Span]:
-    """The same stretch in `count` cells of equal share."""
+    """Divide the same interval into `count` equal cells."""
 
     def at(position: float) -> float:
         cell = min(int(position), len(spans) - 1)
@@ -249,7 +248,7 @@ def llava_next(c: Context, image: int, size: Size) -> Guess:
 
 
 def llava_onevision(c: Context, image: int, size: Size) -> Guess:
-    """Like LLaVA-NeXT, with a limit on the tokens; several images are padded to squares instead."""
+    """LLaVA-OneVision: like LLaVA-NeXT with a token limit; several images are padded to squares."""
     if c.images > 1:
         yield [*next(iter(padded_square(c, image, size))), 1]
     ratio = str(getattr(c.config, "vision_aspect_ratio", "anyres_max_9"))
@@ -257,26 +256,26 @@ def llava_onevision(c: Context, image: int, size: Size) -> Guess:
 
 
 def merged(c: Context, image: int, size: Size) -> Guess:
-    """The Qwen-VL way: the whole image resized to a grid of patches, of which squares are merged into tokens."""
+    """Qwen-VL: the whole image resized to a grid of patches, squares of which are merged into tokens."""
     frames, rows, columns = c.rows("image_grid_thw")[image]
     merge = int(getattr(c.vision, "spatial_merge_size", 0) or c.setting("merge_size", 2))
     yield [_whole(image, size, columns // merge, rows // merge)] * frames
 
 
 def native(c: Context, image: int, size: Size) -> Guess:
-    """The Pixtral way: the whole image at its own aspect, resized (to `image_sizes`) to whole patches."""
+    """Pixtral: the whole image resized to whole patches (`image_sizes`), keeping its aspect."""
     height, width = c.rows("image_sizes")[image]
     cell = c.patch * int(getattr(c.config, "spatial_merge_size", 1) or 1)
     yield [_whole(image, size, width // cell, height // cell)]
 
 
 def square(c: Context, image: int, size: Size) -> Guess:
-    """The whole image squeezed into one square."""
+    """PaliGemma: the whole image resized to a square."""
     yield [_whole(image, size, c.side(), c.side())]
 
 
 def tiles(c: Context, image: int, size: Size) -> Guess:
-    """The canvas of tiles nearest in aspect, then the whole image; or the whole image alone."""
+    """InternVL: the canvas of tiles nearest in aspect, then the whole image; or the whole image alone."""
     from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
 
     tile = c.tile()
@@ -287,7 +286,7 @@ def tiles(c: Context, image: int, size: Size) -> Guess:
 
 
 def _tiles_of(image: int, size: Size, columns: int, rows: int, side: int) -> list[Piece]:
-    """columns × rows equal tiles, row by row, each side × side tokens; then the whole image, if there are several."""
+    """Make columns × rows tiles of side × side tokens, row by row, then the whole image if there are several."""
     if columns * rows <= 1:
         return [_whole(image, size, side, side)]
     width, height = size[0] / columns, size[1] / rows
@@ -300,7 +299,7 @@ def _tiles_of(image: int, size: Size, columns: int, rows: int, side: int) -> lis
 
 
 def covering_tiles(c: Context, image: int, size: Size) -> Guess:
-    """The Ovis2 way: the whole image, then the fewest tiles that cover it well; or the whole image alone."""
+    """Ovis2: the whole image, then the fewest tiles that cover it well; or the whole image alone."""
     from transformers.models.ovis2.image_processing_pil_ovis2 import get_min_tile_covering_grid
 
     most = int(c.setting("max_patches", 12))
@@ -311,14 +310,14 @@ def covering_tiles(c: Context, image: int, size: Size) -> Guess:
 
 
 def pooled(c: Context, image: int, size: Size) -> Guess:
-    """The Gemma 4 way: the whole image resized to a grid of patches, whose places are an input; squares are pooled."""
+    """Gemma 4: the whole image resized to a grid of patches, whose positions are an input; squares are pooled."""
     columns, rows = (max(place) + 1 for place in zip(*c.rows("image_position_ids")[image], strict=True))
     pool = int(getattr(c.vision, "pooling_kernel_size", 1))
     yield [_whole(image, size, columns // pool, rows // pool)]
 
 
 def scaled_tiles(c: Context, image: int, size: Size) -> Guess:
-    """The Llama 4 way: the image at its own aspect in the corner of a canvas of tiles; then the whole image, if several."""
+    """Llama 4: the image in the corner of a canvas of tiles, keeping its aspect; then the whole image if there are several."""
     import torch
     from transformers.image_utils import SizeDict
     from transformers.models.llama4 import image_processing_llama4 as code
@@ -345,7 +344,7 @@ def scaled_tiles(c: Context, image: int, size: Size) -> Guess:
 
 
 def stretched_tiles(c: Context, image: int, size: Size) -> Guess:
-    """The Perception LM way: the whole image, then the canvas of tiles that it was stretched to; or the whole image alone."""
+    """Perception LM: the whole image, then the canvas of tiles it was stretched to; or the whole image alone."""
     tile = int(c.setting("tile_size"))
     patch = re.search(r"patch(\d+)", str(getattr(c.vision, "architecture", "")))
     side = tile // int(patch[1] if patch else c.patch) // int(getattr(c.config, "projector_pooling_ratio", 1))
@@ -353,14 +352,14 @@ def stretched_tiles(c: Context, image: int, size: Size) -> Guess:
     columns, rows = fitted or c.processor._find_closest_aspect_ratio(
         img_width=size[0], img_height=size[1], tile_size=tile
     )
-    one: list[Piece] = [_whole(image, size, side, side)]  # a single tile comes besides the thumbnail
+    one: list[Piece] = [_whole(image, size, side, side)]  # a single tile comes in addition to the thumbnail
     *tiles, whole = _tiles_of(image, size, columns, rows, side) if columns * rows > 1 else one * 2
     yield [whole, *tiles]
     yield one
 
 
 def large_tiles(c: Context, image: int, size: Size) -> Guess:
-    """The LFM2-VL way: the whole image resized to whole tokens; large images are tiles, with the whole behind them."""
+    """LFM2-VL: the whole image resized to whole tokens; large images as tiles, followed by the whole."""
     width, height = size
     names = ("min_image_tokens", "max_image_tokens", "encoder_patch_size", "downsample_factor")
     limits = {name: c.setting(name) for name in names}
@@ -376,7 +375,7 @@ def large_tiles(c: Context, image: int, size: Size) -> Guess:
 
 
 def slices(c: Context, image: int, size: Size) -> Guess:
-    """The MiniCPM-V way: the whole image, then rows and columns of slices; sizes are whole tokens."""
+    """MiniCPM-V: the whole image, then rows and columns of slices; sizes are whole tokens."""
     asked = (c.setting("scale_resolution"), c.setting("patch_size"), c.setting("downsample_mode"))
     cell = asked[1] * (2 if asked[2] == "4x" else 4)
     shape = (size[1], size[0])
@@ -407,7 +406,7 @@ def slices(c: Context, image: int, size: Size) -> Guess:
 
 
 def overlapping_crops(c: Context, image: int, size: Size) -> Guess:
-    """The Molmo 2 way: the whole image squeezed into a square, then stretched to a canvas of crops whose overlap is dropped."""
+    """Molmo 2: the whole image resized to a square, then stretched to a canvas of crops whose overlap is dropped."""
     from transformers.models.molmo2.image_processing_molmo2 import compute_crop_geometry
 
     tile, patch, margins = c.tile(), int(c.setting("patch_size")), c.setting("overlap_margins")
@@ -417,7 +416,7 @@ def overlapping_crops(c: Context, image: int, size: Size) -> Guess:
 
     def pool(length: int, seen: int, window: int) -> Spans:
         patches = seen // patch
-        count = -(-patches // window)  # the patches left over are shared out before and behind
+        count = -(-patches // window)  # remaining patches are split between both ends
         return _spans(count, patch * window, seen / length, (count * window - patches) // 2 * patch)
 
     down, across = c.setting("pooling_size")
@@ -428,7 +427,7 @@ def overlapping_crops(c: Context, image: int, size: Size) -> Guess:
 
 
 def padded_patches(c: Context, image: int, size: Size) -> Guess:
-    """The Kimi way: the image resized, then padded on the right and below to whole tokens."""
+    """Kimi: the image resized, then padded on the right and at the bottom to whole tokens."""
     from transformers.models.kimi_k25.image_processing_kimi_k25 import navit_resize
 
     merge, most = int(c.setting("merge_size", 2)), int(c.setting("max_patches"))
@@ -443,14 +442,14 @@ def padded_patches(c: Context, image: int, size: Size) -> Guess:
 
 
 def splits(c: Context, image: int, size: Size) -> Guess:
-    """The Idefics3 way: stretched to rows and columns of tiles; then the whole image."""
+    """Idefics3: the image stretched to rows and columns of tiles, then the whole image."""
     _, rows, columns = c.processor.get_number_of_image_patches(size[1], size[0])
     yield _tiles_of(image, size, columns, rows, c.side())
     yield [_whole(image, size, c.side(), c.side())]
 
 
 def pan_and_scan(c: Context, image: int, size: Size) -> Guess:
-    """The whole image in a square; with pan and scan, followed by crops of long images."""
+    """Gemma 3: the whole image in a square, followed by crops of long images with pan and scan."""
     yield [_whole(image, size, c.side(), c.side())]
     smallest, ratio = c.setting("pan_and_scan_min_crop_size"), max(size) / min(size)
     if smallest is None or ratio < c.setting("pan_and_scan_min_ratio_to_activate", 1.2):
@@ -464,7 +463,7 @@ def pan_and_scan(c: Context, image: int, size: Size) -> Guess:
 
 
 def padded_square(c: Context, image: int, size: Size) -> Guess:
-    """Padded to a square, which is resized."""
+    """DeepSeek-VL: padded to a square, which is resized."""
     side, tile = max(size), c.tile()
     per, step = c.image_size // c.patch, c.patch * tile / c.image_size
     xs, ys = (_spans(per, step, tile / side, (side - length) // 2 * tile / side) for length in size)

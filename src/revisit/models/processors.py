@@ -1,4 +1,4 @@
-"""Processors: what turns texts and images into model inputs, with or without torchvision."""
+"""Load processors, with or without torchvision."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from transformers.processing_utils import ProcessorMixin
 
 from revisit.errors import RevisitError
 from revisit.models import families
+from revisit.models.cache import WeakCache
 from revisit.models.checkpoint import brief
 from revisit.models.config import load_config, resolve
 from revisit.models.types import Model, Processor
 
-ATTRIBUTE = "revisit_processor"  # of a model
-MAX_SIDE, MAX_PIXELS = 20_000, 200_000_000  # of images that an image processor may make
+_PROCESSORS = WeakCache[Processor](1)  # of each model
 
 
 def load_processor(name_or_path: str | Path, *, trust_remote_code: bool = False, **kwargs: Any) -> Processor:
-    """The processor of a model, padding on the left as batched generation needs.
+    """Load a model's processor, which pads on the left as batched generation needs.
 
-    A processor that has a video processor cannot be built without torchvision; a subclass for images only takes its place.
+    Without torchvision, video processors cannot be built; an images-only subclass is used then.
     """
     name = resolve(name_or_path)
     config = load_config(name, trust_remote_code=trust_remote_code, **kwargs)
@@ -40,49 +40,44 @@ def load_processor(name_or_path: str | Path, *, trust_remote_code: bool = False,
     if tokenizer is None or images is None:
         lacks = "tokenizer" if tokenizer is None else "image processor"
         raise RevisitError(f"The model {name!r} has no {lacks}; get a complete copy of its folder.")
-    _check_sizes(name, images)
     tokenizer.padding_side = "left"
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return processor  # type: ignore[no-any-return]
 
 
-def _check_sizes(name: str, images: object) -> None:
-    """Refuses an image processor that would make images of no size, or larger than memory."""
-    for field in ("size", "crop_size", "pad_size", "max_image_size"):
-        sides = dict(getattr(images, field, None) or {})
-        most = MAX_PIXELS if getattr(images, "merge_size", None) else MAX_SIDE  # Qwen-VL's edges are numbers of pixels
-        if not all(edge is None or (isinstance(edge, int) and 0 < edge <= most) for edge in sides.values()):
-            raise RevisitError(f"The image processor of {name!r} is damaged: {field} is {str(sides)[:80]}.")
+def keep_processor(model: Model, processor: Processor) -> None:
+    """Associate a processor with a model for as long as the model lives; the model is not changed."""
+    _PROCESSORS.put(model, None, processor)
 
 
 def processor_of(model: Model, needed_by: str = "This") -> Processor:
-    """The processor of a model: the one `load` put there, or else the one in the folder or Hub id it was loaded from.
+    """Return the processor that was loaded with a model, or else load the one from the model's folder or Hub id.
 
-    It is kept as `model.revisit_processor`, so it lives as long as the model. No remote code runs.
+    It is kept for as long as the model lives. No remote code runs.
 
     Raises:
         RevisitError: No processor can be found; the message begins with `needed_by`.
     """
-    found = getattr(model, ATTRIBUTE, None)
-    if found is None:
+
+    def find() -> Processor:
         name = getattr(model.config, "_name_or_path", "")
-        why = "the model does not say where it was loaded from"
+        why = "the model does not record where it was loaded from"
         try:
-            found = load_processor(Path(name) if Path(name).is_dir() else name) if name else None
+            if name:
+                return load_processor(Path(name) if Path(name).is_dir() else name)
         except RevisitError as error:
             why = str(error).rstrip(".")
-        if found is None:
-            raise RevisitError(
-                f"{needed_by} needs the model's processor, which was not found ({why}): pass processor=processor to generate, or load "
-                "the model with revisit.load."
-            )
-        setattr(model, ATTRIBUTE, found)
-    return found  # type: ignore[no-any-return]
+        raise RevisitError(
+            f"{needed_by} needs the model's processor, which was not found ({why}): pass processor=processor to generate, or load "
+            "the model with revisit.load."
+        )
+
+    return _PROCESSORS.get(model, None, find)
 
 
 def _build(name: str, config: Any, *, trust_remote_code: bool, **kwargs: Any) -> Any:
-    """The processor, for images only where its video processor cannot be built."""
+    """Build the processor, for images only if its video processor cannot be built."""
     cls = getattr(transformers, PROCESSOR_MAPPING_NAMES.get(config.model_type) or "", None)
     if importlib.util.find_spec("torchvision") is None and cls and "video_processor" in cls.get_attributes():
         return images_only(cls).from_pretrained(name, **kwargs)
@@ -90,10 +85,10 @@ def _build(name: str, config: Any, *, trust_remote_code: bool, **kwargs: Any) ->
 
 
 def images_only(cls: Any) -> Any:
-    """A subclass of a processor class that is built, and works on images, without its video processor."""
+    """Derive a processor class that works on images without its video processor."""
 
     class WithoutVideo(cls):  # type: ignore[misc]
-        """Lists only the parts that can be built, while they are being loaded."""
+        """Lists only the parts that can be built."""
 
         @classmethod
         def get_attributes(klass) -> list[str]:
@@ -119,7 +114,7 @@ def images_only(cls: Any) -> Any:
             return super().check_argument_for_proper_class(argument_name, argument)
 
         def apply_chat_template(self, *args: Any, **kwargs: Any) -> Any:
-            # the common template: a family's own version may ask its video processor for frame rates
+            # the common implementation: a family's own may read frame rates from its video processor
             return ProcessorMixin.apply_chat_template(self, *args, **kwargs)
 
         def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:

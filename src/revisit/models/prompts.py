@@ -1,4 +1,4 @@
-"""From questions and pictures to model inputs, through each model's own chat template and processor."""
+"""Turn prompts and images into model inputs with the model's own chat template and processor, and output into text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def chat_text(processor: Processor, prompt: str, images: int = 1) -> str:
-    """The prompt as the model's chat template writes it, pictures first, ready for the answer."""
+    """Format a prompt with the model's chat template: images first, ready for the answer."""
     content: list[dict[str, str]] = [{"type": "image"} for _ in range(images)]
     content.append({"type": "text", "text": prompt})
     return templates.render(processor, [{"role": "user", "content": content}])
@@ -52,14 +52,14 @@ def prepare(
     if device is not None:
         check_device(device, "device", "cpu, cuda or model.device")
     for prompt in prompts:
-        refuse_image_tokens(processor, "prompt", prompt)
-    pictures = [[open_image(image) for image in own] for own in given]
-    texts = [chat_text(processor, prompt, len(own)) for prompt, own in zip(prompts, pictures, strict=True)]
-    return encode(processor, texts, pictures, device)
+        check_no_image_tokens(processor, "prompt", prompt)
+    opened = [[open_image(image) for image in own] for own in given]
+    texts = [chat_text(processor, prompt, len(own)) for prompt, own in zip(prompts, opened, strict=True)]
+    return encode(processor, texts, opened, device)
 
 
 def _paired(processor: Processor, prompts: object, images: object) -> tuple[list[str], list[list[ImageLike]]]:
-    """The prompts and, for each, its list of images; raises RevisitError for other arguments."""
+    """Return the prompts and the list of images of each; raise RevisitError for other arguments."""
     if not hasattr(processor, "image_processor"):
         raise RevisitError(
             f"The first argument must be the model's processor, not {type(processor).__name__}: model, processor = revisit.load(…)."
@@ -71,7 +71,7 @@ def _paired(processor: Processor, prompts: object, images: object) -> tuple[list
         return [prompts], [own]
     if not isinstance(prompts, (list, tuple)) or not all(isinstance(prompt, str) for prompt in prompts):
         raise RevisitError(
-            "The prompt must be a text or a list of texts, followed by the images: prepare(processor, prompt, image)."
+            "The prompt must be a string or a list of strings, followed by the images: prepare(processor, prompt, image)."
         )
     if not prompts:
         raise RevisitError("The list of prompts is empty.")
@@ -79,7 +79,7 @@ def _paired(processor: Processor, prompts: object, images: object) -> tuple[list
     if not isinstance(batch, (list, tuple)) or len(batch) != len(prompts):
         count = len(batch) if isinstance(batch, (list, tuple)) else 1
         raise RevisitError(
-            f"{len(prompts)} prompts came with images for {count}: pass a list with an image, or a list of images, for each prompt."
+            f"There are {len(prompts)} prompts but images for {count}: pass a list with an image, or a list of images, for each prompt."
         )
     return list(prompts), [_images_of_one(own) for own in batch]
 
@@ -96,8 +96,8 @@ def encode(
     images: Sequence[Sequence[Image]],
     device: torch.device | str | int | None = None,
 ) -> BatchFeature:
-    """Model inputs for texts that already hold their image placeholders."""
-    nested = [list(pictures) for pictures in images]
+    """Encode texts that already contain their image placeholders."""
+    nested = [list(own) for own in images]
     special = any(text.startswith(str(bos)) for text in texts) if (bos := _bos(processor)) else False
     try:
         inputs = processor(
@@ -105,7 +105,7 @@ def encode(
             images=nested if any(nested) else None,
             padding=True,
             return_tensors="pt",
-            **({"add_special_tokens": False} if special else {}),  # the template wrote them already
+            **({"add_special_tokens": False} if special else {}),  # the template has added them
         )
     except RevisitError:
         raise
@@ -114,15 +114,15 @@ def encode(
     return inputs if device is None else inputs.to(device)  # type: ignore[no-any-return]
 
 
-def refuse_image_tokens(processor: Processor, what: str, text: str) -> None:
-    """Raises RevisitError if a text contains what the processor would take for an image."""
+def check_no_image_tokens(processor: Processor, what: str, text: str) -> None:
+    """Raise RevisitError if a text contains a token that stands for an image."""
     for token in vision_texts(processor):
         if token in text:
             raise RevisitError(f"The {what} contains {token!r}, which marks an image in this model; leave it out.")
 
 
 def vision_texts(processor: Processor) -> tuple[str, ...]:
-    """Texts that the processor would take for an image or a video."""
+    """Return the texts that stand for an image or a video in prompts."""
     found = {str(getattr(processor, name)) for name in families.VISION_TOKENS if getattr(processor, name, None)}
     return tuple(sorted(found - {""}))
 
@@ -132,31 +132,31 @@ def _bos(processor: Processor) -> str | None:
 
 
 def new_tokens(output: Any, inputs: Inputs) -> Tensor:
-    """The generated part of what `generate` returned, (rows, new)."""
+    """Return the generated part of `generate`'s output, (rows, new)."""
     sequences = output if not hasattr(output, "sequences") else output.sequences
     if not hasattr(sequences, "shape") or not hasattr(inputs, "keys") or "input_ids" not in inputs:
         raise RevisitError(
-            "answers(processor, output, inputs) needs the output "
+            "generated_text(processor, output, inputs) needs the output "
             f"of generate and its inputs, not {type(output).__name__} and {type(inputs).__name__}."
         )
     return sequences[:, inputs["input_ids"].shape[1] :]  # type: ignore[no-any-return]
 
 
-def answers(processor: Processor, output: Any, inputs: Inputs) -> list[str]:
-    """The generated texts, without special tokens or surrounding blanks."""
+def generated_text(processor: Processor, output: Any, inputs: Inputs) -> list[str]:
+    """Decode the new tokens of `generate`'s output to text, one string per row, without special tokens."""
     if not hasattr(processor, "batch_decode"):
         raise RevisitError(f"The first argument must be the model's processor, not {type(processor).__name__}.")
     return [text.strip() for text in processor.batch_decode(new_tokens(output, inputs), skip_special_tokens=True)]
 
 
 def end_tokens(generation_config: GenerationConfig) -> set[int]:
-    """The ids that end an answer."""
+    """Return the token ids that end an answer."""
     ids = generation_config.eos_token_id
     return set(ids) if isinstance(ids, (list, tuple)) else set() if ids is None else {ids}
 
 
 def until_end(tokens: Sequence[int], end: set[int]) -> list[int]:
-    """The tokens up to and with the first that ends the answer; what follows is the batch's padding."""
+    """Return the tokens up to and including the first end token; padding follows it."""
     for place, token in enumerate(tokens):
         if token in end:
             return list(tokens[: place + 1])

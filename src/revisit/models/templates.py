@@ -1,4 +1,4 @@
-"""Chat templates, which transformers runs in jinja2's sandbox: without files or code."""
+"""Chat templates, which transformers renders in jinja2's sandbox."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from revisit.models import families
 from revisit.models.checkpoint import brief
 from revisit.models.types import Processor
 
-MAX_TEXT = 4_000_000  # characters of what a template writes
+MAX_TEXT = 4_000_000  # characters that a template may produce
 
 
 class Message(TypedDict):
@@ -21,16 +21,16 @@ class Message(TypedDict):
 
 
 def render(processor: Processor, messages: Sequence[Message]) -> str:
-    """A conversation, ready for the answer, as the processor's chat template writes it; plainly where it has none."""
+    """Format a conversation with the processor's chat template, or in a plain format if it has none, ready for the answer."""
     if getattr(processor, "chat_template", None) is None:
         return _plain(processor, messages)
     try:
-        written = processor.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        text = processor.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
     except Exception as error:  # a template may raise anything
         raise RevisitError(f"The chat template of this model cannot format this conversation: {brief(error)}") from None
-    if not isinstance(written, str) or len(written) > MAX_TEXT:
-        raise RevisitError(f"The chat template of this model wrote more than {MAX_TEXT:,} characters.")
-    return written
+    if not isinstance(text, str) or len(text) > MAX_TEXT:
+        raise RevisitError(f"The chat template of this model produced more than {MAX_TEXT:,} characters.")
+    return text
 
 
 def _plain(processor: Processor, messages: Sequence[Message]) -> str:

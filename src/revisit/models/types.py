@@ -1,4 +1,4 @@
-"""What this library asks of a model, its processor and an image: the types of public signatures."""
+"""Types of public signatures: models, processors, images and their inputs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Configured(Protocol):
-    """What recommended settings are read from: a model, or its two configurations alone."""
+    """A model, or only its two configurations, from which recommended settings are read."""
 
     config: Any
     generation_config: Any

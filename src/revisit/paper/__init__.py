@@ -1,1 +1,1 @@
-"""The paper's studies: what vision tokens say, what the output distribution keeps, and what each setting is worth."""
+"""The paper's studies: what vision tokens predict, what the output distribution keeps, and the effect of each setting."""

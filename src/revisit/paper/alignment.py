@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from revisit.benchmarks.chair import lemmas, merge_pairs, names_object
-from revisit.benchmarks.chair_words import WORDS
 from revisit.errors import RevisitError
-from revisit.explain.tokens import Span, token_spans, writers
+from revisit.eval.benchmarks.chair import lemmas, merge_pairs, names_object
+from revisit.explain.tokens import Span, token_spans, tokens_in
+from revisit.words import WORDS
 
 if TYPE_CHECKING:
     from revisit.models.types import Tokenizer
@@ -39,12 +39,12 @@ class Mention:
     alone: bool  # one token wrote all of it, and nothing else but blanks
 
     def hallucinated(self, truth: Sequence[str] | frozenset[str]) -> bool:
-        """Whether the category is not among those in the picture."""
+        """Whether the category is not among those in the image."""
         return self.category not in truth
 
 
 def word_spans(caption: str, words: Sequence[str]) -> list[Span]:
-    """The place of each token of CHAIR's word tokenizer in its caption (which it lower-cased)."""
+    """Return the place of each token of CHAIR's word tokenizer in its caption (which it lower-cased)."""
     lowered = caption.lower()
     starts = _lowered_starts(caption)
     spans: list[Span] = []
@@ -64,7 +64,7 @@ def word_spans(caption: str, words: Sequence[str]) -> list[Span]:
 
 
 def _lowered_starts(caption: str) -> list[int]:
-    """For each position of the lower-cased caption the position of the caption it comes from, and the end."""
+    """Return for each position of the lower-cased caption the position of the caption it comes from, and the end."""
     starts: list[int] = []
     for place, character in enumerate(caption):
         starts += [place] * len(character.lower())
@@ -72,7 +72,7 @@ def _lowered_starts(caption: str) -> list[int]:
 
 
 def word_mentions(caption: str) -> list[tuple[str, Span]]:
-    """CHAIR's object words of a caption, each with its place."""
+    """Return CHAIR's object words of a caption, each with its place."""
     tokens, roots = lemmas(caption)
     spans = word_spans(caption, tokens)
     merged, starts = merge_pairs(roots)
@@ -82,13 +82,13 @@ def word_mentions(caption: str) -> list[tuple[str, Span]]:
 
 
 def mentions(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[Mention]:
-    """The object words of the caption that these tokens spell, each with the tokens that wrote it, in CHAIR's order."""
+    """Return the object words of the caption that these tokens spell, each with its own tokens, in CHAIR's order."""
     text, spans = token_spans(tokenizer, tokens)
     blank = len(text) - len(text.lstrip())  # CHAIR sees the caption without blanks at its ends
     found = []
     for word, (start, stop) in word_mentions(text.strip()):
         place = (start + blank, stop + blank)
-        own = writers(spans, *place)
+        own = tokens_in(spans, *place)
         a, b = spans[own[0]][0], spans[own[-1]][1]
         alone = len(own) == 1 and text[a:b].strip() == text[slice(*place)]
         found.append(Mention(word, WORDS[word], text[slice(*place)], place, own[0], own[-1], alone))

@@ -1,7 +1,7 @@
 """Case studies: the steps at which ReVisiT changed its mind about an object, candidate by candidate.
 
 Every changed step is sorted by what the model alone would have written and what was written instead: a word for
-something in the picture ("shown"), for something that is not ("absent"), or no object word ("other").
+something in the image ("shown"), for something that is not ("absent"), or no object word ("other").
 """
 
 from __future__ import annotations
@@ -11,20 +11,19 @@ from collections import Counter
 
 from revisit.decoding.trace import StepRecord
 from revisit.errors import RevisitError
-from revisit.evaluation.records import Stored
-from revisit.evaluation.runner import Reporter
+from revisit.eval.report.document import Block, Table, Text
+from revisit.eval.run import Reporter
 from revisit.methods import as_method
 from revisit.methods.revisit import ReVisiT
 from revisit.models.types import Tokenizer
-from revisit.paper.study import Result, Subject, percent
-from revisit.report.document import Block, Table, Text
+from revisit.paper.study import Result, Stored, Subject, percent
 
 CANDIDATES = 20  # of a case that are listed
 CASES = 4  # that are printed in full
 
 
 def case_studies(subject: Subject, reporter: Reporter) -> Result:
-    """How often each kind of change happened, and the corrections in which the model alone was surest."""
+    """Count the changes by kind, and collect the corrections in which the model alone was surest."""
     model, processor = subject.loaded
     method = as_method(subject.methods[0], model)
     if not isinstance(method, ReVisiT):
@@ -70,7 +69,7 @@ def case_studies(subject: Subject, reporter: Reporter) -> Result:
 
 
 def rows_of(record: StepRecord, method: ReVisiT, tokenizer: Tokenizer) -> list[Result]:
-    """The best candidates: log-probability and probability (%) of base and vision, fused score and final probability.
+    """Return the best candidates: log-probability and probability (%) of base and vision, fused score and final probability.
 
     The fused score is printed as in the paper, before it is normalized: log base + weight · log vision.
     """
@@ -95,11 +94,11 @@ def _log(p: float) -> float:
 
 
 def draw(result: Stored, name: str) -> list[Block]:
-    """Changes by kind, and a table for each case."""
+    """Draw the changes by kind, and a table for each case."""
     changed = sum(result["changes"].values())
     text = (
-        f"{result['steps']:,} steps over {result['images']} pictures, {changed:,} of them changed. What the model alone "
-        "would have written, and what was written instead, by kind of word: shown (names something in the picture), "
+        f"{result['steps']:,} steps over {result['images']} images, {changed:,} of them changed. What the model alone "
+        "would have written, and what was written instead, by kind of word: shown (names something in the image), "
         "absent (names something that is not), other."
     )
     kinds = [(kind, f"{n:,}", f"{percent(n / changed, 1)} %") for kind, n in result["changes"].items()]
@@ -119,9 +118,9 @@ def draw(result: Stored, name: str) -> list[Block]:
             for rank, row in enumerate(case["rows"], 1)
         ]
         caption = (
-            f"Picture {case['image']}, step {case['step']} after “…{case['so_far'][-60:]}” ({case['change']}; "
+            f"Image {case['image']}, step {case['step']} after “…{case['so_far'][-60:]}” ({case['change']}; "
             f"{where if case['layer'] is not None else 'no vision token'}; {case['plausible_tokens']} plausible tokens). "
-            f"In the picture: {', '.join(case['ground_truth'])}."
+            f"In the image: {', '.join(case['ground_truth'])}."
         )
         groups = (("base", 2), ("vision token", 2), ("final", 2))
         blocks.append(Table(("Rank", "Token", *("log-prob", "%") * 3), lines, caption, groups=groups, left=2))

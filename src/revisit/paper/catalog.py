@@ -8,13 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from revisit.decoding.method import METHODS as registry
 from revisit.errors import unknown
 
 METHODS = ("greedy", "dola", "vcd", "m3id", "code", "sid", "revisit")
-EVERY_METHOD = (
-    *("greedy", "revisit", "vcd", "opera", "pai", "vista", "memvr", "middle_layers", "vaf", "only", "sadt"),
-    *("m3id", "icd", "code", "sid", "ritual", "avisc", "dola", "deco", "apc", "flb"),
-)
+EVERY_METHOD = ("greedy", *(name for name in registry.names() if name not in ("greedy", "chain")))
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ class Row:
     further: tuple[str, ...] = ()  # other benchmarks of the row
 
 
-COCO = "COCO val2014: annotations and 500 pictures"
+COCO = "COCO val2014: annotations and 500 images"
 ROWS = {
     row.key: row
     for row in (
@@ -86,7 +84,7 @@ ROWS = {
         Row("chair", "CHAIR", "Table 3", "grid", THREE, "chair", 500, 177, published="chair", data=COCO, disk=0.4),
         Row(
             "pope", "POPE, mean over nine settings", "Table 4", "grid", THREE, "pope", 27_000, 10,
-            published="pope", data="POPE's nine question files; 1,500 pictures of COCO and GQA", disk=0.6,
+            published="pope", data="POPE's nine question files; 1,500 images of COCO and GQA", disk=0.6,
         ),
         Row(
             "pope-settings", "POPE, every source and setting", "Table 10", "grid", THREE, "pope", 27_000, 10,
@@ -129,12 +127,12 @@ ROWS = {
             methods=("greedy",), published="gt_vs_hal", passes=2, data=COCO, disk=0.4,
         ),
         Row(
-            "projection", "What single vision tokens say", "Table 8, Figure 4", "study", QWEN, "chair", 500, 1,
+            "projection", "What single vision tokens predict", "Table 8, Figure 4", "study", QWEN, "chair", 500, 1,
             methods=("greedy",), published="projection", data=COCO, disk=0.4,
         ),
         Row(
             "token-tables", "Changed steps, candidate by candidate", "Tables 15 and 17", "study", THREE[:2], "chair", 60, 177,
-            methods=("revisit",), data="pictures of LLaVA-Bench or COCO",
+            methods=("revisit",), data="images of LLaVA-Bench or COCO",
         ),
         Row(
             "methods", "Every method: CHAIR, POPE and time", "not in the paper", "methods", THREE[:1], "chair", 3_500, 48,
@@ -148,7 +146,7 @@ ALPHAS = {("vqav2", "Qwen2.5-VL-7B"): 1e-2, ("vqav2", "InternVL3-8B"): 1e-1}
 
 
 def find(names: str) -> list[Row]:
-    """The rows of these names, separated by commas; `all` for every one of the paper."""
+    """Return the rows of these names, separated by commas; `all` for every one of the paper."""
     keys = [name.strip() for name in names.split(",") if name.strip()]
     if keys == ["all"]:
         return [row for row in ROWS.values() if row.kind != "methods"]
@@ -159,5 +157,5 @@ def find(names: str) -> list[Row]:
 
 
 def answers(row: Row, limit: int | None = None) -> int:
-    """How many answers one model of a row takes."""
+    """Return the number of answers that one model of a row takes."""
     return min(row.items, limit or row.items) * len(row.methods) * row.passes

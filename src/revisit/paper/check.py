@@ -1,9 +1,9 @@
-"""Which score best separates words for what a picture shows from words for what it does not show?
+"""Which score best separates words for what an image shows from words for what it does not show?
 
-The candidates are declared below. The first half of the pictures chooses among them (largest AUROC on the model's captions) and sets
+The candidates are declared below. The first half of the images chooses among them (largest AUROC on the model's captions) and sets
 the threshold (largest F1 of flagging absent objects); the second half measures. Texts are captions, of the model itself or of another
 one, and foils: a template that lists what is there, with one object swapped for another. Of generated scenes, a further template
-states a place, a count and a color, each of them wrong in half of the pictures; nothing is chosen on these.
+states a place, a count and a color, each of them wrong in half of the images; nothing is chosen on these.
 """
 
 from __future__ import annotations
@@ -22,35 +22,36 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from revisit.benchmarks.base import Item
-from revisit.benchmarks.chair_words import CATEGORIES, WORDS, object_words
+from revisit.decoding.method import layers_of_32
 from revisit.embedded.catalog import BY_NOUN, COLORS, PLACE_BY_NAME
 from revisit.errors import RevisitError
-from revisit.evaluation.records import Stored
-from revisit.evaluation.runner import Reporter
-from revisit.explain.check import THRESHOLD, is_content, settings_of
+from revisit.eval.benchmarks.base import Item
+from revisit.eval.report.document import Block, Table, Text
+from revisit.eval.run import Reporter
+from revisit.explain.calibration import Floats, auroc, best_threshold, candidate_layers, category, f1
+from revisit.explain.check import THRESHOLD, settings_of
+from revisit.explain.checkable import WORD, is_content
 from revisit.explain.prefill import logit_slices
-from revisit.explain.support import TOP, WORD, ReadText, first_tokens, read_texts, word_places
+from revisit.explain.support import TOP, ModelText, first_tokens, read_texts
 from revisit.explain.tokens import token_text, word_tokens
+from revisit.hooks.attention import watching
+from revisit.hooks.states import vision_mask
 from revisit.methods import as_method
-from revisit.methods.layers import layers_of_32
 from revisit.methods.sadt import agreeing, forms, normal, plural
 from revisit.models.parts import ModelParts
 from revisit.models.prompts import chat_text, prepare
-from revisit.paper.study import Subject, images, number, percent, track
-from revisit.report.document import Block, Table, Text
+from revisit.paper.study import Stored, Subject, images, number, percent, track
 from revisit.step.reference import jsd, plausible
-from revisit.taps.attention import watching
-from revisit.taps.states import vision_mask
+from revisit.words import CATEGORIES, WORDS
 
 if TYPE_CHECKING:
-    from revisit.models.types import Model, Tokenizer
-    from revisit.taps.attention import Call
+    from revisit.hooks.attention import Call
+    from revisit.models.types import Tokenizer
 
 ALPHA = 1e-5  # of the plausible set
 NEIGHBORS = 8
 PATCHES = 4  # most attended vision tokens that SADT reads in each late layer
-QUANTILE = 0.9  # of the support that words get from another picture
+QUANTILE = 0.9  # of the support that words get from another image
 RESAMPLES = 1000
 COUNTS = ("one", "two", "three", "four")
 RANGES = (0.01, 0.05, 0.2, 0.4, 0.6, 0.8)  # of support
@@ -58,7 +59,7 @@ RANGES = (0.01, 0.05, 0.2, 0.4, 0.6, 0.8)  # of support
 
 @dataclass(frozen=True)
 class Checked(Subject):
-    """The pictures of a study, and who describes them."""
+    """The images of a study, and who describes them."""
 
     writer: str | None = None  # the model whose captions are checked; by default the model itself
 
@@ -68,19 +69,23 @@ class Reading:
     """What is known about one object word."""
 
     log_p: Tensor  # (V,) the model's log-probabilities where the word begins
-    log_p_blank: float  # of the word, with a gray picture in place of the picture
+    log_p_blank: float  # of the word, with a gray image in place of the image
     token: int
     chances: Tensor  # (layers, vision tokens) probability of the word over the whole vocabulary
     middle: Tensor  # (vision tokens,) its row of the middle layer
     near: Tensor  # (vision tokens,) the word's share of the plausible set at the last layer
     divergence: Tensor  # (vision tokens,) to the model's distribution on that set
-    empty: Tensor  # (vision tokens,) bool: says the same word at every layer, and one that names nothing
+    empty: Tensor  # (vision tokens,) bool: predicts the same word at every layer, and one that names nothing
     agreement: float  # share of the most attended vision tokens whose favorite is the word, in late layers
     rank: int  # how many kinds of objects the middle layer supports more
+    state: Tensor  # (d,) last layer, where the word is predicted
+    prompt: Tensor  # (d,) last layer, at the end of the prompt
+    patches: Tensor  # (vision tokens, d) last layer
+    attention: Tensor  # (vision tokens,) where the word is predicted, mean of late layers
 
 
 def top(values: Tensor, k: int = TOP) -> float:
-    """Mean of the k largest."""
+    """Return the mean of the k largest values."""
     return float(values.topk(min(k, len(values))).values.mean())
 
 
@@ -89,10 +94,29 @@ def nearest(reading: Reading, k: int) -> float:
     return float(reading.near[order].mean())
 
 
-def layers_of(model: Model) -> list[int]:
-    """Hidden states that are read: the one that `revisit.check` reads, and up to eleven from the first to the last."""
-    depth = ModelParts.of(model).depth
-    return sorted({settings_of(model)[0]["layer"], *(n * depth // 10 for n in range(11))})
+def glsim(reading: Reading) -> float:
+    """GLSim (arXiv:2508.19972): similarity to the prompt's end, and to the vision tokens that predict the word most.
+
+    Weights 0.6 and 0.4, and 32 of 576 vision tokens, as released; the last layer, where the release takes the last two.
+    """
+    count = max(1, round(len(reading.patches) * 32 / 576))
+    best = reading.patches[reading.chances[-1].topk(count).indices]
+    return 0.6 * float(_cosine(reading.prompt, reading.state)) + 0.4 * float(_cosine(best, reading.state).mean())
+
+
+def patch_cosine(reading: Reading) -> float:
+    """Similarity to the most similar vision tokens (arXiv:2604.04863), at the last layer, without its trained classifier."""
+    return top(_cosine(reading.patches, reading.state))
+
+
+def dispersion(reading: Reading) -> float:
+    """Entropy of the attention over vision tokens; arXiv:2604.04863 also joins neighboring patches, and trains a classifier."""
+    share = reading.attention / reading.attention.sum()
+    return -float(torch.special.xlogy(share, share).sum())
+
+
+def _cosine(states: Tensor, other: Tensor) -> Tensor:
+    return torch.nn.functional.cosine_similarity(states.float(), other.float(), dim=-1)
 
 
 PROBABILITY = "model's probability"
@@ -100,8 +124,11 @@ PROBABILITY = "model's probability"
 CANDIDATES: dict[str, Callable[[Reading], float]] = {
     PROBABILITY: lambda r: float(r.log_p[r.token]),
     "model's entropy, negative": lambda r: float((r.log_p.exp() * r.log_p).nansum()),
-    "difference to a gray picture": lambda r: float(r.log_p[r.token]) - r.log_p_blank,
+    "difference to a gray image": lambda r: float(r.log_p[r.token]) - r.log_p_blank,
     "attended tokens that say it (SADT)": lambda r: r.agreement,
+    "GLSim": glsim,
+    "patch cosine": patch_cosine,
+    "attention dispersion, negative": lambda r: -dispersion(r),
     "least divergence, negative": lambda r: -float(r.divergence.min()),
     "nearest vision token": lambda r: nearest(r, 1),
     "nearest that names something": lambda r: float(r.near[int((r.divergence + 9.0 * r.empty).argmin())]),
@@ -119,7 +146,7 @@ CANDIDATES: dict[str, Callable[[Reading], float]] = {
 
 
 CHECK = "revisit.check"  # support as it gives it
-OWN, OTHER = "layer", "other, layer"  # support by each layer, and by that of another picture
+OWN, OTHER = "layer", "other, layer"  # support by each layer, and by that of another image
 JOINED: dict[str, Callable[[list[float]], float]] = {  # ways to join the tokens of a word
     "first": lambda each: each[0],
     "mean": lambda each: sum(each) / len(each),
@@ -130,9 +157,9 @@ JOINED: dict[str, Callable[[list[float]], float]] = {  # ways to join the tokens
 
 @dataclass(frozen=True)
 class Unit:
-    """One word of a text that is right or wrong about the picture."""
+    """One word of a text that is right or wrong about the image."""
 
-    picture: int
+    image: int
     kind: str  # object, place, count, color
     present: bool  # right
     tokens: int  # how many write it
@@ -142,50 +169,25 @@ class Unit:
 
 @dataclass(frozen=True)
 class Stated:
-    """A text about a picture, and what is known about its words."""
+    """A text about an image, and what is known about its words."""
 
     text: str
     judge: Callable[[str], tuple[str, bool] | None]  # kind of a word, and whether it is right; None: not known
 
 
-Floats = NDArray[np.float64]
-
-
-def auroc(scores: Floats, present: NDArray[np.bool_]) -> float:
-    """The probability that a present word scores higher than an absent one; ties count half."""
-    _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
-    n1 = int(present.sum())
-    n0 = len(present) - n1
-    return float((ranks[present].sum() - n1 * (n1 + 1) / 2) / (n1 * n0)) if n1 and n0 else float("nan")
-
-
 def average_precision(scores: Floats, present: NDArray[np.bool_]) -> float:
-    """Average precision of finding absent words, lowest score first; among equal scores, present words come first."""
+    """Return the average precision of finding absent words, lowest score first; among equal scores, present words come first."""
     absent = ~present[np.lexsort((~present, scores))]
     precision = np.cumsum(absent) / np.arange(1, len(absent) + 1)
     return float(precision[absent].mean()) if absent.any() else float("nan")
 
 
-def f1(scores: Floats, present: NDArray[np.bool_], threshold: float) -> float:
-    """F1 of flagging the words below the threshold as absent."""
-    flagged, absent = scores < threshold, ~present
-    return float(2 * (flagged & absent).sum() / max(1, flagged.sum() + absent.sum()))
-
-
-def best_threshold(scores: Floats, present: NDArray[np.bool_]) -> float:
-    """The threshold with the largest F1, half way between two scores."""
-    values = np.unique(scores)
-    cuts = [*((values[1:] + values[:-1]) / 2), values[-1] + 1e-9]
-    return float(max(cuts, key=lambda cut: f1(scores, present, cut)))
-
-
 def interval(units: Sequence[Unit], name: str) -> tuple[float, float]:
-    """95 % bootstrap interval of the AUROC, pictures being resampled."""
+    """Return the 95 % bootstrap interval of the AUROC; images are resampled."""
     rng = np.random.default_rng(0)
     scores, present = _columns(units, name)
-    pictures = np.array([unit.picture for unit in units])
-    groups = [np.flatnonzero(pictures == picture) for picture in np.unique(pictures)]
+    images = np.array([unit.image for unit in units])
+    groups = [np.flatnonzero(images == image) for image in np.unique(images)]
     drawn = []
     for _ in range(RESAMPLES):
         rows = np.concatenate([groups[n] for n in rng.integers(len(groups), size=len(groups))])
@@ -195,7 +197,7 @@ def interval(units: Sequence[Unit], name: str) -> tuple[float, float]:
 
 
 def two_groups(scores: Floats) -> float:
-    """The threshold that splits scores into the two groups with the least variance inside (Otsu's rule); needs no labels."""
+    """Return the threshold that splits scores into the two groups with the least variance inside (Otsu's rule, without labels)."""
     values = np.sort(scores)
     below = np.arange(1, len(values))
     sums = np.cumsum(values)[:-1]
@@ -205,7 +207,7 @@ def two_groups(scores: Floats) -> float:
 
 
 def check_study(subject: Subject, reporter: Reporter) -> dict[str, Any]:
-    """The study; see the module."""
+    """Run the study; see the module."""
     writer = subject
     if isinstance(subject, Checked) and subject.writer:
         writer = replace(subject, model=subject.writer)
@@ -233,7 +235,7 @@ def check_study(subject: Subject, reporter: Reporter) -> dict[str, Any]:
 
 
 def _known(found: Any) -> Any:
-    """A result without the numbers that are not known (NaN), such as the AUROC of words that are all right."""
+    """Replace undefined numbers (NaN) by None, such as the AUROC of words that are all right."""
     if isinstance(found, dict):
         return {key: _known(value) for key, value in found.items()}
     if isinstance(found, list):
@@ -242,14 +244,15 @@ def _known(found: Any) -> Any:
 
 
 def _measured(units: Mapping[str, list[Unit]], subject: Subject) -> dict[str, Any]:
-    """What the first half of the pictures chooses, and the second measures."""
+    """Select on the first half of the images, and measure on the second."""
     model = subject.loaded[0]
-    depth, (settings, _), half = ModelParts.of(model).depth, settings_of(model), len(subject.items) // 2
-    chosen_on = [unit for unit in units["captions"] if unit.picture < half]
-    measured = {kind: [unit for unit in units[kind] if unit.picture >= half] for kind in ("captions", "foils")}
+    depth, half = ModelParts.of(model).depth, len(subject.items) // 2
+    layer, threshold, _ = settings_of(model)
+    chosen_on = [unit for unit in units["captions"] if unit.image < half]
+    measured = {kind: [unit for unit in units[kind] if unit.image >= half] for kind in ("captions", "foils")}
     if len({unit.present for unit in chosen_on}) < 2 or len({unit.present for unit in measured["captions"]}) < 2:
         raise RevisitError(
-            "The captions of each half of the pictures must name objects that are there and objects that are not: take more pictures."
+            "The captions of each half of the images must name objects that are there and objects that are not: take more images."
         )
     validation = {name: auroc(*_columns(chosen_on, name)) for name in CANDIDATES}
     chosen = max(validation, key=validation.__getitem__)
@@ -264,10 +267,10 @@ def _measured(units: Mapping[str, list[Unit]], subject: Subject) -> dict[str, An
             row[kind] = {"auroc": auroc(*columns), "low": low, "high": high, "ap": precision, "f1": f1(*columns, cut)}
         rows.append(row)
     thresholds = {
-        "the model's own": settings["threshold"],
+        "the model's own": threshold,
         "labels of the first half": best_threshold(*_columns(chosen_on, CHECK)),
         "two groups": two_groups(_columns(chosen_on, CHECK)[0]),
-        "another picture": float(np.quantile(_columns(chosen_on, f"{OTHER} {settings['layer']}")[0], QUANTILE)),
+        "another image": float(np.quantile(_columns(chosen_on, f"{OTHER} {layer}")[0], QUANTILE)),
         "guess": THRESHOLD,
     }
     several = [unit for found in measured.values() for unit in found if unit.tokens > 1]
@@ -275,18 +278,18 @@ def _measured(units: Mapping[str, list[Unit]], subject: Subject) -> dict[str, An
         {
             "layer": layer,
             "validation": auroc(*_columns(chosen_on, f"{OWN} {layer}")),
-            "another_picture": auroc(*_against_another(chosen_on, layer)),
+            "another_image": auroc(*_against_another(chosen_on, layer)),
             **{kind: auroc(*_columns(found, f"{OWN} {layer}")) for kind, found in measured.items()},
         }
-        for layer in layers_of(model)
+        for layer in candidate_layers(model)
     ]
     best = max(layers, key=lambda found: float(found["validation"]))
     both = [unit for found in measured.values() for unit in found]
     others = units["attributes"]
     return {
-        "pictures": len(subject.items),
+        "images": len(subject.items),
         "depth": depth,
-        "settings": dict(settings),
+        "settings": {"layer": layer, "threshold": threshold},
         "chosen": chosen,
         "rows": rows,
         "thresholds": thresholds,
@@ -327,7 +330,7 @@ def _columns(units: Sequence[Unit], name: str) -> tuple[Floats, NDArray[np.bool_
 
 
 def foil(number: int, truth: Sequence[str]) -> str:
-    """A sentence that lists what is in a picture, with one object swapped for one that is not; empty where nothing is."""
+    """Write a sentence that lists what is in an image, with one object swapped for an absent one; empty if nothing is there."""
     rng = np.random.default_rng(number)
     there = [name for name in sorted(truth) if " " not in name]
     others = sorted({name for name in WORDS.values() if " " not in name} - set(truth))
@@ -340,7 +343,7 @@ def foil(number: int, truth: Sequence[str]) -> str:
 
 
 def attributes(folder: Path) -> list[Stated]:
-    """Of generated scenes: a sentence with a place, a count and a color, each wrong in half of the pictures; otherwise nothing."""
+    """Write a sentence about each generated scene with a place, a count and a color, each wrong in half of them."""
     found = []
     path = folder / "scenes.jsonl"
     for place, line in enumerate(path.read_text("utf-8").splitlines() if path.exists() else ()):
@@ -365,13 +368,13 @@ def _stated(known: Mapping[str, tuple[str, bool]], word: str) -> tuple[str, bool
 
 
 def _object(truth: Collection[str], word: str) -> tuple[str, bool] | None:
-    found = object_words().fullmatch(word)
-    return None if found is None else ("object", WORDS[found.group(1).lower()] in truth)
+    found = category(word)
+    return None if found is None else ("object", found in truth)
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What the vision tokens of one picture say, read through the model's head at some layers."""
+    """The predictions of the vision tokens of one image, read through the model's head at some layers."""
 
     layers: Sequence[int]
     chances: dict[int, Tensor]  # token -> (layers, vision tokens)
@@ -382,8 +385,8 @@ class Seen:
 
     @classmethod
     @torch.no_grad()
-    def of(cls, read: ReadText, tokenizer: Tokenizer, ids: Sequence[int], truth: Collection[str]) -> Seen:
-        """Reads the vision tokens that a text was read after."""
+    def of(cls, read: ModelText, tokenizer: Tokenizer, ids: Sequence[int], truth: Collection[str]) -> Seen:
+        """Read the vision tokens before a text."""
         tables, favorites, logits = [], [], torch.empty(0)
         for _, states in sorted(read.vision.items()):
             logits = torch.cat(list(logit_slices(read.head, states)))
@@ -398,30 +401,30 @@ class Seen:
         return cls(layers, chances, dict(zip(layers, words, strict=True)), logits, empty, empty | (fixed & wrong))
 
     def support(self, tokens: Sequence[int], layer: int) -> float:
-        """As `revisit.check` computes it, of the best of some tokens."""
+        """Compute the support of the best of some tokens like `revisit.check`."""
         row = self.layers.index(layer)
         return max((top(self.chances[token][row]) for token in tokens if token in self.chances), default=0.0)
 
 
 class Reader:
-    """Reads the texts of one picture after another, and each text once more after a gray picture."""
+    """Reads the texts of one image after another, and each text once more after a gray image."""
 
     def __init__(self, subject: Subject) -> None:
         self.model, self.processor = subject.loaded
         self.parts, self.tokenizer = ModelParts.of(self.model), self.processor.tokenizer
-        self.layers = layers_of(self.model)
+        self.layers = candidate_layers(self.model)
         self.late = [layer for layer in layers_of_32(20, 27, self.parts.depth) if layer in self.layers]
         listed = [(kind, form) for word, kind in WORDS.items() for form in (word, plural(word))]
         self.objects = {kind: list[int]() for kind in CATEGORIES}  # the first tokens of its words
         for kind, word in listed:
             self.objects[kind] += word_tokens(self.tokenizer, word)[:1]
-        self.before: Seen | None = None  # the picture before
-        self.tokens, self.words = 0, Counter[str]()  # all vision tokens, and what the hijacked ones say
+        self.before: Seen | None = None  # the image before
+        self.tokens, self.words = 0, Counter[str]()  # all vision tokens, and the words of the hijacked ones
 
     def units(
         self, place: int, item: Item, texts: Mapping[str, Stated], truth: Collection[str]
     ) -> list[tuple[str, Unit]]:
-        """Every known word of the texts about one picture, with its scores."""
+        """Return every known word of the texts about one image, with its scores."""
         kept = {kind: stated for kind, stated in texts.items() if any(map(stated.judge, WORD.findall(stated.text)))}
         if not kept:
             return []
@@ -429,10 +432,10 @@ class Reader:
         reads, attention = self.read(item, written, gray=False)
         blanks, _ = self.read(item, written, gray=True)
         ids = {token for read in reads for token in read.tokens}.union(*self.objects.values())
-        seen = Seen.of(reads[0], self.tokenizer, sorted(ids), truth)  # texts come after the picture and change nothing
+        seen = Seen.of(reads[0], self.tokenizer, sorted(ids), truth)  # texts come after the image and change nothing
         found = []
         for (kind, stated), read, blank, attended in zip(kept.items(), reads, blanks, attention, strict=True):
-            for start, end, own in word_places(stated.text, read.spans):
+            for start, end, own in read.words:
                 word = stated.text[start:end]
                 if (known := stated.judge(word)) is not None:
                     reading = self.reading(seen, read, blank, attended[:, own[0]], own[0], word)
@@ -447,17 +450,17 @@ class Reader:
         )
         return found
 
-    def read(self, item: Item, texts: Sequence[str], gray: bool) -> tuple[list[ReadText], Tensor]:
-        """One pass over texts and their picture, or a gray one; and the attention of late layers to the vision tokens.
+    def read(self, item: Item, texts: Sequence[str], gray: bool) -> tuple[list[ModelText], Tensor]:
+        """Run one pass over texts and their image, or a gray one, and record the attention of late layers to the vision tokens.
 
         Returns:
             What was read, and the attention of the position that predicts each token, (texts, layers, tokens, vision tokens).
         """
-        pictures = images(item)
+        shown = images(item)
         if gray:
-            pictures = [Image.new("RGB", picture.size, (127, 127, 127)) for picture in pictures]
-        inputs = prepare(self.processor, [item.prompt] * len(texts), [pictures] * len(texts), self.model.device)
-        before = [chat_text(self.processor, item.prompt, len(pictures))] * len(texts)
+            shown = [Image.new("RGB", image.size, (127, 127, 127)) for image in shown]
+        inputs = prepare(self.processor, [item.prompt] * len(texts), [shown] * len(texts), self.model.device)
+        before = [chat_text(self.processor, item.prompt, len(shown))] * len(texts)
         start = inputs["input_ids"].shape[1] - 1
         mask = vision_mask(inputs["input_ids"][0], self.parts.vision_ids)
         layers: list[Tensor] = []
@@ -467,14 +470,19 @@ class Reader:
                 layers.append(call.scores(start).softmax(-1).mean(1)[:, :, : start + 1][:, :, mask])
 
         with torch.no_grad(), watching(self.parts, hook, "The study of check"):
-            found = read_texts(self.model, self.processor, inputs, before, [pictures] * len(texts), texts, self.layers)
+            found = read_texts(self.model, self.processor, inputs, before, [shown] * len(texts), texts, self.layers)
         return found, torch.stack(layers, 1)
 
     @torch.no_grad()
-    def reading(self, seen: Seen, read: ReadText, blank: ReadText, attention: Tensor, place: int, word: str) -> Reading:
-        """What is known about the word that begins at a token; attention is (late layers, vision tokens)."""
+    def reading(
+        self, seen: Seen, read: ModelText, blank: ModelText, attention: Tensor, place: int, word: str
+    ) -> Reading:
+        """Measure everything about the word that begins at a token; attention is (late layers, vision tokens)."""
         token = read.tokens[place]
-        log_p, log_blank = (read.head.all_logits(each.states[place][None]).log_softmax(-1)[0] for each in (read, blank))
+        assert read.states is not None  # both, after `read_texts`
+        assert blank.states is not None
+        first, states = read.states[0], [read.states[place], blank.states[place]]
+        log_p, log_blank = read.head.all_logits(torch.stack(states)).log_softmax(-1)
         keep = plausible(log_p, ALPHA)
         keep[token] = True
         table = seen.last[:, keep].log_softmax(-1)  # (vision tokens, plausible)
@@ -493,11 +501,15 @@ class Reader:
             empty=seen.empty,
             agreement=len(agreeing(spoken, forms(word.lower()))) / len(spoken),
             rank=sum(seen.support(tokens, half) > own for tokens in self.objects.values()),
+            state=states[0],
+            prompt=first,
+            patches=read.vision[self.parts.depth],
+            attention=attention.float().mean(0),
         )
 
-    def supports(self, seen: Seen, read: ReadText, own: Sequence[int], word: str) -> dict[str, float]:
-        """The support of a word by every layer, also by those of the picture before; and by each way to join its tokens."""
-        firsts, chosen = first_tokens(self.tokenizer, word, read.tokens[own[0]]), settings_of(self.model)[0]["layer"]
+    def supports(self, seen: Seen, read: ModelText, own: Sequence[int], word: str) -> dict[str, float]:
+        """Return the support of a word by every layer, also of the image before, and by each way to join its tokens."""
+        firsts, chosen = first_tokens(self.tokenizer, word, read.tokens[own[0]]), settings_of(self.model)[0]
         found = {}
         for layer in self.layers:
             found[f"{OWN} {layer}"] = seen.support(firsts, layer)
@@ -506,7 +518,7 @@ class Reader:
         return {**found, CHECK: found[f"{OWN} {chosen}"], **{rule: join(each) for rule, join in JOINED.items()}}
 
     def hijacking(self, captions: Sequence[Unit]) -> dict[str, Any]:
-        """How often vision tokens say one irrelevant word at every layer, and how often ReVisiT would select such a one."""
+        """Count vision tokens that predict one irrelevant word at every layer, and how often ReVisiT would select one of them."""
         return {
             "vision_tokens": self.words.total() / max(1, self.tokens),
             "selected": float(np.mean([unit.hijacked for unit in captions] or [False])),
@@ -515,13 +527,13 @@ class Reader:
 
 
 def _against_another(units: Sequence[Unit], layer: int) -> tuple[Floats, NDArray[np.bool_]]:
-    """The support of words by their own picture and by another one, as if all were right and wrong: needs no labels."""
+    """Return the support of words by their own image, as if all were right, and by another one, as if all were wrong."""
     own, other = (_columns(units, f"{name} {layer}")[0] for name in (OWN, OTHER))
     return np.concatenate([own, other]), np.arange(2 * len(own)) < len(own)
 
 
 def _reliability(scores: Floats, present: NDArray[np.bool_]) -> list[dict[str, float]]:
-    """The calibration curve: of the words with a support in each range, how many are right."""
+    """Compute the calibration curve: the share of right words by ranges of support."""
     ranges = np.searchsorted(RANGES, scores, side="right")
     return [
         {"up_to": end, "words": int(here.sum()), "right": float(present[here].mean()) if here.any() else float("nan")}
@@ -531,7 +543,7 @@ def _reliability(scores: Floats, present: NDArray[np.bool_]) -> list[dict[str, f
 
 
 def draw(result: Stored, name: str) -> list[Block]:
-    """One row per candidate, measured on the second half of the pictures; the paper has no such study."""
+    """Draw one row per candidate, measured on the second half of the images; the paper has no such study."""
     kinds = ("captions", "foils")
     lines = []
     for row in result["rows"]:
@@ -543,8 +555,8 @@ def draw(result: Stored, name: str) -> list[Block]:
     measured = {kind: result["check"][kind] for kind in kinds}
     counts = " and ".join(f"{m['words']} object words of {kind}, {m['absent']} absent" for kind, m in measured.items())
     caption = (
-        f"How well a number tells present from absent objects: {counts}, in the second half of {result['pictures']} pictures. The first "
-        f"half sets each threshold of F1 and chooses: {result['chosen']}. AUROC with 95 % intervals over pictures."
+        f"How well a number separates present from absent objects: {counts}, in the second half of {result['images']} images. The first "
+        f"half sets each threshold of F1 and chooses: {result['chosen']}. AUROC with 95 % intervals over images."
     )
     heads = ("Number", "validation AUROC", *("AUROC", "average precision", "F1") * 2)
     marked = frozenset(place for place, row in enumerate(result["rows"]) if row["name"] == result["chosen"])
@@ -560,7 +572,7 @@ def draw(result: Stored, name: str) -> list[Block]:
         for kind, m in result["kinds"].items()
     ]
     by_layer = [
-        (str(found["layer"]), *(number(found[key], 3) for key in ("validation", *kinds, "another_picture")))
+        (str(found["layer"]), *(number(found[key], 3) for key in ("validation", *kinds, "another_image")))
         for found in result["layers"]
     ]
     several, hijacking, entry = result["several_tokens"], result["hijacking"], result["recommended"]
@@ -568,7 +580,7 @@ def draw(result: Stored, name: str) -> list[Block]:
     said = ", ".join(repr(word) for word in hijacking["words"])
     notes = (
         f"Words of several tokens: {several['words']}, {several['absent']} absent; AUROC by how tokens are joined: {rules}. "
-        f"Vision tokens that say one irrelevant word at every layer: {percent(hijacking['vision_tokens'], 1)} % of all"
+        f"Vision tokens that predict one irrelevant word at every layer: {percent(hijacking['vision_tokens'], 1)} % of all"
         f"{f' ({said})' if said else ''}; ReVisiT would select one at {percent(hijacking['selected'], 1)} % of the object words of "
         f'captions. For generation_config.json: "check": {{"layer": {entry["layer"]}, "threshold": {entry["threshold"]:.3g}, '
         f'"auroc": {entry["auroc"]:.3g}}}.'
@@ -583,9 +595,9 @@ def draw(result: Stored, name: str) -> list[Block]:
         ),
         Table(("Words", "number", "AUROC of check", "of the model's probability"), by_kind, "By kind of word."),
         Table(
-            ("Layer", "validation AUROC", "captions", "foils", "against another picture"),
+            ("Layer", "validation AUROC", "captions", "foils", "against another image"),
             by_layer,
-            f"By layer: AUROC of the mean of {TOP} largest; last, of words against the same words about another picture, without labels.",
+            f"By layer: AUROC of the mean of {TOP} largest; last, of words against the same words about another image, without labels.",
             folded=True,
         ),
         Text(notes),

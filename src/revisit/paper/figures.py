@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from revisit.report.document import Figure
-from revisit.report.figures import draw
+from revisit.eval.report.document import Figure
+from revisit.eval.report.figures import draw
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,7 +42,7 @@ class Plot:
 
 
 def curves(name: str, caption: str, panels: Sequence[Plot]) -> Figure:
-    """Lines with markers over a numeric axis, side by side; intervals are bands."""
+    """Draw lines with markers over a numeric axis, side by side; intervals are bands."""
 
     def paint(axes: list[list[Axes]]) -> None:
         for place, panel in zip(axes[0], panels, strict=True):
@@ -69,7 +69,7 @@ def curves(name: str, caption: str, panels: Sequence[Plot]) -> Figure:
 
 
 def _alt(panels: Sequence[Plot]) -> str:
-    """The values in words: about five points of each curve."""
+    """Describe the values in words: about five points of each curve."""
     parts = []
     for panel in panels:
         for series in panel.series:

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 
 from revisit.errors import RevisitError
-from revisit.evaluation.records import Stored
-from revisit.evaluation.store import slug
+from revisit.eval.log import Log
+from revisit.eval.report.document import Document, Section, Text
+from revisit.eval.report.run_report import (
+    find_runs,
+    main_sections,
+    provenance_section,
+    sources_of,
+    unfinished_section,
+)
+from revisit.explain.files import slug
 from revisit.paper.ablation import FILE as ABLATION
-from revisit.paper.ablation import INTRODUCTION, ablation_sections, read_ablation
+from revisit.paper.ablation import INTRODUCTION, ablation_sections, read_panels
 from revisit.paper.studies import FOLDER, read_study, study_sections
-from revisit.paper.study import CAPTIONS
-from revisit.report.document import Document, Section, Text
-from revisit.report.run_report import Run, main_sections, provenance_section, read_runs, unfinished_section
+from revisit.paper.study import CAPTIONS, Stored
 
 
 def build(folder: Path, *, resamples: int = 4999, out: Path | None = None) -> Document:
-    """The report of a folder.
+    """Build the report of a folder.
 
     Args:
         folder: Where `revisit eval`, `ablate`, `analyze` or `reproduce` wrote.
@@ -29,46 +35,45 @@ def build(folder: Path, *, resamples: int = 4999, out: Path | None = None) -> Do
     """
     if not folder.is_dir():
         raise RevisitError(f"{folder} is not a folder; give the --out folder of `revisit eval`, `ablate` or `analyze`.")
-    runs = read_runs(folder)
-    panels = {run.place: read_ablation(run.place) for run in runs if (run.place / ABLATION).exists()}
+    runs = find_runs(folder)
+    places = {name: logs[0].folder for name, logs in runs.items()}
+    panels = {name: read_panels(place) for name, place in places.items() if (place / ABLATION).exists()}
     files = sorted(path for path in folder.rglob("*.json") if path.parent.name == FOLDER)
     studies = [
         {**read_study(path), "name": slug(path.relative_to(folder).with_suffix("").as_posix(), 100)} for path in files
     ]
     if not runs and not studies:
         raise RevisitError(
-            f"Nothing to report in {folder}: no results.json of `revisit eval` or `ablate`, no studies of `revisit analyze`."
+            f"Nothing to report in {folder}: no logs of `revisit eval` or `ablate`, no studies of `revisit analyze`."
         )
-    shown = [_main_cells(run, panels.get(run.place)) for run in runs if not _captions_only(run.place)]
+    shown = {
+        name: _main_logs(logs, panels.get(name, ())) for name, logs in runs.items() if not _captions_only(places[name])
+    }
     sections = unfinished_section(runs) + main_sections(shown, resamples, out or folder)
     if panels:
         sections.append(Section("Ablations", [Text(INTRODUCTION)]))
-    for run in runs:
-        if run.place in panels:
-            sections += ablation_sections(panels[run.place], run.results, f"ablation-{slug(run.name)}")
+    for name, own in panels.items():
+        sections += ablation_sections(own, runs[name], f"ablation-{slug(name)}")
     sections += study_sections(studies)
-    sources: dict[str, Stored] = {f"run {run.name}": run.results for run in runs}
-    sections.append(provenance_section(sources | {f"study {study['name']}": study for study in studies}))
-    models = {cell["model"]["name"] for run in runs for cell in run.results["cells"]}
+    sections.append(provenance_section(sources_of(runs) | {f"study {study['name']}": study for study in studies}))
+    models = {log.spec.model for logs in runs.values() for log in logs}
     models = models or {study["settings"]["model"] for study in studies}
     lead = f"Models: {', '.join(sorted(models))}. Everything was measured by the commands printed below each table."
     return Document("ReVisiT: results", lead, sections)
 
 
 def _captions_only(place: Path) -> bool:
-    """Whether a run only holds the captions that studies read."""
+    """Whether a run only has the captions that studies read."""
     return place.name == CAPTIONS and (place.parent / FOLDER).is_dir()
 
 
-def _main_cells(run: Run, about: Stored | None) -> Run:
-    """The run without the cells that only belong to an ablation."""
-    if about is None:
-        return run
-    varied = {row["method"] for panel in about["panels"] for row in panel["rows"]}
-    cells = [c for c in run.results["cells"] if c["key"] in run.keys and c["method"]["label"] not in varied]
-    asked = {_question(cell) for cell in cells if cell["method"]["label"] != "greedy"}
-    return replace(run, keys=frozenset(cell["key"] for cell in cells if _question(cell) in asked))
+def _main_logs(logs: Sequence[Log], panels: Sequence[Stored]) -> list[Log]:
+    """Return the logs that do not only belong to an ablation."""
+    varied = {row["method"] for panel in panels for row in panel["rows"]}
+    kept = [log for log in logs if log.spec.method not in varied]
+    asked = {_question(log) for log in kept if log.spec.method != "greedy" or not varied}
+    return [log for log in kept if _question(log) in asked]
 
 
-def _question(cell: Stored) -> tuple[str, str]:
-    return cell["model"]["name"], cell["benchmark"]["label"]
+def _question(log: Log) -> tuple[str, str]:
+    return log.spec.model, log.spec.benchmark

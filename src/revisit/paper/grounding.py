@@ -1,4 +1,4 @@
-"""GT versus Hal: how much probability goes to words for what the picture shows, and to words for what it does not.
+"""GT versus Hal: how much probability goes to words for what the image shows, and to words for what it does not.
 
 At every token of a caption the output distribution is restricted to the object vocabulary; GT max and Hal max are the
 largest probabilities of a shown and of an absent object's word. The caption is then written once more by teacher
@@ -15,14 +15,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from revisit.errors import RevisitError
-from revisit.evaluation.records import Stored
-from revisit.evaluation.runner import Reporter
-from revisit.evaluation.statistics import holm
+from revisit.eval.report.comparisons import p_value
+from revisit.eval.report.document import Block, Cell, Table, Text
+from revisit.eval.run import Reporter
+from revisit.eval.statistics import holm
 from revisit.models.parts import ModelParts
 from revisit.paper.steps import select
-from revisit.paper.study import Result, Subject, captions_text, number, track
-from revisit.report.comparisons import p_value
-from revisit.report.document import Block, Cell, Table, Text
+from revisit.paper.study import Result, Stored, Subject, captions_text, number, track
 
 Floats = NDArray[np.float64]
 # Per token, in percent: GT and Hal with the image, GT and Hal without it. What is tested are differences of these columns.
@@ -31,13 +30,13 @@ TESTED = {"with_image": (1, -1, 0, 0), "without_image": (0, 0, 1, -1), "delta": 
 
 
 def maxima(logits: Tensor, shown: Tensor) -> Tensor:
-    """Largest probability, in percent, of a shown and of an absent word.  (n, words), (words,) -> (n, 2)"""
+    """Return the largest probability, in percent, of a shown and of an absent word.  (n, words), (words,) -> (n, 2)"""
     p = 100 * logits.double().softmax(-1)
     return torch.stack([p[:, shown].amax(-1), p[:, ~shown].amax(-1)], dim=-1)
 
 
 def signed_rank(differences: Floats) -> float:
-    """The p-value of the two-sided Wilcoxon signed-rank test with Pratt's treatment of zeros; NaN if all are zero."""
+    """Return the p-value of the two-sided Wilcoxon signed-rank test with Pratt's treatment of zeros; NaN if all are zero."""
     from scipy.stats import wilcoxon
 
     if not np.any(differences):
@@ -46,7 +45,7 @@ def signed_rank(differences: Floats) -> float:
 
 
 def compare(sets: dict[str, Floats]) -> list[Result]:
-    """One row per set of tokens (n, 4): averages, medians, tests; Holm's correction is over the sets, for each quantity."""
+    """Return one row per set of tokens (n, 4): averages, medians, tests; Holm's correction is over the sets, for each quantity."""
     differences = {q: [values @ np.array(signs) for values in sets.values()] for q, signs in TESTED.items()}
     tests = {q: [signed_rank(d) for d in found] for q, found in differences.items()}
     adjusted = {q: holm(found) for q, found in tests.items()}
@@ -71,7 +70,7 @@ def _known(value: float) -> float | None:
 
 
 def gt_vs_hal(subject: Subject, reporter: Reporter) -> Result:
-    """The study: all tokens, tokens of hallucinated captions, hallucinated steps; with the image and without it."""
+    """Run the study: all tokens, tokens of hallucinated captions, hallucinated steps; with the image and without it."""
     captions = subject.captions(reporter)
     model, processor = subject.loaded
     vocabulary, head = subject.vocabulary, ModelParts.of(model).head
@@ -95,7 +94,7 @@ def gt_vs_hal(subject: Subject, reporter: Reporter) -> Result:
             hallucinated.append(rows)
         at_steps.append(rows[steps.get(caption.item.id, [])])
     if len(everywhere) == 1:
-        raise RevisitError("No picture shows an object whose word is a single token, so GT and Hal cannot be compared.")
+        raise RevisitError("No image shows an object whose word is a single token, so GT and Hal cannot be compared.")
     sets = {
         "All tokens": np.concatenate(everywhere),
         "All tokens in hallucinated captions": np.concatenate(hallucinated),
@@ -112,7 +111,7 @@ def gt_vs_hal(subject: Subject, reporter: Reporter) -> Result:
 
 
 def draw(result: Stored, name: str) -> list[Block]:
-    """The averages and the tests."""
+    """Draw the averages and the tests."""
     text = "Averages of the largest probability (%) of a shown (GT) and of an absent (Hal) object's word, over the object words."
     return [Text(captions_text(result) + text), _averages(result["rows"]), _tests(result["rows"])]
 

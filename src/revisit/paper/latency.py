@@ -19,17 +19,17 @@ import torch
 from torch import Tensor
 from transformers import StoppingCriteria
 
-from revisit.decoding.loop import generate
+from revisit.decoding.generate import generate
 from revisit.decoding.method import Method
 from revisit.errors import RevisitError
-from revisit.evaluation.config import EvalConfig
-from revisit.evaluation.records import Stored
-from revisit.evaluation.runner import Reporter
-from revisit.evaluation.store import digest, make_folder, read_json, slug, write_json
+from revisit.eval.config import EvalConfig
+from revisit.eval.report.document import Block, Table
+from revisit.eval.run import Reporter
+from revisit.explain.files import digest, make_folder, slug, write_json
+from revisit.explain.records import read_json
 from revisit.models.types import Model
 from revisit.paper.published import NAMES
-from revisit.paper.study import Result, Subject, number, track
-from revisit.report.document import Block, Table
+from revisit.paper.study import Result, Stored, Subject, number, track
 
 if TYPE_CHECKING:
     from transformers.generation.utils import GenerateOutput
@@ -40,13 +40,13 @@ Moment: TypeAlias = "float | torch.cuda.Event"  # seconds of the host's clock, o
 
 
 def wait(device: torch.device) -> None:
-    """Waits until a GPU has finished what was queued."""
+    """Wait until a GPU has finished what was queued."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def now(device: torch.device) -> Moment:
-    """This moment of the host, or, for a GPU, the moment at which its queue gets here."""
+    """Return the time of the host, or, for a GPU, an event at this point of its queue."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -55,7 +55,7 @@ def now(device: torch.device) -> Moment:
 
 
 def seconds(start: Moment, end: Moment) -> float:
-    """Between two moments that have passed."""
+    """Return the seconds between two moments that have passed."""
     if isinstance(start, float):
         assert isinstance(end, float)
         return end - start
@@ -102,7 +102,7 @@ class Timing:
 def time_call(
     model: Model, inputs: Inputs, method: Method, timing: Timing, clock: Clock, **kw: Any
 ) -> GenerateOutput | Tensor:
-    """Runs one call, adds what it took to `timing`, and returns what it generated."""
+    """Run one call, add its time to `timing`, and return what it generated."""
     wait(model.device)
     started = now(model.device)
     out: GenerateOutput | Tensor = generate(model, **inputs, method=method, stopping_criteria=[clock], **kw)
@@ -124,7 +124,7 @@ def measure(
     warmups: int = 1,
     **generate_kwargs: Any,
 ) -> list[Timing]:
-    """Times every method, taking turns; the others are compared with the first one."""
+    """Time every method, taking turns; the others are compared with the first one."""
     for method in methods.values():
         if type(method).decode is not Method.decode:
             raise RevisitError(
@@ -143,7 +143,7 @@ def measure(
 def time_answers(
     model: Model, inputs: Inputs, methods: Mapping[str, Method], *, new_tokens: int, rounds: int = 3
 ) -> dict[str, float | str]:
-    """Seconds per token of whole answers, the prompt included: the median over rounds, in which the methods take turns.
+    """Time whole answers, the prompt included: seconds per token, the median over rounds in which the methods take turns.
 
     Of a method that refuses the model, its sentence. On a CPU this is processor time, which a busy machine changes less. A first round
     does not count; in it CODE writes its description.
@@ -175,7 +175,7 @@ def time_answers(
 
 
 def table(timings: Sequence[Timing]) -> list[Result]:
-    """One row per method, in milliseconds, with ratios to the first."""
+    """Return one row per method, in milliseconds, with ratios to the first."""
     base = timings[0]
     base_first = median(base.first)
     rows = []
@@ -198,7 +198,7 @@ def table(timings: Sequence[Timing]) -> list[Result]:
 
 
 def bench_table(rows: Sequence[Mapping[str, Any]], caption: str) -> Table:
-    """The rows of `table` as `revisit bench` prints them."""
+    """Build the table of `revisit bench` from the rows of `table`."""
     heads = ("method", "first token", "× greedy", "ms/token", "lower quartile", "× greedy", "tokens/s", "× by CPU time")
     lines = [
         (
@@ -216,20 +216,20 @@ def bench_table(rows: Sequence[Mapping[str, Any]], caption: str) -> Table:
     return Table(heads, lines, caption)
 
 
-# -- over many pictures --------------------------------------------------------------------------------------------
+# -- over many images --------------------------------------------------------------------------------------------
 
 
 PROTOCOL = {"warmups": 6, "repeats": 3, "max_new_tokens": 512}  # of the paper
 
 
 def time_methods(subject: Subject, reporter: Reporter) -> Result:
-    """Milliseconds per token and to the first token of every method: mean and deviation over the pictures.
+    """Measure milliseconds per token and to the first token of every method: mean and deviation over the images.
 
-    Methods have the settings of the paper's protocol. Every picture is stored when it is measured, so a killed measurement
+    Methods have the settings of the paper's protocol. Every image is stored when it is measured, so a killed measurement
     resumes with the next one.
     """
     config = EvalConfig(model=(subject.model,), method=subject.methods, data=str(subject.folder), preset="paper")
-    methods = dict(zip(subject.methods, config.plan().methods[subject.model], strict=True))
+    methods = dict(zip(subject.methods, config.methods_for(subject.model), strict=True))
     about = {"protocol": PROTOCOL, "methods": {name: [m.name, m.settings()] for name, m in methods.items()}}
     folder = make_folder(Path(subject.output) / "latency" / digest([about, subject.settings()])[:12])
     files = {item.id: folder / f"{slug(item.id)}.json" for item in subject.items}
@@ -275,7 +275,7 @@ def _summary(rows: list[Result], methods: list[str]) -> list[Result]:
 
 
 def draw(result: Stored, name: str) -> list[Block]:
-    """A row per method, with the ratio to plain decoding."""
+    """Draw a row per method, with the ratio to plain decoding."""
     rows, protocol = result["rows"], result["protocol"]
     base = next((row["ms"] for row in rows if row["method"] == "greedy"), rows[0]["ms"])
     lines = [
@@ -288,7 +288,7 @@ def draw(result: Stored, name: str) -> list[Block]:
         for row in rows
     ]
     caption = (
-        f"Milliseconds per token without the prefill, mean ± deviation over {result['images']} pictures "
+        f"Milliseconds per token without the prefill, mean ± deviation over {result['images']} images "
         f"({protocol['warmups']} warm-ups, {protocol['repeats']} repeats of each; methods alternate)."
     )
     return [Table(("Method", "ms/token", "to greedy", "first token, ms"), lines, caption)]

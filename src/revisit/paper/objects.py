@@ -1,4 +1,4 @@
-"""The object vocabulary: CHAIR's synonyms that are one token, and those of them that are in a picture."""
+"""The object vocabulary: CHAIR's synonyms that are one token, and those of them that are in an image."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from revisit.benchmarks.chair_words import WORDS
 from revisit.errors import RevisitError
-from revisit.evaluation.statistics import wilson
+from revisit.eval.statistics import wilson
 from revisit.explain.tokens import word_tokens
 from revisit.models.types import Tokenizer
+from revisit.words import WORDS
 
 
 def word_token(tokenizer: Tokenizer, word: str) -> int | None:
-    """The token that writes `word` inside a sentence, after a space; None if it takes more than one."""
+    """Return the token for `word` inside a sentence, after a space; None if it takes more than one."""
     tokens = word_tokens(tokenizer, word)
     return int(tokens[0]) if len(tokens) == 1 and tokenizer.decode(tokens).strip() == word else None
 
@@ -30,7 +30,7 @@ class ObjectVocabulary:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> ObjectVocabulary:
-        """The single-token synonyms of a tokenizer; refuses a tokenizer that has none."""
+        """Return the single-token synonyms of a tokenizer; raise RevisitError if it has none."""
         found = {word: token for word in sorted(WORDS) if (token := word_token(tokenizer, word)) is not None}
         if not found:
             raise RevisitError(
@@ -42,32 +42,32 @@ class ObjectVocabulary:
         return word in self.words
 
     def places(self, truth: Iterable[str]) -> list[int]:
-        """Indices into `words` of the synonyms of these categories."""
+        """Return the indices into `words` of the synonyms of these categories."""
         wanted = set(truth)
         return [place for place, word in enumerate(self.words) if WORDS[word] in wanted]
 
     def mask(self, truth: Iterable[str]) -> Tensor:
-        """True at the synonyms of these categories.  -> (words,)"""
+        """Return a mask of the synonyms of these categories.  -> (words,)"""
         inside = torch.zeros(len(self.words), dtype=torch.bool)
         inside[self.places(truth)] = True
         return inside
 
     def tensor(self, device: torch.device | str | None = None) -> Tensor:
-        """The token ids.  -> (words,)"""
+        """Return the token ids.  -> (words,)"""
         return torch.tensor(self.ids, device=device)
 
     def summary(self) -> dict[str, int]:
-        """Its number of words and of the COCO categories that they name, as the studies report it."""
+        """Return the number of words and of the COCO categories that they name, as the studies report it."""
         return {"words": len(self.words), "categories": len({WORDS[word] for word in self.words})}
 
 
 def without_top(logits: Tensor) -> Tensor:
-    """The logits with -inf for the likeliest token of each row."""
+    """Return the logits with -inf for the likeliest token of each row."""
     return logits.scatter(-1, logits.argmax(-1, keepdim=True), -torch.inf)
 
 
 def best_rank(logits: Tensor, targets: Tensor) -> Tensor:
-    """How many tokens are before the best of `targets`; V where every target has a logit of -inf.
+    """Count the tokens before the best of `targets`; V if every target has a logit of -inf.
 
     (rows, V) and ids (n,) -> (rows,) whole numbers.
     """
@@ -78,7 +78,7 @@ def best_rank(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def recalls(hits: Sequence[int], units: int, ks: Sequence[int]) -> list[dict[str, float]]:
-    """At-least-one recall@k with its 95 % Wilson interval, for each k."""
+    """Compute at-least-one recall@k with its 95 % Wilson interval, for each k."""
     rows = []
     for k, count in zip(ks, hits, strict=True):
         low, high = wilson(count, units)

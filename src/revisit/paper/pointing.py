@@ -1,9 +1,9 @@
 """Pointing: when ReVisiT writes the word for an object, is the selected patch on that object?
 
-A step counts where the chosen token is the word of an object that the annotations box in the picture, and a vision token was
+A step counts where the chosen token is the word of an object that the annotations box in the image, and a vision token was
 selected. Two criteria: the selected patch touches one of the object's boxes, or has its middle inside one. Chance is the
-share of all patches of the picture that meet the criterion. Steps of one picture depend on each other, so intervals resample
-pictures.
+share of all patches of the image that meet the criterion. Steps of one image depend on each other, so intervals resample
+images.
 """
 
 from __future__ import annotations
@@ -16,30 +16,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from revisit.benchmarks.base import Item
-from revisit.benchmarks.chair import PROMPT
-from revisit.benchmarks.chair_words import WORDS
-from revisit.benchmarks.io.files import find_image, read_json
 from revisit.decoding.trace import RowTrace
 from revisit.errors import RevisitError
-from revisit.evaluation.records import Stored
-from revisit.evaluation.runner import Reporter
-from revisit.evaluation.statistics import mean_interval
+from revisit.eval.benchmarks.base import Item
+from revisit.eval.benchmarks.chair import PROMPT
+from revisit.eval.report.document import Block, Cell, Table, Text
+from revisit.eval.run import Reporter
+from revisit.eval.statistics import mean_interval
+from revisit.explain.records import find_image, read_json
 from revisit.methods import as_method
 from revisit.methods.revisit import ReVisiT
 from revisit.models.geometry import Layout, layout_of
 from revisit.models.parts import ModelParts
 from revisit.paper.objects import ObjectVocabulary
-from revisit.paper.study import Result, Subject, images, share, track
-from revisit.report.document import Block, Cell, Table, Text
+from revisit.paper.study import Result, Stored, Subject, images, share, track
+from revisit.words import WORDS
 
 Box = tuple[float, float, float, float]  # x0, y0, x1, y1 in pixels of the original image
-Boxes = dict[str, list[Box]]  # category -> its boxes in one picture
+Boxes = dict[str, list[Box]]  # category -> its boxes in one image
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 MEASURES = ("touches", "touches_chance", "inside", "inside_chance")
 
-# What is compared unless the caller says otherwise: the recommendation, and one setting changed at a time.
+# Compared by default: the recommendation, and one setting changed at a time.
 SETTINGS = (
     "revisit",
     "revisit:layers=0",
@@ -51,7 +50,7 @@ SETTINGS = (
 
 
 def criteria(layout: Layout, boxes: Sequence[Box]) -> Bools:
-    """Per vision token: whether its patch touches one of an object's boxes, whether its middle is inside one.  -> (tokens, 2)
+    """Return per vision token whether its patch touches one of an object's boxes, and whether its middle is inside one.  -> (tokens, 2)
 
     A vision token without a place meets neither criterion.
     """
@@ -67,22 +66,22 @@ def criteria(layout: Layout, boxes: Sequence[Box]) -> Bools:
 
 
 class Count:
-    """How often selected patches met each criterion, and how often patches at random would, by picture."""
+    """How often selected patches met each criterion, and how often patches at random would, by image."""
 
     def __init__(self) -> None:
-        self.sums: dict[str, Floats] = {}  # picture -> steps, then the sum of each of MEASURES
+        self.sums: dict[str, Floats] = {}  # image -> steps, then the sum of each of MEASURES
 
-    def add(self, picture: str, index: int, met: Bools) -> None:
-        """One more step of a picture, at which this vision token was selected."""
+    def add(self, image: str, index: int, met: Bools) -> None:
+        """Add a step of an image at which this vision token was selected."""
         measured = np.array([1, *np.stack([met[index], met.mean(0)], axis=1).ravel()])
-        self.sums[picture] = self.sums.get(picture, np.zeros(5)) + measured
+        self.sums[image] = self.sums.get(image, np.zeros(5)) + measured
 
     def row(self, **names: Any) -> Result:
-        """Shares of all steps with 95 % intervals over pictures; None where nothing was counted."""
+        """Return the shares of all steps with 95 % intervals over images; None if nothing was counted."""
         total = sum(sums[0] for sums in self.sums.values())
-        row: Result = {**names, "pictures": len(self.sums), "steps": int(total)}
+        row: Result = {**names, "images": len(self.sums), "steps": int(total)}
         for place, name in enumerate(MEASURES, 1):
-            terms = {picture: (float(sums[place]), float(sums[0])) for picture, sums in self.sums.items()}
+            terms = {image: (float(sums[place]), float(sums[0])) for image, sums in self.sums.items()}
             known = mean_interval([[terms]]) if len(terms) > 1 else None
             row[name] = {
                 "share": sum(met for met, _ in terms.values()) / total if total else None,
@@ -92,32 +91,32 @@ class Count:
         return row
 
 
-class BoxedPictures(Subject):
-    """The pictures of a folder's instances file; the captions that CHAIR reads are not needed."""
+class BoxedImages(Subject):
+    """The images of a folder's instances file; the captions that CHAIR reads are not needed."""
 
     @cached_property
     def items(self) -> list[Item]:
-        """The pictures, each with the question that CHAIR asks."""
+        """The images, each with the question that CHAIR asks."""
         found = [
             Item(str(entry["id"]), PROMPT, (find_image(self.folder, str(entry["file_name"]), "val2014", "images"),), {})
             for notes in _instances(self.folder).values()
             for entry in notes["images"]
         ]
         if not found:
-            raise RevisitError(f"{self.folder} lists no pictures.")
+            raise RevisitError(f"{self.folder} lists no images.")
         return found[: self.limit]
 
 
 def pointing(subject: Subject, reporter: Reporter) -> Result:
-    """The study: one row per setting, and one per layer for the steps of a decode that looks at every layer."""
+    """Run the study: one row per setting, and one per layer for the steps of a decode over every layer."""
     boxes = read_boxes(subject.folder)
     model = subject.loaded[0]
     depth = ModelParts.of(model).depth
     vocabulary = subject.vocabulary
     boxed = [item for item in subject.items if boxes.get(item.id)]
-    met: dict[str, dict[str, Bools]] = {}  # picture -> category -> criteria
+    met: dict[str, dict[str, Bools]] = {}  # image -> category -> criteria
     for item in track(reporter, "boxes", boxed):
-        layout = picture_layout(subject, item)
+        layout = image_layout(subject, item)
         met[item.id] = {name: criteria(layout, here) for name, here in boxes[item.id].items()}
     methods = {text: as_method(text, model) for text in subject.methods}
     counts = {text: Count() for text in methods}
@@ -136,7 +135,7 @@ def pointing(subject: Subject, reporter: Reporter) -> Result:
             f"No step could be measured: in {subject.folder} no boxed object was named by a word of one token."
         )
     return {
-        "pictures": len(subject.items),
+        "images": len(subject.items),
         "vocabulary": vocabulary.summary(),
         "settings": [
             counts[text].row(setting=text, method={"name": m.name, **m.settings()}) for text, m in methods.items()
@@ -146,14 +145,14 @@ def pointing(subject: Subject, reporter: Reporter) -> Result:
 
 
 def check_settings(settings: Sequence[str]) -> None:
-    """Raises RevisitError unless every setting names ReVisiT: other methods select no patch."""
+    """Raise RevisitError unless every setting names ReVisiT: other methods select no patch."""
     for text in settings:
         if as_method(text).name != "revisit":
             raise RevisitError(f"Pointing needs ReVisiT, which selects a patch at every step, not {text!r}.")
 
 
 def read_boxes(folder: Path) -> dict[str, Boxes]:
-    """The annotated boxes of every picture, by its id: COCO's instances file, or that of generated scenes."""
+    """Read the annotated boxes of every image, by its id: COCO's instances file, or that of generated scenes."""
     boxes: dict[str, Boxes] = {}
     for path, notes in _instances(folder).items():
         try:
@@ -179,8 +178,8 @@ def _instances(folder: Path) -> dict[Path, Result]:
     return files
 
 
-def picture_layout(subject: Subject, item: Item) -> Layout:
-    """The layout of one picture's vision tokens; raises RevisitError if it is not known."""
+def image_layout(subject: Subject, item: Item) -> Layout:
+    """Return the layout of one image's vision tokens; raise RevisitError if it is unknown."""
     found = layout_of(*subject.loaded, images(item), subject.inputs([item]))
     if not found.grids:
         raise RevisitError(f"Pointing cannot be measured with this model: {found.reason}")
@@ -190,7 +189,7 @@ def picture_layout(subject: Subject, item: Item) -> Layout:
 def object_steps(
     row: RowTrace, vocabulary: ObjectVocabulary, boxes: Container[str]
 ) -> Iterator[tuple[str, int, list[int]]]:
-    """(category, selected vision token, nearest vision token of each layer) of every step that names a boxed object."""
+    """Yield (category, selected vision token, nearest vision token of each layer) of every step that names a boxed object."""
     named = {token: WORDS[word] for word, token in zip(vocabulary.words, vocabulary.ids, strict=True)}
     for record in row.records:
         category = named.get(record.token) if record.token is not None else None
@@ -205,7 +204,7 @@ def object_steps(
 
 
 def draw(result: Stored, name: str) -> list[Block]:
-    """A table by setting and one by layer; the paper has no such study."""
+    """Draw a table by setting and one by layer; the paper has no such study."""
 
     def table(rows: Sequence[Stored], head: str, caption: str) -> Table:
         heads = (head, "steps", "touches (%)", "by chance", "middle inside (%)", "by chance")
@@ -215,9 +214,9 @@ def draw(result: Stored, name: str) -> list[Block]:
         return Table(heads, lines, caption)
 
     text = (
-        f"{result['pictures']} pictures. A step counts if the written token is the word of a boxed object; the selected patch "
+        f"{result['images']} images. A step counts if the written token is the word of a boxed object; the selected patch "
         "touches one of its boxes, or has its middle inside one. By chance: the share of all patches that do. Brackets: "
-        "95 % intervals over pictures."
+        "95 % intervals over images."
     )
     by_layer = "The nearest patch of each layer alone, at the steps of a decode over every layer."
     settings = table(result["settings"], "Setting", "The selected patch, by setting.")

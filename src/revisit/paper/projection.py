@@ -1,8 +1,8 @@
-"""Vision-token projection: does a single vision token, read through the LM head, name something in its picture?
+"""Vision-token projection: does a single vision token, read through the LM head, name something in its image?
 
-Every vision token of every picture is one unit. Its hidden state at each layer is projected over the whole vocabulary
+Every vision token of every image is one unit. Its hidden state at each layer is projected over the whole vocabulary
 and over the object vocabulary, below the last layer with the decoder's final norm and without it, and recall@k counts whether a
-word of any object of the picture is among the k likeliest. Only counts are kept: states live for one picture, logits for a slice.
+word of any object of the image is among the k likeliest. Only counts are kept: states live for one image, logits for a slice.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from revisit.evaluation.records import Stored
-from revisit.evaluation.runner import Reporter
+from revisit.eval.report.document import Block, Cell, Table, Text
+from revisit.eval.run import Reporter
 from revisit.explain.prefill import logit_slices, prefill_states
+from revisit.hooks.states import normed
 from revisit.models.parts import Head, ModelParts
 from revisit.paper.figures import Plot, Series, curves
 from revisit.paper.objects import ObjectVocabulary, best_rank, recalls
-from revisit.paper.study import Result, Subject, percent, recall_curve, share, track
-from revisit.report.document import Block, Cell, Table, Text
-from revisit.taps.states import normed
+from revisit.paper.study import Result, Stored, Subject, percent, recall_curve, share, track
 
 KS = (1, 5, 10, 30)  # in the table
 CURVE = (1, 2, 3, 4, 5, 7, 10, 15, 20, 30, 50, 70, 100)
@@ -30,7 +29,7 @@ VOCABULARIES = {"full": "whole vocabulary", "objects": "object words"}
 
 @torch.inference_mode()
 def ranks(head: Head, states: Tensor, objects: Tensor, truth: Sequence[int]) -> Tensor:
-    """Ranks of the best word of the picture over all tokens and over the object words.  (n, d) -> (2, n)
+    """Return the ranks of the image's best word over all tokens and over the object words.  (n, d) -> (2, n)
 
     `objects` (words,) are the ids of the object vocabulary, `truth` indices into it.
     """
@@ -43,12 +42,12 @@ def ranks(head: Head, states: Tensor, objects: Tensor, truth: Sequence[int]) -> 
 
 
 def hits(ranks: Tensor) -> Tensor:
-    """How many ranks are below each k of the curve.  (2, n) -> (2, ks)"""
+    """Count the ranks below each k of the curve.  (2, n) -> (2, ks)"""
     return (ranks[..., None] < torch.tensor(CURVE)).sum(1)
 
 
 def projection(subject: Subject, reporter: Reporter) -> Result:
-    """The study: recall@k per layer, below the last with the final norm and without it, over both vocabularies."""
+    """Run the study: recall@k per layer, below the last with the final norm and without it, over both vocabularies."""
     items, vocabulary, parts = subject.items, subject.vocabulary, ModelParts.of(subject.loaded[0])
     counts: dict[tuple[int, bool], Tensor] = {}  # (layer, normed) -> (2, ks)
     units = empty = 0
@@ -85,7 +84,7 @@ def projection(subject: Subject, reporter: Reporter) -> Result:
 
 
 def chance(subject: Subject, vocabulary: ObjectVocabulary) -> list[dict[str, float]]:
-    """What a random order of the object words would give: 1 − C(words − shown, k) / C(words, k), over the pictures."""
+    """Compute the recall of a random order of the object words: 1 − C(words − shown, k) / C(words, k), over the images."""
     words = len(vocabulary.words)
     shown = [len(vocabulary.places(item.meta["ground_truth"])) for item in subject.items]
     return [
@@ -96,13 +95,13 @@ def chance(subject: Subject, vocabulary: ObjectVocabulary) -> list[dict[str, flo
 
 
 def last_layer(result: Stored, kind: str) -> dict[int, Stored]:
-    """Recall at the final layer over one vocabulary, by k."""
+    """Return the recall at the final layer over one vocabulary, by k."""
     last = next(row for row in result["layers"] if row["layer"] == result["final_layer"])
     return {row["k"]: row for row in last[kind]}
 
 
 def draw(result: Stored, name: str) -> list[Block]:
-    """Recall at the final layer as table and curves, and by hidden state."""
+    """Draw recall at the final layer as table and curves, and by hidden state."""
     last = {kind: last_layer(result, kind) for kind in VOCABULARIES}
     by_chance = {row["k"]: row["recall"] for row in result["chance"]}
     lines: list[tuple[Cell | str, ...]] = [
@@ -110,8 +109,8 @@ def draw(result: Stored, name: str) -> list[Block]:
         for k in KS
     ]
     text = (
-        f"{result['tokens']:,} vision tokens of {result['images']} pictures; a hit is a word for any object of the "
-        f"picture. Whole vocabulary: {result['vocabulary']['full']:,} tokens; object vocabulary: "
+        f"{result['tokens']:,} vision tokens of {result['images']} images; a hit is a word for any object of the "
+        f"image. Whole vocabulary: {result['vocabulary']['full']:,} tokens; object vocabulary: "
         f"{result['vocabulary']['words']} words of {result['vocabulary']['categories']} categories."
     )
     ordered = [recall_curve(label, list(last[kind].values())) for kind, label in VOCABULARIES.items()]

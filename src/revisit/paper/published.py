@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from revisit.report.document import Cell, Table
+from revisit.eval.report.document import Cell, Table
 
 NAMES = {
     "greedy": "Greedy",
@@ -25,14 +25,14 @@ NAMES = {
 
 @functools.cache
 def data() -> dict[str, Any]:
-    """The numbers, in `tables`, and their `source`."""
+    """Return the numbers, in `tables`, and their `source`."""
     text = resources.files("revisit.paper").joinpath("data/published.json").read_text("utf-8")
     found: dict[str, Any] = json.loads(text)
     return found
 
 
 def table(name: str) -> Any:
-    """One of the paper's tables: `chair`, `pope_full`, `ablation`, `projection`, …"""
+    """Return one of the paper's tables: `chair`, `pope_full`, `ablation`, `projection`, …"""
     return data()["tables"][name]
 
 
@@ -46,7 +46,7 @@ class Measured:
 
 
 def verdict(theirs: float, measured: Measured | None, digits: int) -> str:
-    """`inside`, `outside`, `no interval` or `not run`; a published value is known to half of its last printed digit.
+    """Return `inside`, `outside`, `no interval` or `not run`; a published value is exact to half of its last printed digit.
 
     `digits` is the number of printed decimals. An interval without width, which resampling gives when all items are alike,
     counts as none.
@@ -61,7 +61,7 @@ def verdict(theirs: float, measured: Measured | None, digits: int) -> str:
 
 
 def decimals(value: float) -> int:
-    """The number of decimals of a published number, at least one."""
+    """Return the number of decimals of a published number, at least one."""
     text = repr(float(value))
     return max(1, len(text.partition(".")[2])) if "e" not in text else 1
 

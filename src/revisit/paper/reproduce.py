@@ -6,28 +6,30 @@ need the same answers share them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from revisit.evaluation.config import EvalConfig
-from revisit.evaluation.plan import Plan, label
-from revisit.evaluation.records import Stored
-from revisit.evaluation.runner import Reporter, run
-from revisit.evaluation.store import digest, read_json, slug, write_json
+from revisit.eval.config import EvalConfig
+from revisit.eval.log import Log
+from revisit.eval.report.comparisons import heading, ranked
+from revisit.eval.report.document import Block, Cell, Document, Section, Table, Text
+from revisit.eval.run import Reporter, run
+from revisit.eval.spec import label
+from revisit.explain.files import digest, slug, write_json
+from revisit.explain.records import read_json
 from revisit.methods.revisit import ReVisiT
 from revisit.paper import catalog, published
-from revisit.paper.ablation import Panel, ablate, ablation_sections, paper_panels, read_ablation
+from revisit.paper.ablation import Panel, ablate, ablation_sections, paper_panels, read_panels
 from revisit.paper.catalog import Row
 from revisit.paper.grounding import COLUMNS
 from revisit.paper.latency import time_answers
 from revisit.paper.projection import last_layer
 from revisit.paper.published import Measured, comparison_table
 from revisit.paper.studies import STUDIES, read_study, run_study, study_section
-from revisit.paper.study import Subject, command
-from revisit.report.comparisons import heading, ranked
-from revisit.report.document import Block, Cell, Document, Section, Table, Text
+from revisit.paper.study import Stored, Subject
 
 
 @dataclass(frozen=True)
@@ -43,23 +45,23 @@ class Setup:
     options: Stored = field(default_factory=dict)  # engine, workers, address, dtype, device_map
 
     def names(self, row: Row) -> tuple[str, ...]:
-        """The row's models that are to be run, by their names in the paper."""
+        """Return the row's models that are to be run, by their names in the paper."""
         return tuple(name for name in row.models if name in self.models)
 
     def limit_of(self, row: Row) -> int | None:
-        """How many items are asked: --limit, and never more than the row has where it takes a part of a benchmark."""
+        """Return the number of items: --limit, and never more than the row has if it takes a part of a benchmark."""
         partial = row.kind in ("study", "ablation") or row.benchmark == "vqav2"
         limits = [n for n in (self.limit, row.items if partial else None) if n is not None]
         return min(limits, default=None)
 
-    def plan(self, row: Row, name: str, output: str = "runs") -> Plan:
-        """The plan of one model of a row, under the paper's protocol."""
+    def config(self, row: Row, name: str, output: str = "runs") -> EvalConfig:
+        """Return what is run for one model of a row, under the paper's protocol."""
         alpha = catalog.ALPHAS.get((row.benchmark, name))
         methods = [f"revisit:alpha={alpha:g}" if m == "revisit" and alpha else m for m in dict.fromkeys(row.methods)]
-        config = EvalConfig(
-            model=(self.models[name],),
+        return EvalConfig(
+            model=self.models[name],
             method=tuple(methods),
-            benchmark=(row.benchmark,),
+            benchmark=row.benchmark,
             data=self.data[row.benchmark],
             out=str(self.out / output),
             limit=self.limit_of(row),
@@ -67,16 +69,15 @@ class Setup:
             preset="paper",
             **self.options,
         )
-        return config.plan()
 
     def subject(self, name: str, **options: Any) -> Subject:
-        """One model and the pictures of CHAIR."""
+        """Return one model and the images of CHAIR."""
         dtype, device_map = self.options.get("dtype"), self.options.get("device_map")
         return Subject(model=self.models[name], data=self.data["chair"], dtype=dtype, device_map=device_map, **options)
 
 
 def reproduce(rows: Sequence[Row], setup: Setup, reporter: Reporter) -> Document:
-    """Runs every row, those of one benchmark from the same answers, and returns the document with all tables."""
+    """Run every row, those of one benchmark from the same answers, and return the document with all tables."""
     sections: list[Section] = []
     for number, row in enumerate(rows, 1):
         reporter.note(f"{number} of {len(rows)}: {row.key}, {row.title} ({row.where})")
@@ -88,7 +89,9 @@ def reproduce(rows: Sequence[Row], setup: Setup, reporter: Reporter) -> Document
     )
     if setup.stand_in:
         model = next(iter(setup.models.values()))
-        lead += f" Here {model} takes the place of all models of the paper: differences say nothing about the paper."
+        lead += (
+            f" Here {model} takes the place of all models of the paper: differences are no evidence about the paper."
+        )
     return Document("ReVisiT: the paper's tables", lead, sections)
 
 
@@ -102,12 +105,12 @@ def _lead(row: Row, setup: Setup) -> str:
 
 
 def _run_grid(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
-    ours: dict[str, dict[str, Any]] = {}
-    done: dict[tuple[str, Any], dict[str, Any]] = {}  # one model may take the place of several
+    ours: dict[str, dict[str, Log]] = {}
+    done: dict[tuple[str, Any], dict[str, Log]] = {}  # one model may take the place of several
     for name in setup.names(row):
         key = (setup.models[name], catalog.ALPHAS.get((row.benchmark, name)))
         if key not in done:
-            done[key] = _cells(setup.plan(row, name), reporter)
+            done[key] = _logs(setup.config(row, name), reporter)
         ours[name] = done[key]
     data = published.table(row.published)
     blocks: list[Block] = []
@@ -123,29 +126,28 @@ def _run_grid(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
 
 
 def _parts(metrics: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Many metrics in groups of six, which fit on a page, each with its title."""
+    """Split many metrics into groups of six, which fit on a page, each with its title."""
     groups = [list(metrics[start : start + 6]) for start in range(0, len(metrics), 6)]
     return [(f"{names[0]} to {names[-1]}".replace("_", " "), names) for names in groups]
 
 
-def _cells(plan: Plan, reporter: Reporter) -> dict[str, dict[str, Any]]:
-    """Method name -> its cell of results.json; the plan has one model and one benchmark."""
-    return {cell["method"]["name"]: cell for cell in run(plan, reporter)["cells"]}
+def _logs(config: EvalConfig, reporter: Reporter) -> dict[str, Log]:
+    """Run one model on one benchmark; return the logs by the name of their method."""
+    return {log.spec.method_name: log for log in run(config, reporter)}
 
 
-def _values(cell: Stored | None, names: Sequence[str]) -> dict[str, Measured]:
-    """Our printed values with their intervals, by the paper's names of the metrics."""
-    if cell is None:
+def _values(log: Log | None, names: Sequence[str]) -> dict[str, Measured]:
+    """Return measured values with their intervals, by the paper's names of the metrics."""
+    if log is None or log.scores is None:
         return {}
     found = {}
     for name in names:
         # the paper prints MMMU's subjects with blanks, and the mean over them as Overall
         keys = ("macro",) if name == "Overall" else (name, f"{name.replace(' ', '_')}/accuracy")
-        metric = next((cell["metrics"][key] for key in keys if key in cell["metrics"]), None)
-        if metric is not None and metric["value"] is not None:
-            show = metric["show"]
-            low, high = (None if metric[end] is None else metric[end] * show for end in ("low", "high"))
-            found[name] = Measured(metric["value"] * show, low, high)
+        key = next((key for key in keys if key in log.scores.metrics), None)
+        value, *bounds = log.scores.value(key) if key else (math.nan,) * 3
+        if not math.isnan(value):
+            found[name] = Measured(value, *(None if math.isnan(bound) else bound for bound in bounds))
     return found
 
 
@@ -155,25 +157,25 @@ def _values(cell: Stored | None, names: Sequence[str]) -> dict[str, Measured]:
 def _run_ablation(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
     sections = []
     for name in setup.names(row):
-        plan = setup.plan(row, name, row.key)
-        (methods,) = plan.methods.values()
+        config = setup.config(row, name, row.key)
+        methods = config.methods_for(setup.models[name])
         base = next(method for method in methods if isinstance(method, ReVisiT))
         panels = paper_panels(base) if row.key == "ablation" else {"layers": _vqav2_panel(base)}
-        results = ablate(plan, panels, reporter, command())
-        sections += ablation_sections(read_ablation(plan.output), results, f"{row.key}-{slug(name)}")
-        sections.append(Section(f"Verdicts · {name}", _panel_verdicts(row, panels, results, name), level=3))
+        logs = ablate(config, panels, reporter)
+        sections += ablation_sections(read_panels(Path(config.out)), logs, f"{row.key}-{slug(name)}")
+        sections.append(Section(f"Verdicts · {name}", _panel_verdicts(row, panels, logs, name), level=3))
     return sections
 
 
 def _vqav2_panel(base: ReVisiT) -> Panel:
-    """Layer scope by threshold, as the paper's VQAv2 ablation has them."""
+    """Return the panel of the paper's VQAv2 ablation: layer scope by threshold."""
     rows = published.table("ablation_vqav2")
     methods = tuple(base.replace(layers=row["layers"], alpha=row["alpha"]) for row in rows)
     return Panel("layers", "Layer scope × threshold α", ("layers", "alpha"), methods, base)
 
 
-def _panel_verdicts(row: Row, panels: Mapping[str, Panel], results: Stored, model: str) -> list[Block]:
-    cells = {cell["method"]["label"]: cell for cell in results["cells"]}
+def _panel_verdicts(row: Row, panels: Mapping[str, Panel], logs: Sequence[Log], model: str) -> list[Block]:
+    by_method = {log.spec.method: log for log in logs}
     blocks: list[Block] = []
     for key, panel in panels.items():
         if row.key == "ablation":
@@ -187,7 +189,7 @@ def _panel_verdicts(row: Row, panels: Mapping[str, Panel], results: Stored, mode
             method = next((m for m in panel.methods if all(getattr(m, k) == v for k, v in settings.items())), None)
             name = ", ".join(f"{k} {v}" for k, v in settings.items())
             values[name] = {m: entry[m] for m in metrics}
-            ours[name] = _values(cells.get(label(method)) if method else None, metrics)
+            ours[name] = _values(by_method.get(label(method)) if method else None, metrics)
         blocks.append(comparison_table(values, ours, f"{panel.title} ({key}), {model}.", first="Setting"))
     return blocks
 
@@ -196,7 +198,7 @@ def _panel_verdicts(row: Row, panels: Mapping[str, Panel], results: Stored, mode
 
 
 def _run_study(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
-    """Each model's study, with the paper's numbers."""
+    """Run each model's study, and compare it with the paper's numbers."""
     study = "case-study" if row.key == "token-tables" else row.key
     sections = []
     for name in setup.names(row):
@@ -215,7 +217,7 @@ def _run_study(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
 
 
 def _study_verdicts(row: Row, model: str, result: Stored) -> list[Block]:
-    """The study's published numbers with a verdict each, where they have an interval."""
+    """Compare a study's numbers with the published ones."""
     if not row.published:
         return []
     paper = published.table(row.published)
@@ -248,12 +250,12 @@ CHOOSING = {
 
 
 def _run_methods(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
-    """Every method with its recommended settings: scores, and the time of an answer; or why it refuses the model."""
+    """Run every method with its recommended settings: scores, and the time of an answer; or why it does not support the model."""
     sections = []
     for name in setup.names(row):
         model, limit = setup.models[name], int(row.tokens)
         config = EvalConfig(
-            model=(model,),
+            model=model,
             method=row.methods,
             benchmark=("chair", "pope:settings=coco_adversarial"),
             data={benchmark: setup.data[benchmark] for benchmark in CHOOSING},
@@ -263,8 +265,7 @@ def _run_methods(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
             max_new_tokens=limit,
             **setup.options,
         )
-        plan = config.plan()
-        methods = {method.name: method for method in plan.methods[model]}
+        methods = {method.name: method for method in config.methods_for(model)}
         file = setup.out / f"time-{digest([model, limit, [label(m) for m in methods.values()]])[:12]}.json"
         if not file.exists():
             reporter.note(f"time per token of {len(methods)} methods")
@@ -273,38 +274,39 @@ def _run_methods(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
             write_json(file, time_answers(subject.loaded[0], inputs, methods, new_tokens=limit))
         times = read_json(file)
         able = tuple(method for key, method in methods.items() if not isinstance(times[key], str))
-        cells = [_cells(replace(plan, benchmarks=(b,), methods={model: able}), reporter) for b in plan.benchmarks]
-        sections.append(Section(model, _choosing_tables(plan, cells, times), level=3))
+        parts = [config.replace(benchmark=b, method=able, data=setup.data[b.name]) for b in config.benchmarks]
+        logs = [_logs(part, reporter) for part in parts]
+        sections.append(Section(model, _choosing_tables(config, logs, times), level=3))
     return sections
 
 
 def _choosing_tables(
-    plan: Plan, cells: Sequence[Mapping[str, Stored]], times: Mapping[str, float | str]
+    config: EvalConfig, logs: Sequence[Mapping[str, Log]], times: Mapping[str, float | str]
 ) -> list[Block]:
-    """A row per method: the metrics of each benchmark, and the time as a multiple of greedy's."""
-    ran = list(cells[0])
-    chosen = [[b.metric(metric) for metric in CHOOSING[b.name]] for b in plan.benchmarks]
+    """Return a row per method: the metrics of each benchmark, and the time as a multiple of greedy's."""
+    ran = list(logs[0])
+    chosen = [[b.metric(metric) for metric in CHOOSING[b.name]] for b in config.benchmarks]
     columns = [
         ranked([found[method] for method in ran], metric)
-        for metrics, found in zip(chosen, cells, strict=True)
+        for metrics, found in zip(chosen, logs, strict=True)
         for metric in metrics
     ]
     lines: list[list[Cell | str]] = [
         [method, *(column[i] for column in columns), f"{float(times[method]) / float(times['greedy']):.2f}"]
         for i, method in enumerate(ran)
     ]
-    items = [next(iter(found.values()))["items"] for found in cells]
+    items = [next(iter(found.values())).request.items for found in logs]
     caption = (
-        f"{items[0]} pictures described and {items[1]} of POPE's adversarial questions answered with at most {plan.max_new_tokens} "
+        f"{items[0]} images described and {items[1]} of POPE's adversarial questions answered with at most {config.max_new_tokens} "
         "new tokens, greedy decoding (OPERA: beams), settings recommended for the model. Time: a whole answer of that length, "
         "× greedy, median of three rounds in which the methods took turns."
     )
     heads = ("Method", *(heading(metric) for metrics in chosen for metric in metrics), "time ×")
-    groups = [(b.title, len(metrics)) for b, metrics in zip(plan.benchmarks, chosen, strict=True)]
-    refused = [(method, found) for method, found in times.items() if isinstance(found, str)]
+    groups = [(b.title, len(metrics)) for b, metrics in zip(config.benchmarks, chosen, strict=True)]
+    unsupported = [(method, found) for method, found in times.items() if isinstance(found, str)]
     blocks: list[Block] = [Table(heads, lines, caption, groups=[*groups, ("one answer", 1)])]
-    if refused:
-        blocks.append(Table(("Method", "Why it does not run"), refused, "Not run.", left=2))
+    if unsupported:
+        blocks.append(Table(("Method", "Why it does not run"), unsupported, "Not run.", left=2))
     return blocks
 
 

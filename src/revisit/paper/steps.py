@@ -1,7 +1,7 @@
-"""Hallucinated steps: is a word for something that *is* in the picture still near the top when the model goes wrong?
+"""Hallucinated steps: is a word for something that *is* in the image still near the top when the model goes wrong?
 
-A hallucinated step is the token at which a caption names an object that the picture does not show. Kept are those whose
-word is one token, and whose picture has at least one single-token word for what it does show (the paper's rules). On
+A hallucinated step is the token at which a caption names an object that the image does not show. Kept are those whose
+word is one token, and whose image has at least one single-token word for what it does show (the paper's rules). On
 the output distribution of such a step, without its likeliest token, at-least-one recall@k asks whether any word of a
 shown object is among the k likeliest.
 """
@@ -13,15 +13,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from revisit.evaluation.records import Stored
-from revisit.evaluation.runner import Reporter
+from revisit.eval.report.document import Block, Table, Text
+from revisit.eval.run import Reporter
 from revisit.models.parts import ModelParts
 from revisit.models.types import Tokenizer
 from revisit.paper.alignment import Mention, mentions
 from revisit.paper.figures import Plot, curves
 from revisit.paper.objects import ObjectVocabulary, best_rank, recalls, without_top
-from revisit.paper.study import Caption, Result, Subject, captions_text, percent, recall_curve, share, track
-from revisit.report.document import Block, Table, Text
+from revisit.paper.study import Caption, Result, Stored, Subject, captions_text, percent, recall_curve, share, track
 
 KS = (1, 5, 10, 50, 100, 500)  # in the table
 CURVE = (1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 500, 700, 1000)
@@ -37,7 +36,7 @@ class Selection:
 
 
 def select(captions: list[Caption], tokenizer: Tokenizer, vocabulary: ObjectVocabulary) -> Selection:
-    """The hallucinated mentions of all captions, sorted by the paper's rules."""
+    """Select the hallucinated mentions of all captions by the paper's rules."""
     counts = dict.fromkeys(("mentions", "hallucinated", "kept", "word of several tokens", "no ground-truth word"), 0)
     found = Selection([], counts, set())
     for caption in captions:
@@ -61,7 +60,7 @@ def select(captions: list[Caption], tokenizer: Tokenizer, vocabulary: ObjectVoca
 
 
 def hallucinated_steps(subject: Subject, reporter: Reporter) -> Result:
-    """The study: recall@k at the hallucinated steps, with Wilson intervals, and every step."""
+    """Run the study: recall@k at the hallucinated steps, with Wilson intervals, and every step."""
     captions = subject.captions(reporter)
     model, processor = subject.loaded
     vocabulary, head = subject.vocabulary, ModelParts.of(model).head
@@ -84,7 +83,7 @@ def hallucinated_steps(subject: Subject, reporter: Reporter) -> Result:
 
 
 def rank_steps(logits: Tensor, caption: Caption, kept: list[Mention], vocabulary: ObjectVocabulary) -> list[Result]:
-    """The steps of one caption: how many tokens are before the best word for a shown object, the likeliest not counted.
+    """Rank the steps of one caption: the tokens before the best word for a shown object, the likeliest not counted.
 
     (steps, V) logits; `likeliest` says whether the likeliest token is the one that was written.
     """
@@ -108,7 +107,7 @@ def rank_steps(logits: Tensor, caption: Caption, kept: list[Mention], vocabulary
 
 
 def draw(result: Stored, name: str) -> list[Block]:
-    """Counts, a table of recall@k and its curve."""
+    """Draw the counts, a table of recall@k and its curve."""
     chosen = result["selection"]
     text = (
         f"{captions_text(result)}{chosen['hallucinated']} hallucinated mentions among {chosen['mentions']}, {chosen['kept']} kept "

@@ -8,19 +8,20 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from revisit.evaluation.environment import environment
-from revisit.evaluation.records import Stored, StudyRecord
-from revisit.evaluation.runner import Reporter
-from revisit.evaluation.store import make_folder, read_record, slug, write_record
+from revisit.errors import RevisitError
+from revisit.eval.report.document import Block, Provenance, Section, Text
+from revisit.eval.run import Reporter
+from revisit.eval.spec import environment
+from revisit.explain.files import make_folder, slug, write_json
+from revisit.explain.records import read_json
 from revisit.paper import cases, check, grounding, latency, pointing, projection, steps
 from revisit.paper.catalog import METHODS
-from revisit.paper.study import Result, Subject, command
-from revisit.report.document import Block, Provenance, Section, Text
+from revisit.paper.study import Result, Stored, Subject, command
 
 FOLDER = "studies"  # below the output folder
 INTRODUCTION = (
     "Object words are CHAIR's synonyms of COCO categories that the model's tokenizer writes as one token; a word is "
-    "ground truth (GT) for a picture if its category is in it, otherwise it is hallucinated (Hal)."
+    "ground truth (GT) for an image if its category is in it, otherwise it is hallucinated (Hal)."
 )
 
 
@@ -40,21 +41,21 @@ STUDIES = {
     "latency": Study("Latency", latency.time_methods, latency.draw, METHODS),
     "hallucinated-steps": Study("Ground-truth words at hallucinated steps", steps.hallucinated_steps, steps.draw),
     "gt-vs-hal": Study("GT and Hal probabilities, with and without the image", grounding.gt_vs_hal, grounding.draw),
-    "projection": Study("What single vision tokens say", projection.projection, projection.draw, ()),
+    "projection": Study("What single vision tokens predict", projection.projection, projection.draw, ()),
     "pointing": Study(
         "Is the selected patch on the object?",
         pointing.pointing,
         pointing.draw,
         pointing.SETTINGS,
-        pointing.BoxedPictures,
+        pointing.BoxedImages,
     ),
     "case-study": Study("Case studies", cases.case_studies, cases.draw, ("revisit",)),
-    "check": Study("Which words does the picture support?", check.check_study, check.draw, subject=check.Checked),
+    "check": Study("Which words does the image support?", check.check_study, check.draw, subject=check.Checked),
 }
 
 
 def run_study(name: str, subject: Subject, reporter: Reporter) -> Path:
-    """Runs a study and writes its file: what was measured, with the command, the settings and the machine."""
+    """Run a study and write its file: what was measured, with the command, the settings and the machine."""
     result = STUDIES[name].run(subject, reporter)
     settings = subject.settings()
     if not STUDIES[name].methods:
@@ -63,7 +64,7 @@ def run_study(name: str, subject: Subject, reporter: Reporter) -> Path:
 
 
 def save(name: str, subject: Subject, settings: dict[str, Any], result: Result) -> Path:
-    """Writes a study's file below the subject's output."""
+    """Write a study's file below the subject's output."""
     path = make_folder(Path(subject.output) / FOLDER) / f"{name}-{slug(subject.model)}-{slug(subject.data)}.json"
     record = {
         "study": name,
@@ -73,17 +74,23 @@ def save(name: str, subject: Subject, settings: dict[str, Any], result: Result) 
         "environment": environment(),
         "result": result,
     }
-    write_record(path, record, StudyRecord)
+    write_json(path, record)
     return path
 
 
 def read_study(path: Path) -> dict[str, Any]:
-    """A study's file as plain data; raises RevisitError if it is damaged."""
-    return read_record(path, StudyRecord).model_dump(mode="json", by_alias=True)
+    """Return a study's file; raise RevisitError if it is something else."""
+    found = read_json(path)
+    if (
+        not isinstance(found, dict)
+        or not {"study", "written", "command", "settings", "environment", "result"} <= found.keys()
+    ):
+        raise RevisitError(f"{path} is not a study of `revisit analyze`; move it away.")
+    return found
 
 
 def study_section(study: Stored) -> Section:
-    """A study's file as a section."""
+    """Draw a study's file as a section."""
     about = study["settings"]
     found = STUDIES[study["study"]]
     blocks = found.draw(study["result"], study.get("name") or study["study"])
@@ -91,13 +98,13 @@ def study_section(study: Stored) -> Section:
 
 
 def study_sections(studies: Iterable[Stored]) -> list[Section]:
-    """All studies in the order of `STUDIES`."""
+    """Draw all studies in the order of `STUDIES`."""
     order = list(STUDIES)
     sections = [study_section(study) for study in sorted(studies, key=lambda study: order.index(study["study"]))]
     return [Section("Analyses", [Text(INTRODUCTION)]), *sections] if sections else []
 
 
 def provenance(about: Stored) -> Provenance:
-    """The command and settings of a study or an ablation."""
+    """Return the command and settings of a study or an ablation."""
     kept = {k: v for k, v in about["settings"].items() if v is not None and not isinstance(v, (dict, list))}
     return Provenance(about["command"], ", ".join(f"{k} {v}" for k, v in kept.items()))

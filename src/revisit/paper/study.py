@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from revisit.benchmarks.base import Item
-from revisit.benchmarks.chair import Chair
-from revisit.decoding.loop import generate
+from revisit.decoding.generate import generate
 from revisit.decoding.method import Method
 from revisit.decoding.trace import RowTrace, Trace
 from revisit.errors import RevisitError
-from revisit.evaluation.environment import command_line
-from revisit.evaluation.places import DEFAULT_SCENES, resolve_data
-from revisit.evaluation.plan import Plan
-from revisit.evaluation.runner import Reporter, run
-from revisit.evaluation.store import read_answers, read_scores
-from revisit.explain.forcing import force, without_vision
+from revisit.eval.benchmarks.base import Item
+from revisit.eval.benchmarks.chair import Chair
+from revisit.eval.benchmarks.io.places import DEFAULT_SCENES, resolve_data
+from revisit.eval.config import EvalConfig
+from revisit.eval.report.document import Cell
+from revisit.eval.run import Reporter, run
+from revisit.eval.spec import command_line
+from revisit.explain.teacher_forcing import force, without_vision
 from revisit.methods import as_method
 from revisit.models.images import open_image
 from revisit.models.loading import load
@@ -32,7 +32,6 @@ from revisit.models.parts import ModelParts
 from revisit.models.prompts import end_tokens, new_tokens, prepare, until_end
 from revisit.paper.figures import Series
 from revisit.paper.objects import ObjectVocabulary
-from revisit.report.document import Cell
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -41,13 +40,14 @@ if TYPE_CHECKING:
 
 Thing = TypeVar("Thing")
 Result: TypeAlias = dict[str, Any]  # what a study measured, or a part of it, ready for JSON
+Stored: TypeAlias = Mapping[str, Any]  # the same, read from a file
 
 CAPTIONS = "captions"  # the folder of the descriptions that studies read, below the output
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model and the pictures it is studied on: CHAIR's items of a folder, or of generated scenes."""
+    """A model and the images it is studied on: CHAIR's items of a folder, or of generated scenes."""
 
     model: str = "tiny"
     data: str = DEFAULT_SCENES
@@ -61,12 +61,12 @@ class Subject:
 
     @cached_property
     def folder(self) -> Path:
-        """Where the pictures are."""
+        """Where the images are."""
         return resolve_data(self.data, "chair", self.limit)
 
     @cached_property
     def items(self) -> list[Item]:
-        """The pictures with their ground truth."""
+        """The images with their ground truth."""
         items = Chair().load(self.folder)[: self.limit]
         if not items:
             raise RevisitError(f"There are no CHAIR items in {self.folder}.")
@@ -84,14 +84,14 @@ class Subject:
         return ObjectVocabulary.of(self.loaded[1].tokenizer)
 
     def inputs(self, items: Sequence[Item]) -> dict[str, Any]:
-        """The model's inputs for a batch of items."""
+        """Return the model's inputs for a batch of items."""
         model, processor = self.loaded
         return dict(prepare(processor, [item.prompt for item in items], [images(item) for item in items], model.device))
 
     def decode(
         self, method: Method, reporter: Reporter, title: str, items: Sequence[Item] | None = None
     ) -> Iterator[tuple[Item, RowTrace, list[int]]]:
-        """Decodes the items, batch by batch: each with what the method did, step by step, and the new tokens."""
+        """Decode the items batch by batch; yield each with its trace and its new tokens."""
         model, processor = self.loaded
         items = self.items if items is None else items
         starts = range(0, len(items), self.batch_size)
@@ -105,7 +105,7 @@ class Subject:
                 yield item, row, until_end(tokens, end)
 
     def forced_states(self, caption: Caption, *, vision: bool = True) -> Tensor:
-        """The final states that predict each token of a caption; without `vision`, no vision token is in the prompt.  -> (tokens, d)"""
+        """Return the final states that predict each token of a caption, with or without vision tokens in the prompt.  -> (tokens, d)"""
         model = self.loaded[0]
         inputs = self.inputs([caption.item])
         if not vision:
@@ -113,27 +113,26 @@ class Subject:
         return force(model, inputs, [caption.tokens])[0].states
 
     def captions(self, reporter: Reporter) -> list[Caption]:
-        """The model's own descriptions, answered and stored by the runner, so that they are decoded once."""
-        plan = Plan(
-            methods={self.model: (as_method(self.methods[0]),)},
-            benchmarks=(Chair(),),
-            data={"chair": self.folder},
-            output=Path(self.output) / CAPTIONS,  # apart from the user's own results, which may be about other items
-            limits={"chair": self.limit} if self.limit else {},
+        """Return the model's own descriptions, stored like any evaluation, so that they are decoded once."""
+        config = EvalConfig(
+            model=self.model,
+            method=as_method(self.methods[0]),
+            benchmark=Chair(),
+            data=str(self.folder),
+            out=str(Path(self.output) / CAPTIONS),  # apart from the user's own results, which may be about other items
+            limit=self.limit,
             batch_size=self.batch_size,
             max_new_tokens=self.max_new_tokens,
-            engine_options={"dtype": self.dtype, "device_map": self.device_map},
+            dtype=self.dtype,
+            device_map=self.device_map,
         )
-        (cell,) = run(plan, reporter)["cells"]
-        place = Path(self.output) / CAPTIONS / cell["path"]
-        asked = read_scores(place).items  # id -> hash of prompt and picture
-        stored = read_answers(place / "answers.jsonl")
-        lines = {line.id: line for line in stored if asked.get(line.id) == line.item}
+        (log,) = run(config, reporter)
+        answers = {answer.id: answer for answer in log.current()}
         end = end_tokens(self.loaded[0].generation_config)
-        return [Caption(item, spoken(lines[item.id].tokens, end)) for item in self.items]
+        return [Caption(item, spoken(answers[item.id].tokens, end)) for item in self.items]
 
     def settings(self) -> dict[str, Any]:
-        """What decides the result, in JSON-ready form."""
+        """Return what decides the result, ready for JSON."""
         kept = asdict(self)
         kept.pop("output")
         return {**kept, "methods": "; ".join(self.methods), "items": len(self.items)}
@@ -148,27 +147,27 @@ class Caption:
 
     @property
     def truth(self) -> frozenset[str]:
-        """The categories in the picture."""
+        """The categories in the image."""
         return frozenset(self.item.meta["ground_truth"])
 
 
 def images(item: Item) -> list[Image]:
-    """The item's pictures."""
+    """Open the item's images."""
     return [open_image(path) for path in item.images]
 
 
 def spoken(tokens: tuple[int, ...], end: set[int]) -> tuple[int, ...]:
-    """The tokens without the one that ends the answer."""
+    """Return the tokens without the one that ends the answer."""
     return tokens[:-1] if tokens and tokens[-1] in end else tokens
 
 
 def command() -> str:
-    """The command line of this process, as one would type it."""
+    """Return the command line of this process, as one would type it."""
     return shlex.join(command_line())
 
 
 def track(reporter: Reporter, title: str, things: Sequence[Thing]) -> Iterator[Thing]:
-    """The things one by one, with progress."""
+    """Yield the things one by one, with progress."""
     reporter.start(title, len(things), 0)
     for thing in things:
         yield thing
@@ -179,29 +178,29 @@ def track(reporter: Reporter, title: str, things: Sequence[Thing]) -> Iterator[T
 
 
 def percent(value: float | None, decimals: int = 2) -> str:
-    """A share in percent, or a dash."""
+    """Format a share in percent; a dash if it is undefined."""
     return number(None if value is None else 100 * value, decimals)
 
 
 def number(value: float | None, decimals: int = 2) -> str:
-    """A number, or a dash."""
+    """Format a number; a dash if it is undefined."""
     return "–" if value is None or math.isnan(value) else f"{value:.{decimals}f}"
 
 
 def share(row: Mapping[str, Any], key: str = "recall", decimals: int = 1) -> Cell:
-    """A share in percent with its 95 % interval, where it has one."""
+    """Format a share in percent, with its 95 % interval if it has one."""
     low, high = (percent(row[end], decimals) for end in ("low", "high"))
     return Cell(percent(row[key], decimals), small="" if row["low"] is None else f"[{low}, {high}]")
 
 
 def recall_curve(label: str, rows: Sequence[Mapping[str, float]]) -> Series:
-    """Recall@k in percent with its interval."""
+    """Return the curve of recall@k in percent, with its interval."""
     values = {key: [100 * row[key] for row in rows] for key in ("recall", "low", "high")}
     return Series(label, values["recall"], [row["k"] for row in rows], values["low"], values["high"])
 
 
 def captions_text(result: Mapping[str, Any]) -> str:
-    """How many captions a study read, and how large its vocabulary is."""
+    """Describe the captions that a study read, and its vocabulary."""
     words = result["vocabulary"]
     return (
         f"{result['captions']} captions, {result['hallucinated_captions']} of them with a hallucinated object; object "

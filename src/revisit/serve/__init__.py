@@ -1,1 +1,1 @@
-"""An OpenAI-compatible chat endpoint over `revisit.generate`, for those without a serving engine."""
+"""An OpenAI-compatible chat server and the interactive page, for use without a serving engine."""

@@ -1,7 +1,7 @@
 """The queue of requests, and the one thread that runs the model on batches of them.
 
-Requests share a batch if they share a decoding method and all or none of them are checked; everything else is applied row by row.
-Recorded requests are decoded alone.
+Requests share a batch if they share a decoding method and either all or none of them are checked; everything else applies
+row by row. Recorded requests are decoded alone.
 """
 
 from __future__ import annotations
@@ -14,18 +14,25 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from revisit.errors import RevisitError
-from revisit.serve.errors import ApiError, server_error, shorten
+from revisit.serve.errors import ApiError, server_error
 from revisit.serve.limits import Limits
 from revisit.serve.metrics import Metrics
 from revisit.serve.replies import Json, Piece, Reply
 from revisit.serve.requests import ChatRequest
 
 logger = logging.getLogger(__name__)
+BATCH_WAIT = 0.01  # seconds that a batch waits for further requests
+END_WAIT = 5.0  # seconds that a server which ends waits for the model's thread
+Event = Piece | Reply | ApiError
 Decode = Callable[[Sequence["Ticket"], int], None]
 
 
+class Abandoned(Exception):
+    """Raised out of the model when nobody waits for its batch any more."""
+
+
 class Ticket:
-    """One request between the web side, which awaits `events`, and the model's thread, which fills it.
+    """One request between the event loop, which awaits `events`, and the model's thread, which sends them.
 
     Events are pieces if the answer is streamed, then a reply or an error.
     """
@@ -34,20 +41,21 @@ class Ticket:
         self.request, self.prompt = request, prompt
         self.arrived = time.monotonic()
         self.deadline = self.arrived + seconds
-        self.events: asyncio.Queue[Piece | Reply | ApiError] = asyncio.Queue()
+        self.events: asyncio.Queue[Event] = asyncio.Queue()
         self.first: float | None = None  # seconds to the first token
+        self.sent = False  # whether a piece of the answer is on its way to the client
         self.finished = False
-        self.pixels = sum(image.width * image.height for image in request.images)
-        self.gone = False  # set by the web side when the client has left
+        self.gone = False  # set when nobody waits for the answer any more
+        self.image_bytes = sum(3 * image.width * image.height for image in request.images)
         self._loop = loop
 
     @property
     def abandoned(self) -> bool:
-        """Whether the client left or its time is over."""
+        """Whether the client has left or its time is over."""
         return self.gone or time.monotonic() > self.deadline
 
     def can_join(self, other: Ticket) -> bool:
-        """Whether the two can be decoded in one batch."""
+        """Return whether the two can be decoded in one batch."""
         mine, others = (
             (ticket.request.method, ticket.request.check is None, ticket.request.text is None, ticket.request.record)
             for ticket in (self, other)
@@ -59,30 +67,30 @@ class Ticket:
         if self.first is None:
             self.first = time.monotonic() - self.arrived
         if self.request.stream and (text or record):
+            self.sent = True
             self._send(Piece(text, record))
 
-    def succeed(self, reply: Reply) -> None:
-        self._end(reply)
-
-    def fail(self, error: BaseException) -> None:
-        """The error as the client will see it; details of anything unexpected stay in the server's log."""
-        if isinstance(error, RevisitError):
-            error = ApiError(400, shorten(str(error), 600))
-        self._end(error if isinstance(error, ApiError) else server_error())
-
-    def time_out(self) -> None:
-        self.fail(ApiError(504, "The answer was not finished within the time allowed.", code="timeout"))
-
-    def _end(self, last: Reply | ApiError) -> None:
+    def finish(self, last: Reply | BaseException) -> None:
+        """Send the reply, or the error; details of unexpected errors stay in the server's log."""
+        if isinstance(last, RevisitError):
+            last = ApiError(400, str(last))
         if not self.finished:
             self.finished = True
-            self._send(last)
+            self._send(last if isinstance(last, (Reply, ApiError)) else server_error())
 
-    def _send(self, event: Piece | Reply | ApiError) -> None:
+    def time_out(self) -> None:
+        self.finish(timed_out())
+
+    def _send(self, event: Event) -> None:
         try:
             self._loop.call_soon_threadsafe(self.events.put_nowait, event)
         except RuntimeError:  # the loop is closed
             self.gone = True
+
+
+def timed_out() -> ApiError:
+    """Return the error for an answer that took too long."""
+    return ApiError(504, "The answer was not finished within the time allowed.", code="timeout")
 
 
 class Batcher:
@@ -109,25 +117,26 @@ class Batcher:
     def alive(self) -> bool:
         return self._thread.is_alive() and not self._stopping
 
+    @property
+    def held_bytes(self) -> int:
+        """The memory of the images that wait or are being decoded."""
+        with self._ready:
+            return sum(ticket.image_bytes for ticket in (*self._waiting, *self._batch))
+
     def submit(self, ticket: Ticket) -> None:
-        """Queue a ticket; refuses when the queue is full or the server is shutting down."""
+        """Queue a ticket."""
         with self._ready:
             if self._stopping:
                 raise ApiError(503, "The server is shutting down.")
-            if len(self._waiting) >= self.limits.queue:
-                raise ApiError(
-                    429, f"{len(self._waiting)} requests are already waiting; try again later.", code="queue_full"
-                )
-            held = sum(other.pixels for other in (*self._waiting, *self._batch))
-            if held and held + ticket.pixels > self.limits.held_pixels:
-                raise ApiError(429, "Too many image pixels in waiting requests; try again later.", code="queue_full")
             self._waiting.append(ticket)
             self._ready.notify()
 
-    def stop(self, timeout: float | None = None) -> None:
-        """Take no new tickets, finish all that are waiting, and end the thread."""
+    def stop(self, timeout: float = END_WAIT) -> None:
+        """Abandon all tickets and end the thread; return after `timeout` seconds at the latest."""
         with self._ready:
             self._stopping = True
+            for ticket in (*self._waiting, *self._batch):
+                ticket.gone = True
             self._ready.notify()
         self._thread.join(timeout)
 
@@ -141,34 +150,35 @@ class Batcher:
         self.metrics.batch.observe(len(batch))
         try:
             self.decode(batch, self.limits.prompt_tokens)
+        except Abandoned:
+            pass
         except BaseException as error:  # the thread must outlive any batch
             self._recover(batch, error)
         for ticket in batch:
-            if not ticket.finished:
-                ticket.time_out()
+            ticket.time_out()  # unless it is finished
 
     def _recover(self, batch: list[Ticket], error: BaseException) -> None:
-        """After a failure, retry alone the requests that have sent no text: only one of them may be at fault."""
-        if not isinstance(error, RevisitError):  # which the client sees itself
+        """Retry alone the requests whose clients have received nothing: only one of them may be at fault."""
+        if not isinstance(error, RevisitError):  # which the client receives
             logger.error("A batch of %d failed: %s: %s", len(batch), type(error).__name__, error, exc_info=error)
+        error.__traceback__ = None  # its frames hold the batch's tensors
         for ticket in batch:
-            if ticket.finished:
-                continue
-            if len(batch) > 1 and ticket.first is None:
+            if len(batch) > 1 and not ticket.sent and not ticket.finished:
                 self._run([ticket])
             else:
-                ticket.fail(error)
+                ticket.finish(error)
 
     def _next(self) -> list[Ticket] | None:
-        """The next batch: the oldest request and those that can join it; None after the last."""
+        """Wait for the next batch, the oldest request and those that can join it; None when the thread should end."""
         with self._ready:
             while not self._waiting:
                 if self._stopping:
                     return None
                 self._ready.wait()
             first = self._waiting[0]
-            until = time.monotonic() + self.limits.batch_wait
-            while sum(ticket.can_join(first) for ticket in self._waiting) < self.limits.batch and not self._stopping:
+            size = max(1, self.limits.batch // first.request.method.own_beams)
+            until = time.monotonic() + BATCH_WAIT
+            while sum(ticket.can_join(first) for ticket in self._waiting) < size and not self._stopping:
                 left = until - time.monotonic()
                 if left <= 0:
                     break
@@ -177,10 +187,8 @@ class Batcher:
             rest: deque[Ticket] = deque()
             for ticket in self._waiting:
                 if ticket.abandoned:
-                    if not ticket.gone:
-                        ticket.time_out()
-                    ticket.finished = True
-                elif len(batch) < self.limits.batch and ticket.can_join(first):
+                    ticket.time_out()
+                elif len(batch) < size and ticket.can_join(first):
                     batch.append(ticket)
                 else:
                     rest.append(ticket)

@@ -1,22 +1,22 @@
-"""Decodes a batch of requests with one call of `revisit.generate`, each row by its own rules."""
+"""Decoding of a batch of requests with one call of `revisit.generate`, each row by its own settings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
 from revisit.decoding.batch import decode_batch
 from revisit.decoding.trace import Trace
-from revisit.errors import RevisitError
 from revisit.explain.check import Check, Checker
 from revisit.explain.prefill import watch_prefill
-from revisit.explain.support import Written, read_texts, row_layout
+from revisit.explain.support import ModelText, read_texts, row_layout
 from revisit.models import templates
-from revisit.models.prompts import encode, end_tokens, vision_texts
-from revisit.serve.batcher import Ticket
+from revisit.models.prompts import check_no_image_tokens, encode, end_tokens
+from revisit.serve.batcher import Abandoned, Ticket
 from revisit.serve.detokenizer import IncrementalDetokenizer
+from revisit.serve.errors import ApiError
 from revisit.serve.recording import StepRecorder, finite
 from revisit.serve.replies import Json, Reply
 from revisit.serve.requests import ChatRequest
@@ -25,60 +25,61 @@ if TYPE_CHECKING:
     from revisit.models.types import Inputs, Model, Processor
 
 
+@contextmanager
+def stoppable(model: Model, tickets: Sequence[Ticket]) -> Iterator[None]:
+    """Raise `Abandoned` at the model's next forward pass once no ticket is wanted any more.
+
+    Every decoding loop runs the model, so this ends all of them: tokens, beams, a beam's candidates, descriptions.
+    """
+
+    def check(*_: object) -> None:
+        if all(ticket.abandoned for ticket in tickets):
+            raise Abandoned
+
+    hook = model.register_forward_pre_hook(check)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
 class Decoder:
     """A loaded model that answers tickets."""
 
     def __init__(self, model: Model, processor: Processor) -> None:
         self.model, self.processor = model, processor
         self.end = end_tokens(model.generation_config)
-        self.special = vision_texts(processor)
-
-    # -- before the queue -----------------------------------------------------------------------------------------
 
     def prompt(self, request: ChatRequest) -> str:
-        """The conversation as the model's chat template writes it; refuses texts that imitate an image."""
+        """Apply the chat template; raise RevisitError for texts that contain an image token."""
         for message in request.messages:
             for part in message["content"]:
-                for token in self.special:
-                    if token in part.get("text", ""):
-                        raise RevisitError(
-                            f"A message contains {token!r}, which marks an image in this model; leave it out."
-                        )
+                check_no_image_tokens(self.processor, "message", part.get("text", ""))
         return templates.render(self.processor, request.messages)
-
-    def text_length(self, text: str) -> int:
-        """Tokens of a prompt, each image counted as one: a lower bound that needs no image processing."""
-        return len(self.processor.tokenizer(text, add_special_tokens=False)["input_ids"])
-
-    # -- the batch ------------------------------------------------------------------------------------------------
 
     def decode(self, tickets: Sequence[Ticket], prompt_limit: int) -> None:
         """Answer all tickets, or raise; a ticket whose prompt is too long fails alone."""
-        try:
-            prompts, images = [t.prompt for t in tickets], [list(t.request.images) for t in tickets]
-            inputs = encode(self.processor, prompts, images, self.model.device)
-        except RevisitError:
-            raise
-        except Exception as error:
-            raise RevisitError(f"The request cannot be encoded: {error}") from error
+        prompts, images = [t.prompt for t in tickets], [list(t.request.images) for t in tickets]
+        inputs = encode(self.processor, prompts, images, self.model.device)
         lengths = [
-            length + self.text_length(ticket.request.text or "")
+            length + self._text_length(ticket.request.text or "")
             for ticket, length in zip(tickets, inputs["attention_mask"].sum(-1).tolist(), strict=True)
         ]
         fitting = [ticket for ticket, length in zip(tickets, lengths, strict=True) if length <= prompt_limit]
         if len(fitting) == len(tickets):
             run = self._generate if tickets[0].request.text is None else self._check
-            run(tickets, inputs, lengths)
+            with stoppable(self.model, tickets):
+                run(tickets, inputs, lengths)
             return
         for ticket, length in zip(tickets, lengths, strict=True):
             if length > prompt_limit:
-                ticket.fail(
-                    RevisitError(
-                        f"The prompt has {length} tokens (images included); at most {prompt_limit} are allowed."
-                    )
-                )
+                message = f"The prompt has {length} tokens (images included); at most {prompt_limit} are allowed."
+                ticket.finish(ApiError(400, message, param="messages"))
         if fitting:
             self.decode(fitting, prompt_limit)
+
+    def _text_length(self, text: str) -> int:
+        return len(self.processor.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _generate(self, tickets: Sequence[Ticket], inputs: Inputs, lengths: Sequence[int]) -> None:
         requests, method = [ticket.request for ticket in tickets], tickets[0].request.method
@@ -93,7 +94,7 @@ class Decoder:
             if recorder is not None and requests[0].record == "patches":
                 recorder.states = stack.enter_context(watch_prefill(self.model, inputs))
             if checkers:
-                seen = stack.enter_context(watch_prefill(self.model, inputs, checkers[0].layers))
+                seen = stack.enter_context(watch_prefill(self.model, inputs, [checkers[0].layer]))
             found = decode_batch(
                 self.model,
                 self.processor,
@@ -106,12 +107,21 @@ class Decoder:
             )
 
         def check(number: int, text: str, tokens: Sequence[int]) -> Json:
-            checker, vision, head = checkers[number], seen.row(number), seen.head()
+            checker, head, vision = checkers[number], seen.head(), seen.row(number)
             assert head is not None  # this decoder holds the model
             images = [list(request.images) for request in requests]
-            places = row_layout(self.model, self.processor, inputs, number, images, len(vision[0]))
-            written = Written.decoded(self.processor.tokenizer, text, tokens, trace.rows[number])
-            return as_json(checker.check(head, written, vision, places, images[number]))
+            vision_tokens = len(vision[checker.layer])
+            answer = ModelText.from_trace(
+                self.processor.tokenizer,
+                text,
+                tokens,
+                trace.rows[number],
+                images=images[number],
+                vision=vision,
+                head=head,
+                layout=row_layout(self.model, self.processor, inputs, number, images, vision_tokens),
+            )
+            return as_json(checker.check(answer))
 
         for number, (row, length, answer) in enumerate(zip(rows, lengths, found, strict=True)):
             row.close(length, method.name, answer.counters(), partial(check, number) if checkers else None)
@@ -121,16 +131,14 @@ class Decoder:
         requests, prompts = [ticket.request for ticket in tickets], [ticket.prompt for ticket in tickets]
         checkers, texts = self._checkers(requests), [request.text or "" for request in requests]
         images = [list(request.images) for request in requests]
-        found = read_texts(self.model, self.processor, inputs, prompts, images, texts, checkers[0].layers)
+        found = read_texts(self.model, self.processor, inputs, prompts, images, texts, [checkers[0].layer])
         for ticket, checker, read, length in zip(tickets, checkers, found, lengths, strict=True):
-            check = checker.check(
-                read.head, read.written(checker.vocabulary.asked), read.vision, read.layout, read.images
-            )
+            check = checker.check(read)
             counters = {"steps": 0, "applied": 0, "changed": 0, "vision_tokens": read.layout.tokens}
-            ticket.succeed(Reply(check.text, "stop", length, 0, "check", counters, check=as_json(check)))
+            ticket.finish(Reply(check.text, "stop", length, 0, "check", counters, check=as_json(check)))
 
     def _checkers(self, requests: Sequence[ChatRequest]) -> list[Checker]:
-        """One for each request if they ask for checks, otherwise none."""
+        """Create one checker per request if checks are requested, otherwise none."""
         choices = [request.check for request in requests if request.check is not None]
         tokenizer = self.processor.tokenizer
         return [Checker(self.model, tokenizer, choice.threshold, choice.words) for choice in choices]
@@ -149,7 +157,7 @@ class Progress:
             ticket.show("", recorder.start())
 
     def take(self, token: int) -> bool:
-        """Take the row's next token; returns whether the row ends here."""
+        """Add the row's next token; return whether the row ends here."""
         record = None if self.recorder is None else self.recorder.step(token)
         if token in self.end:
             self.text.tokens.append(token)
@@ -174,7 +182,7 @@ class Progress:
         if self.finish is None and self.ticket.abandoned:
             return  # the batcher reports the timeout
         self.ticket.show(self.text.finish())
-        self.ticket.succeed(
+        self.ticket.finish(
             Reply(
                 self.text.shown,
                 self.finish or "length",
@@ -189,5 +197,5 @@ class Progress:
 
 
 def as_json(check: Check) -> Json:
-    """A check as the `check` field of an answer."""
+    """Convert a check to the `check` field of an answer."""
     return {name: finite(value) for name, value in check.to_dict().items() if name != "model"}

@@ -1,4 +1,4 @@
-"""From tokens to text that may be shown: nothing that a later token could still take back."""
+"""From tokens to text that later tokens cannot change."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 class IncrementalDetokenizer:
     """The text of one answer as its tokens arrive, cut at the first stop text.
 
-    `feed` returns what is new and final. Held back are bytes of unfinished characters and anything that may turn out
-    to be the beginning of a stop text.
+    `feed` returns the new text that is final. Bytes of unfinished characters and possible beginnings of a stop text are
+    held back.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = ()) -> None:
@@ -19,11 +19,12 @@ class IncrementalDetokenizer:
         self.stopped = False
 
     def feed(self, token: int) -> str:
+        """Add a token; return the text that has become final."""
         self.tokens.append(token)
         return self._release(final=False)
 
     def finish(self) -> str:
-        """What was held back, now that no token follows."""
+        """Return what was held back; no token follows."""
         return self._release(final=True)
 
     def _release(self, *, final: bool) -> str:
@@ -43,6 +44,6 @@ class IncrementalDetokenizer:
         return new
 
     def _open(self, text: str) -> int:
-        """Length of the longest end of the text that begins a stop text."""
+        """Return the length of the longest end of the text that begins a stop text."""
         begun = (size for stop in self.stops for size in range(1, len(stop)) if text.endswith(stop[:size]))
         return max(begun, default=0)

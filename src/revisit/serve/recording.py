@@ -1,4 +1,4 @@
-"""What the page shows of an answer, step by step, as the `decoding` field of its chunks."""
+"""The steps of an answer as the page shows them, in the `decoding` field of its chunks."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from pydantic import JsonValue
 
 from revisit.decoding.trace import Trace
-from revisit.explain.page import images_payload, method_payload, step_payload, words_payload
+from revisit.explain.document import images_payload
+from revisit.explain.page import method_payload, step_payload, words_payload
 from revisit.explain.prefill import PrefillStates
-from revisit.explain.record import Decode, MethodOutput, TokenStep, step_of
+from revisit.explain.record import add_texts, patch_words, wrong_steps
 from revisit.explain.tokens import TokenTexts
 from revisit.models.geometry import layout_of
 from revisit.serve.replies import Json
@@ -29,11 +30,11 @@ class StepRecorder:
         self.layout = layout_of(model, processor, list(request.images), inputs)
         self.trace = Trace(record=True)
         self.texts = TokenTexts(self.tokenizer)
-        self.steps: list[TokenStep] = []
-        self.states: PrefillStates | None = None  # from the prefill, if the words of the patches were asked for
+        self.added: list[str] = []  # what each token added to the answer
+        self.states: PrefillStates | None = None  # from the prefill, if the words of the patches are requested
 
     def start(self) -> Json:
-        """The method, and where the image's patches are."""
+        """Return the method, and where the image's patches are."""
         method = {"name": self.request.method.name, **self.request.method.settings()}
         found: Json = {"answer": {**method_payload(method), "n": self.layout.tokens, "maps": "", "steps": []}}
         if self.request.record == "patches":
@@ -42,24 +43,24 @@ class StepRecorder:
         return {name: finite(value) for name, value in found.items()}
 
     def step(self, token: int) -> Json:
-        """The step that chose this token."""
-        records, number = self.trace.rows[0].records, len(self.steps)
-        record = records[number] if number < len(records) else None
-        self.steps.append(step_of(self.tokenizer, token, self.texts.add(token), record, self.trace.method))
-        entry, heat = step_payload(self.steps[-1], self.request.method.settings())
+        """Record the step that chose this token and return it."""
+        step = self.trace.rows[0].records[len(self.added)]
+        self.added.append(self.texts.add(token))
+        add_texts(step, self.tokenizer, token, self.added[-1])
+        entry, heat = step_payload(step, self.request.method.settings())
         return {"step": finite(entry), "map": None if heat is None else base64.b64encode(heat).decode()}
 
     def end(self) -> Json:
-        """The steps that name an object known not to be in the image, and the words of its patches."""
-        answer = MethodOutput(dict(self.trace.method), self.steps, "")
-        images, objects = list(self.request.images), self.request.objects
-        decode = Decode(images, "", "", self.layout, [answer], objects, self.states, self.tokenizer)
-        found: Json = {"wrong": [number for number, step in enumerate(self.steps) if step.wrong]}
-        return found if self.states is None else {**found, "words": finite(words_payload(decode))}
+        """Return the steps that name an object known not to be in the image, and the words of its patches."""
+        wrong: list[JsonValue] = [*sorted(wrong_steps(self.added, self.request.objects))]
+        found: Json = {"wrong": wrong}
+        if self.states is None:
+            return found
+        return {**found, "words": finite(words_payload(patch_words(self.states, self.tokenizer), ""))}
 
 
 def finite(value: JsonValue) -> JsonValue:
-    """The value with None for every number that JSON cannot hold."""
+    """Replace every number that JSON cannot hold by None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

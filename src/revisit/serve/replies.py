@@ -1,7 +1,7 @@
 """Answers in the form of the OpenAI chat protocol, whole and streamed.
 
-`decoding` and `check` are our own fields: what the method did (for requests with `record`, at every step), and the words of the answer
-with their support.
+`decoding` and `check` are additions: what the method did (with `record`, at every step), and the words of the answer with
+their support.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Json = dict[str, JsonValue]
 
 @dataclass(frozen=True)
 class Piece:
-    """Text that is final, with the record of its step where one was asked for."""
+    """Text that later tokens cannot change, with the record of its step if requested."""
 
     text: str
     record: Json | None = None
@@ -36,10 +36,10 @@ class Reply:
     method: str
     counters: Mapping[str, int] = field(default_factory=dict)
     record: Json = field(default_factory=dict)
-    check: Json | None = None  # the words with their support, where they were asked for
+    check: Json | None = None  # the words with their support, if requested
 
     def details(self) -> Json:
-        """Token counts, and what the method did."""
+        """Return the token counts, and what the method did."""
         usage: Json = {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.tokens,
@@ -49,7 +49,7 @@ class Reply:
 
 
 def completion(request: ChatRequest, reply: Reply, model: str) -> Json:
-    """The whole answer as one object."""
+    """Return the whole answer as one object."""
     if request.text is not None:
         return {**(reply.check or {}), **_head(request, model, "check"), "usage": reply.details()["usage"]}
     message: Json = {"role": "assistant", "content": reply.text, "refusal": None}
@@ -58,7 +58,7 @@ def completion(request: ChatRequest, reply: Reply, model: str) -> Json:
 
 
 def chunk(request: ChatRequest, model: str, delta: Json, last: Reply | None = None, record: Json | None = None) -> Json:
-    """One piece of a streamed answer; the last one says why the answer ended."""
+    """Return one piece of a streamed answer; the last one states why the answer ended."""
     choice: Json = {
         "index": 0,
         "delta": delta,
@@ -70,7 +70,7 @@ def chunk(request: ChatRequest, model: str, delta: Json, last: Reply | None = No
 
 
 def last_chunk(request: ChatRequest, model: str, reply: Reply) -> Json:
-    """The chunk with the token counts, which has no choices."""
+    """Return the chunk with the token counts, which has no choices."""
     return {**_head(request, model, "chat.completion.chunk"), "choices": [], **reply.details()}
 
 
@@ -83,5 +83,5 @@ def _head(request: ChatRequest, model: str, kind: str) -> Json:
 
 
 def event(value: Mapping[str, object]) -> bytes:
-    """A server-sent event."""
+    """Format a server-sent event."""
     return b"data: " + json.dumps(value, ensure_ascii=False).encode() + b"\n\n"

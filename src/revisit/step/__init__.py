@@ -1,1 +1,1 @@
-"""ReVisiT's decoding step: the reference, the fast implementations, and the place that chooses between them."""
+"""ReVisiT's decoding step: the reference, the fast implementations, and the choice between them."""

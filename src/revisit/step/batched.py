@@ -1,11 +1,9 @@
 """ReVisiT's step for a whole batch at once, in torch, on any device.
 
 The states of all rows are one tensor (`StateBlocks`), in the model's dtype on a GPU. The candidates of every row are its
-likeliest tokens, as many as `capacity`; those that are not plausible are masked. One gather of head rows and one batched
-product give the logits of all vision tokens. Nothing loops over images or rows, and with a capacity the host reads no
-value. If `sizes` exceeds the capacity, the step of that row is taken again; `BatchedStep` does that.
-
-`refine_logits` is for people with their own decoding loop.
+`capacity` likeliest tokens, of which implausible ones are masked. One gather of head rows and one batched product give the
+logits of all vision tokens. Nothing loops over images or rows, and with a capacity the host reads no value. `BatchedStep`
+repeats the step of rows whose plausible sets exceed the capacity.
 """
 
 from __future__ import annotations
@@ -19,26 +17,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from revisit.errors import RevisitError
-from revisit.models.parts import LARGEST_LOGIT, LinearHead, Projection
+from revisit.models.parts import LARGEST_LOGIT, Projection
 from revisit.step import reference
 from revisit.step.interface import (
     INFINITY,
     SOFT_TEMPERATURE,
-    PaddedStates,
-    Refined,
+    RowDetail,
     RowStates,
     StateBlocks,
+    Step,
+    StepOutput,
     to_device,
 )
-from revisit.step.reference import Refinement
 from revisit.step.rule import AdaptiveWeight, Rule
 
-# How many logits of vision tokens are compared at a time: what stays in a CPU's cache, and on a GPU 128 MB.
+# Logits of vision tokens that are compared at a time: what fits a CPU's cache, and 128 MB on a GPU.
 CPU_NUMBERS, DEVICE_NUMBERS = 1 << 19, 1 << 25
-# A tensor of the host, as INFINITY: a Python number would first be written to the device by a kernel of its own.
+# A tensor on the host, like INFINITY: writing a Python number to the device would take a kernel of its own.
 MINUS_INFINITY = torch.tensor(-math.inf)
-# Logit of a token that is not plausible: the least that a plausible one may have, so that its probability is 0.
+# Logit of an implausible token: the least that a plausible one may have, so that its probability is 0.
 OUTSIDE = torch.tensor(-LARGEST_LOGIT).nextafter(torch.tensor(0.0))
 TINY = 1e-37  # smallest probability whose logarithm is taken
 
@@ -47,77 +44,40 @@ class Candidates(NamedTuple):
     """The likeliest tokens of every row, the likeliest first."""
 
     ids: Tensor  # (B, K)
-    inside: Tensor  # (B, K) whether it is plausible
+    inside: Tensor  # (B, K) whether each is plausible
     log_p: Tensor  # (B, K) the output distribution over the plausible ones, -inf elsewhere
-    sizes: Tensor  # (B,) how many are plausible, also beyond K; 0 where the logits are not a distribution or the row has ended
-
-
-@torch.no_grad()
-def refine_logits(
-    states: Tensor | Sequence[Tensor], head: Tensor | Projection, logits: Tensor, method: Rule | None = None
-) -> Tensor:
-    """Scores of one decoding step, for people with their own loop.
-
-    Args:
-        states: Hidden states of each item's vision tokens, (items, n, d) or a list of (n, d); n = 0 without an image.
-        head: The LM head's (V, d) weight, or a `LinearHead` with its bias and what the model does to its logits.
-        logits: (B, V) of the step, B a multiple of the items: consecutive rows are copies of one item (beams).
-        method: A `ReVisiT` with the settings; the paper's by default. What select="random" draws comes from torch's
-            generator.
-
-    Returns:
-        (B, V) log-scores, -inf outside the plausible set; their softmax and argmax are ReVisiT's.
-    """
-    items, rule = list(states), method or Rule()
-    projection = LinearHead(head) if isinstance(head, Tensor) else head
-    _check_shapes(items, projection, logits)
-    padded = PaddedStates.of_items(items, copies=len(logits) // len(items))
-    draws = torch.rand(len(logits), 1, dtype=torch.double, device=logits.device) if rule.select == "random" else 0.0
-    return BatchedStep(projection, rule).take(logits, padded, draws).scores
-
-
-def _check_shapes(items: Sequence[Tensor], head: Projection, logits: Tensor) -> None:
-    """Raises RevisitError unless states, head and logits belong together."""
-    if not items or logits.ndim != 2 or not len(logits) or len(logits) % len(items):
-        raise RevisitError(
-            f"refine_logits: logits must be (B, V) with B a multiple of the {len(items)} items of the states, not {tuple(logits.shape)}."
-        )
-    vocabulary, width = head.weight.shape if isinstance(head, LinearHead) else (logits.shape[1], items[0].shape[-1])
-    if any(item.ndim != 2 or item.shape[1] != width for item in items) or logits.shape[1] > vocabulary:
-        raise RevisitError(
-            f"refine_logits: a head of shape ({vocabulary}, {width}) needs states (n, {width}) and at most {vocabulary} logits per row, "
-            f"not states {', '.join(str(tuple(item.shape)) for item in items[:8])} and {logits.shape[1]} logits."
-        )
+    sizes: Tensor  # (B,) plausible tokens, also beyond K; 0 for ended rows and logits that are not a distribution
 
 
 # -- steps with room for the candidates of most rows ---------------------------------------------------------------
 
 CAPACITIES: tuple[int, ...] = (*(size << power for power in range(4, 12) for size in (2, 3)), 8192)  # 32, 48, 64, 96, …
-# Numbers of the LM head that are copied at a time for the candidates of all blocks: what stays in a CPU's cache, and 1 GB on a GPU.
+# Numbers of the LM head that are copied at a time for the candidates of all blocks: what fits a CPU's cache, and 1 GB on a GPU.
 CPU_HEAD_NUMBERS, HEAD_NUMBERS = 1 << 22, 1 << 28
 USUAL = 128  # candidates for which all blocks are compared at once
-LARGE = 512  # rows with larger sets are not expected again,
-FEW = 16  # unless they are more than one in this many
+LARGE = 512  # sets above this size do not raise the expectation for the next step,
+FEW = 16  # unless more than one row in this many has one
 
 
-class BatchedStep:
-    """Takes the steps of the same or of a changing set of rows.
+class BatchedStep(Step):
+    """Takes steps of a set of rows, which may change from step to step.
 
-    Room for candidates follows the sizes of the last step's plausible sets, of which the host learns by a copy that is
-    sent early and waited for once. The few rows with larger sets are taken again, with more room and not too many at a
-    time, so that a flat distribution makes no other row's step larger and memory is bounded. Where reading is cheap (on
-    a CPU), and in the first step, the sizes are read before.
+    The capacity follows the sizes of the last step's plausible sets, which the host reads from a copy that is started early
+    and waited for once. The few rows with larger sets are repeated with more room, in parts, so that a flat distribution does
+    not enlarge the step of other rows and memory is bounded. On a CPU, and in the first step, the sizes are read first.
     """
+
+    name = "torch"
 
     def __init__(self, head: Projection, rule: Rule, room: int | None = None, record: bool = False) -> None:
         self.head, self.rule, self.room, self.record = head, rule, room, record
-        self.expected = 0.0  # candidates that most rows will have, by the last step; 0 before the first
+        self.expected = 0.0  # candidates expected for most rows; 0 before the first step
 
     @torch.no_grad()
     def take(
         self, logits: Tensor, states: RowStates, uniform: float | Tensor = 0.0, ended: Tensor | None = None
-    ) -> Refined:
-        """One step of all rows; see `interface.Step`."""
+    ) -> StepOutput:
+        """Take one step of all rows; see `interface.Step`."""
         blocks, counts = states.blocks(), states.counts
         numbers = CPU_HEAD_NUMBERS if logits.is_cpu else HEAD_NUMBERS
         room = self.room or room_for(sum(counts), blocks.states.shape[-1], numbers)
@@ -126,31 +86,29 @@ class BatchedStep:
         capacity = None if first else fitting(self.expected, most)
         candidates = find_candidates(logits, self.rule, capacity, ended, most)
         early = HostCopy(candidates.sizes)
-        refined = finish(logits, candidates, blocks, self.head, self.rule, uniform, self.record)
+        output = finish(logits, candidates, blocks, self.head, self.rule, uniform, self.record)
         sizes = early.read()
         for part in larger_rows(sizes, candidates.ids.shape[1], counts, room):
             index = to_device(np.array(part), logits.device)
             candidates = find_candidates(logits[index], self.rule, max(sizes[row] for row in part))
             draws = uniform[index] if isinstance(uniform, Tensor) else uniform
             again = finish(logits[index], candidates, states.blocks(part), self.head, self.rule, draws, self.record)
-            refined = replace_rows(refined, again, part, index)
+            output = replace_rows(output, again, part, index)
         self.expected = max(1.5 * usual_size(sizes), 0.9 * self.expected)
-        return refined
+        return output
 
 
-def replace_rows(refined: Refined, again: Refined, rows: Sequence[int], index: Tensor) -> Refined:
-    """The step of all rows, in which some were taken again; written in place."""
-    for whole, part in zip(refined, again, strict=True):
+def replace_rows(output: StepOutput, again: StepOutput, rows: Sequence[int], index: Tensor) -> StepOutput:
+    """Replace the rows of a step that were repeated, in place."""
+    for whole, part in zip(output, again, strict=True):
         if isinstance(whole, Tensor) and isinstance(part, Tensor):
             whole[index] = part
-    records = dict(zip(rows, again.refinements, strict=False))
-    return refined._replace(
-        refinements=tuple(records.get(row, before) for row, before in enumerate(refined.refinements))
-    )
+    details = dict(zip(rows, again.details, strict=False))
+    return output._replace(details=tuple(details.get(row, before) for row, before in enumerate(output.details)))
 
 
 class HostCopy:
-    """Whole numbers copied asynchronously from the device to the host, before later kernels are queued."""
+    """A copy of whole numbers from the device to the host, started before later kernels are queued."""
 
     def __init__(self, values: Tensor) -> None:
         self.event: torch.cuda.Event | None = None
@@ -162,7 +120,7 @@ class HostCopy:
             self.event.record()
 
     def read(self) -> list[int]:
-        """The numbers; waits until they have arrived."""
+        """Wait for the copy, and return the numbers."""
         if self.event is not None:
             self.event.synchronize()
         numbers: list[int] = self.values.tolist()
@@ -170,29 +128,29 @@ class HostCopy:
 
 
 def host_sync_is_cheap(device: torch.device) -> bool:
-    """Whether values can be read without stopping a queue of work: true of the CPU only."""
+    """Whether values can be read without waiting for queued work: true for the CPU only."""
     return device.type == "cpu"
 
 
 def room_for(blocks: int, width: int, numbers: int = HEAD_NUMBERS) -> int:
-    """Blocks times candidates that may be compared together, for this many blocks of states of this width."""
+    """Return how many blocks times candidates may be compared at once, for this many blocks of states of this width."""
     return max(blocks * USUAL, numbers // width)
 
 
 def usual_size(sizes: Sequence[int]) -> int:
-    """The size of the largest plausible set, or of the largest but a few where those are very large."""
+    """Return the size of the largest plausible set, ignoring a few very large ones."""
     ordered = sorted(sizes, reverse=True)
     return ordered[0] if ordered[0] <= LARGE else ordered[len(ordered) // FEW]
 
 
 def fitting(expected: float, most: int) -> int:
-    """The smallest capacity above what is expected, and not above `most`."""
+    """Return the smallest capacity above the expected size, and not above `most`."""
     allowed = [capacity for capacity in CAPACITIES if capacity <= most] or CAPACITIES[:1]
     return next((capacity for capacity in allowed if capacity > expected), allowed[-1])
 
 
 def larger_rows(sizes: Sequence[int], capacity: int, counts: Sequence[int], room: int) -> Iterator[list[int]]:
-    """The rows whose sets exceed the capacity, in parts of similar sizes that are within the room."""
+    """Yield the rows whose sets exceed the capacity, in parts of similar sizes that fit the room."""
     limits = [capacity, *[limit for limit in CAPACITIES if limit > capacity][1::2], max(sizes)]
     for small, large in pairwise(limits):
         larger = [row for row, size in enumerate(sizes) if small < size <= large]
@@ -200,7 +158,7 @@ def larger_rows(sizes: Sequence[int], capacity: int, counts: Sequence[int], room
 
 
 def split(rows: Sequence[int], counts: Sequence[int], most: int) -> Iterator[list[int]]:
-    """Consecutive rows with at most this many blocks together; a row with more than that is alone."""
+    """Yield parts of consecutive rows with at most this many blocks in total; a row with more is alone."""
     part: list[int] = []
     for row in rows:
         if part and sum(counts[other] for other in part) + counts[row] > most:
@@ -214,7 +172,7 @@ def split(rows: Sequence[int], counts: Sequence[int], most: int) -> Iterator[lis
 # -- one step ------------------------------------------------------------------------------------------------------
 
 
-def refine(
+def refine_batch(
     logits: Tensor,
     blocks: StateBlocks,
     head: Projection,
@@ -223,40 +181,34 @@ def refine(
     uniform: float | Tensor = 0.0,
     capacity: int | None = None,
     ended: Tensor | None = None,
-) -> Refined:
-    """One step of all rows; with a capacity, those with a larger set are wrong, and the host reads no value."""
+) -> StepOutput:
+    """Take one step of all rows. With a capacity the host reads no value, and rows with larger sets are wrong."""
     return finish(logits, find_candidates(logits, rule, capacity, ended), blocks, head, rule, uniform)
 
 
 def find_candidates(
     logits: Tensor, rule: Rule, capacity: int | None, ended: Tensor | None = None, most: int | None = None
 ) -> Candidates:
-    """The plausible tokens, exactly as the reference finds them from log-probabilities, in `capacity` places.
+    """Return the plausible tokens, exactly as the reference finds them from log-probabilities, in `capacity` places.
 
-    Without a capacity there are as many places as the largest set needs, but not above `most`: the host waits for that.
+    Without a capacity, there are as many places as the largest set needs, at most `most`; the host waits for its size.
     """
     logp = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
     sizes = None
     if capacity is None:
-        sizes = count(logp, logp.amax(-1, keepdim=True) + math.log(rule.alpha), rule, ended)
+        sizes = count(logp, rule, ended)
         capacity = max(1, int(sizes.max()))
         capacity = capacity if most is None else min(capacity, max(CAPACITIES[0], most))
     top, ids = logp.topk(min(capacity, logp.shape[-1]))  # (B, K), descending
-    least = top[:, :1] + math.log(rule.alpha)
-    inside = plausible(top, least, rule)
+    inside = reference.plausible(top, rule.threshold, top[:, :1])
     log_p = torch.where(inside, top, MINUS_INFINITY).log_softmax(-1)
-    return Candidates(ids, inside, log_p, count(logp, least, rule, ended) if sizes is None else sizes)
+    return Candidates(ids, inside, log_p, count(logp, rule, ended, top[:, :1]) if sizes is None else sizes)
 
 
-def count(logp: Tensor, least: Tensor, rule: Rule, ended: Tensor | None) -> Tensor:
-    """How many tokens are in the set; 0 for rows that have ended, whose sets may be of any size.  (B, V), (B, 1) -> (B,)"""
-    sizes = plausible(logp, least, rule).sum(-1)
+def count(logp: Tensor, rule: Rule, ended: Tensor | None, largest: Tensor | None = None) -> Tensor:
+    """Return the sizes of the plausible sets; 0 for ended rows, whose sets may be of any size.  (B, V) -> (B,)"""
+    sizes = reference.plausible(logp, rule.threshold, largest).sum(-1)
     return sizes if ended is None or len(sizes) == 1 else sizes.masked_fill_(ended.to(sizes.device), 0)
-
-
-def plausible(logp: Tensor, least: Tensor, rule: Rule) -> Tensor:
-    """Which tokens are in the set, from log-probabilities and the least that is enough.  (B, n), (B, 1) -> (B, n)"""
-    return logp.isfinite() if rule.full_vocabulary else logp >= least
 
 
 def finish(
@@ -267,8 +219,8 @@ def finish(
     rule: Rule,
     uniform: float | Tensor = 0.0,
     record: bool = False,
-) -> Refined:
-    """The step of all rows whose candidates are known."""
+) -> StepOutput:
+    """Complete the step of all rows from their candidates."""
     compared, xs = compare(candidates, blocks, head, rule)
     distances = blocks.by_row(compared)  # (B, N)
     index, selected = select(distances, candidates.sizes, rule, uniform)  # (B, n)
@@ -300,35 +252,35 @@ def finish(
     scores = torch.where(touched, MINUS_INFINITY, logits).scatter_(-1, candidates.ids, kept)
     before = candidates.log_p.gather(-1, final.argmax(-1, keepdim=True))  # (B, 1), of what is now the likeliest
     changed = (before < candidates.log_p[:, :1])[:, 0]  # never where nothing was applied
-    refined = Refined(scores, candidates.sizes, applied[:, 0], changed, index[:, 0], weights, blocks.seen)
+    output = StepOutput(scores, candidates.sizes, applied[:, 0], changed, index[:, 0], weights, blocks.seen)
     if not record:
-        return refined
-    return refined._replace(refinements=record_rows(refined, candidates, blocks, rule, distances, log_q, final))
+        return output
+    return output._replace(details=record_rows(output, candidates, blocks, rule, distances, log_q, final))
 
 
 def record_rows(
-    refined: Refined,
+    output: StepOutput,
     candidates: Candidates,
     blocks: StateBlocks,
     rule: Rule,
     distances: Tensor,
     log_q: Tensor,
     final: Tensor,
-) -> tuple[Refinement | None, ...]:
-    """What the step did to each row, as the reference says it; None for rows that are left as they are."""
+) -> tuple[RowDetail | None, ...]:
+    """Return the details of each row in the reference's form; None for rows that are left unchanged."""
     divergences, real = divergences_of(distances, candidates.log_p, rule), blocks.real_by_row()  # (B, N)
-    weights = refined.weights if isinstance(refined.weights, Tensor) else final.new_full((len(final),), refined.weights)
-    rows: list[Refinement | None] = []
+    weights = output.weights if isinstance(output.weights, Tensor) else final.new_full((len(final),), output.weights)
+    rows: list[RowDetail | None] = []
     for row, inside in enumerate(candidates.inside):
         if not bool(real[row].any()) or not bool(inside.any()):
             rows.append(None)
             continue
         place = inside.nonzero().squeeze(-1)
         place = place[candidates.ids[row, place].argsort()]  # in vocabulary order
-        applied = bool(refined.applied[row])
-        state = int(real[row, : refined.states[row]].sum()) if applied else -1
+        applied = bool(output.applied[row])
+        state = int(real[row, : output.states[row]].sum()) if applied else -1
         rows.append(
-            Refinement(
+            RowDetail(
                 ids=candidates.ids[row, place],
                 base=candidates.log_p[row, place],
                 vision=(log_q if applied else candidates.log_p)[row, place],
@@ -342,10 +294,10 @@ def record_rows(
 
 
 def compare(candidates: Candidates, blocks: StateBlocks, head: Projection, rule: Rule) -> tuple[Tensor, Tensor | None]:
-    """How far every vision state is from the rows that look at it, and its masked logits.  -> (G, S, c), (G, S, c, K)
+    """Return the distance of every vision state from the rows that share it, and its masked logits.  -> (G, S, c), (G, S, c, K)
 
-    The distance is inf for padding and for states that cannot be selected. What is too large to be held at once is
-    compared in slices, and the logits are not kept.
+    The distance is inf for padding and for states that cannot be selected. Large batches are compared in slices, whose
+    logits are not returned.
     """
     ids = blocks.by_block(candidates.ids)  # (G, c, K)
     inside, log_p = (blocks.by_block(x)[:, None] for x in (candidates.inside, candidates.log_p))
@@ -364,16 +316,16 @@ def compare(candidates: Candidates, blocks: StateBlocks, head: Projection, rule:
 
 
 # -- distributions over padded sets of candidates ------------------------------------------------------------------
-# The reference's formulas for (rows, states, candidates) at once, where a candidate that is not plausible is masked.
+# The reference's formulas for (rows, states, candidates) at once, with implausible candidates masked.
 
 
 def mask(x: Tensor, inside: Tensor, rule: Rule) -> Tensor:
-    """The logits of plausible tokens as they are, and of others so low that they have no probability."""
+    """Keep the logits of plausible tokens, and set the others so low that their probability is 0."""
     return torch.where(inside, x, MINUS_INFINITY if rule.model_dtype else OUTSIDE)
 
 
 def usable(x: Tensor, inside: Tensor, rule: Rule) -> Tensor:
-    """Which states have no logit beyond LARGEST_LOGIT, and no NaN, for a plausible token.  (..., s, K) -> (..., s)"""
+    """Return which states have no NaN and no logit beyond LARGEST_LOGIT for a plausible token.  (..., s, K) -> (..., s)"""
     if rule.model_dtype:
         x = torch.where(inside, x, 0.0)
     # A norm is one kernel on a GPU, and slow on a CPU.
@@ -382,23 +334,23 @@ def usable(x: Tensor, inside: Tensor, rule: Rule) -> Tensor:
 
 
 def log_distribution(x: Tensor, rule: Rule) -> Tensor:
-    """log Q from masked logits, in float32 at least, and finite."""
+    """Return log Q from masked logits, in at least float32, and finite."""
     log_q = reference.log_softmax(x, rule.model_dtype)
     return log_q.float().clamp_min(OUTSIDE.item()) if rule.model_dtype else log_q
 
 
 def entropy(p: Tensor) -> Tensor:
-    """−Σ p ln p.  (..., K) -> (...)"""
+    """Return −Σ p ln p.  (..., K) -> (...)"""
     # torch's own is one kernel on a GPU, and slow on a CPU.
     return -p.clamp_min(TINY).log_().mul_(p).sum(-1) if p.is_cpu else torch.special.entr(p).sum(-1)
 
 
 def distance(log_p: Tensor, x: Tensor, inside: Tensor, rule: Rule) -> Tensor:
-    """The reference's divergence from masked logits, negative for select="max".  (..., 1, K), (..., s, K), (..., 1, K) -> (..., s)
+    """Return the reference's divergence from masked logits, negated for select="max".  (..., 1, K), (..., s, K), (..., 1, K) -> (..., s)
 
-    The Jensen–Shannon divergence is H(M) − ½ H(Q) and what depends on P alone, which is left out.
+    For the Jensen–Shannon divergence this is H(M) − ½ H(Q), without the term that depends on P alone.
     """
-    rounded = rule.model_dtype and rule.divergence != "official"  # the released code rounds Q by itself
+    rounded = rule.model_dtype and rule.divergence != "official"  # the released code rounds Q on its own
     q = log_distribution(x, rule).exp() if rounded else x.softmax(-1)
     p = log_p.exp()
     if rule.divergence == "jsd":
@@ -417,7 +369,7 @@ def distance(log_p: Tensor, x: Tensor, inside: Tensor, rule: Rule) -> Tensor:
 
 
 def divergences_of(distances: Tensor, log_p: Tensor, rule: Rule) -> Tensor:
-    """The divergences behind distances; NaN for states that cannot be selected.  (B, N), (B, K) -> (B, N)"""
+    """Return the divergences for distances, NaN for states that cannot be selected.  (B, N), (B, K) -> (B, N)"""
     values = -distances if rule.select == "max" else distances
     if rule.divergence == "jsd":
         values = values - 0.5 * entropy(log_p.exp())[:, None]
@@ -425,10 +377,10 @@ def divergences_of(distances: Tensor, log_p: Tensor, rule: Rule) -> Tensor:
 
 
 def select(distances: Tensor, sizes: Tensor, rule: Rule, uniform: float | Tensor) -> tuple[Tensor, Tensor]:
-    """The selected states of every row, the best first, and which of them could be selected.  (B, N) -> (B, n), (B, n)"""
+    """Return the selected states of every row, the best first, and which of them can be selected.  (B, N) -> (B, n), (B, n)"""
     if rule.select == "random":
         finite = distances < math.inf
-        wanted = (uniform * finite.sum(-1, keepdim=True).double()).long()  # its number among the usable ones
+        wanted = (uniform * finite.sum(-1, keepdim=True).double()).long()  # index among the usable ones
         first = ((finite.cumsum(-1) - 1 == wanted) & finite).int().argmax(-1, keepdim=True)
         return first, finite.gather(-1, first)
     least = distances.amin(-1, keepdim=True)
@@ -438,25 +390,25 @@ def select(distances: Tensor, sizes: Tensor, rule: Rule, uniform: float | Tensor
         return first, found
     steps, order = reference.quantized_distance(distances, least, sizes[:, None], rule).sort(dim=-1, stable=True)
     count = order.shape[1] if rule.select == "soft" else rule.neighbors
-    return order[:, :count], steps[:, :count] < math.inf  # inf and NaN, of those that cannot be, come last
+    return order[:, :count], steps[:, :count] < math.inf  # inf and NaN come last
 
 
 def mean(log_q: Tensor, index: Tensor, selected: Tensor, distances: Tensor, rule: Rule) -> Tensor:
-    """The log of the mean of the selected distributions, of which nearer ones count more if soft.
+    """Return the log of the mean of the selected distributions, weighted by nearness for select="soft".
 
     (B, n, K), (B, n), (B, n), (B, N) -> (B, K)
     """
-    equal = rule.select != "soft" and not rule.model_dtype  # and each is a distribution, not a rounded one
+    equal = rule.select != "soft" and not rule.model_dtype  # rounded distributions do not sum to 1
     if not equal:
         shares = distances.gather(-1, index) / -SOFT_TEMPERATURE if rule.select == "soft" else distances.new_zeros(())
         log_q = log_q + torch.where(selected, shares, MINUS_INFINITY).softmax(-1).log()[..., None]
     parts = torch.where(selected[..., None], log_q, MINUS_INFINITY)
-    total = parts.amax(1) - parts.log_softmax(1).amax(1)  # log Σ exp, which is nine kernels of torch's own
+    total = parts.amax(1) - parts.log_softmax(1).amax(1)  # log Σ exp, for which torch takes nine kernels
     return total.log_softmax(-1) if equal else total
 
 
 def vision_weight(log_p: Tensor, log_q: Tensor, weight: AdaptiveWeight) -> Tensor:
-    """The reference's adaptive weight, where the likeliest token comes first.  (B, K), (B, K) -> (B,)"""
+    """Return the reference's adaptive weight; the likeliest token comes first.  (B, K), (B, K) -> (B,)"""
     values = []
     if weight != "uncertainty":  # 1 − JSD / ln 2
         both = torch.stack([log_p, log_q])

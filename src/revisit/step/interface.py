@@ -1,4 +1,4 @@
-"""What a step takes and gives, and which implementation takes it: for transformers and for vLLM."""
+"""The interface of ReVisiT's step: what every implementation takes and returns."""
 
 from __future__ import annotations
 
@@ -12,29 +12,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from revisit.models.parts import Projection
-from revisit.step.rule import Rule
-
 if TYPE_CHECKING:
     from revisit.step.compiled.kernel import Columns
-    from revisit.step.reference import Refinement
 
-# What every implementation agrees on (see reference.py).
-RESOLUTION = 1e-6  # divergences nearer to each other than this, by their scale, are equal
+# Shared by all implementations (see reference.py).
+RESOLUTION = 1e-6  # divergences that differ by less, relative to their scale, are equal
 SOFT_TEMPERATURE = 0.1  # of select="soft"
 
-COLUMN_BYTES = 256 << 20  # most memory for the columns that the compiled step keeps of all items of a run
+COLUMN_BYTES = 256 << 20  # most memory for the columns that the compiled step keeps for all items of a call
 
-# A tensor of the host, because a Python number would first be written to the device by a kernel of its own.
+# A tensor on the host, because writing a Python number to the device would take a kernel of its own.
 INFINITY = torch.tensor(math.inf)
 
 
 @dataclass
 class Item:
-    """The vision states of one image prompt, without padding, and what the compiled step keeps of them."""
+    """The vision states of one prompt without padding, and the compiled step's cache of their columns."""
 
     states: Tensor  # (n, d)
-    column_bytes: int  # memory that the compiled step may use for it
+    column_bytes: int  # most memory for the cache
     columns: Columns | None = None
 
 
@@ -43,22 +39,39 @@ class RowStates(Protocol):
 
     @property
     def counts(self) -> Sequence[int]:
-        """How many blocks each row has; 0 without an image."""
+        """Number of blocks of each row; 0 without an image."""
 
     def item(self, row: int) -> Item:
-        """The states of one row."""
+        """Return the states of one row."""
 
     def blocks(self, rows: Sequence[int] | None = None) -> StateBlocks:
-        """The states of all rows, or of the given ones, as blocks on the device."""
+        """Return the states of all rows, or of the given ones, as blocks on the device."""
+
+    def table(self) -> BlockTable:
+        """Return where the states of all rows are."""
+
+
+class BlockTable(NamedTuple):
+    """Where the vision states of each row are: in blocks of one tensor, in any order; nothing is copied or padded."""
+
+    states: Tensor  # (G, S, d); states that are NaN cannot be selected
+    blocks: Tensor  # (B, M) int32: the blocks of each row in order, anything behind the last
+    counts: Tensor  # (B,) int32: how many states each row has, 0 without an image
+    copies: int = 1  # consecutive rows that share their blocks
+
+    @property
+    def longest(self) -> int:
+        """The most states that a row can have."""
+        return self.blocks.shape[1] * self.states.shape[1]
 
 
 class PaddedStates:
-    """Row states from one padded tensor, as transformers decodes: consecutive rows are copies of an item (beams).
+    """Row states in one padded tensor, as in transformers: consecutive rows are copies of an item (beams).
 
     Args:
         states: (items, n, d). Padding becomes NaN, in place.
         mask: (items, n), False for padding.
-        copies: How many rows share an item.
+        copies: Number of rows that share an item.
     """
 
     def __init__(self, states: Tensor, mask: Tensor, copies: int = 1) -> None:
@@ -67,7 +80,7 @@ class PaddedStates:
 
     @classmethod
     def of_items(cls, items: Sequence[Tensor], copies: int = 1) -> PaddedStates:
-        """From the (n, d) states of each item; n may differ, and be 0 for an item without an image."""
+        """Pad the (n, d) states of each item; n may differ, and is 0 for an item without an image."""
         longest = max(1, *(len(item) for item in items))
         states = items[0].new_zeros(len(items), longest, items[0].shape[-1])
         mask = torch.zeros(states.shape[:2], dtype=torch.bool)
@@ -87,31 +100,43 @@ class PaddedStates:
         states = self.states.float() if self.states.is_cpu else self.states  # half precision is slow on CPUs
         return StateBlocks.padded(states, self.mask, self.copies)
 
+    @functools.cached_property
+    def _table(self) -> BlockTable:
+        self.states.masked_fill_(~self.mask[..., None], math.nan)
+        places = torch.arange(1, self.mask.shape[1] + 1, device=self.mask.device)
+        counts = torch.where(self.mask, places, 0).amax(-1)  # (items,)
+        items = torch.arange(len(self.states), device=self.mask.device)
+        blocks, counts = (values.repeat_interleave(self.copies).int() for values in (items, counts))
+        return BlockTable(self.states.contiguous(), blocks[:, None], counts, self.copies)
+
     def item(self, row: int) -> Item:
         return self._items[row // self.copies]
 
     def blocks(self, rows: Sequence[int] | None = None) -> StateBlocks:
         return self._blocks if rows is None else self._blocks.of_rows(rows)
 
+    def table(self) -> BlockTable:
+        return self._table
+
 
 @dataclass(frozen=True)
 class StateBlocks:
-    """The vision states of a batch: G blocks of S states, each looked at by c rows (sequences) of the batch.
+    """The vision states of a batch: G blocks of S states, each shared by c rows of the batch.
 
     Padded blocks (`table` None) belong to c consecutive rows each; pooled blocks to one row, which may own several.
     """
 
     states: Tensor  # (G, S, d)
-    real: Tensor | None  # (G, S) False for padding; None where there is none
-    rows: Tensor  # (G, c) the rows that look at a block; any row where nobody does
-    table: Tensor | None = None  # (B, M) the blocks of each row in order, -1 behind the last
-    seen: Tensor | None = None  # (B,) whether a row has vision states; None where all rows have
+    real: Tensor | None  # (G, S) False for padding; None without padding
+    rows: Tensor  # (G, c) the rows that share a block; any row if there are none
+    table: Tensor | None = None  # (B, M) the blocks of each row in order, then -1
+    seen: Tensor | None = None  # (B,) whether a row has vision states; None if all rows have
 
     @classmethod
     def padded(cls, states: Tensor, mask: Tensor, copies: int = 1) -> StateBlocks:
-        """One block an item, shared by consecutive rows that are its copies (beams, return sequences).
+        """Make one block per item, shared by the consecutive rows that are its copies (beams, return sequences).
 
-        Padding becomes NaN, in place, and so is never selected: that is free, and a mask would be read in every step.
+        Padding becomes NaN, in place, and so is never selected; a mask would have to be read in every step.
         """
         rows = torch.arange(len(states) * copies, device=states.device).view(-1, copies)
         if bool(mask.all()):
@@ -121,24 +146,24 @@ class StateBlocks:
 
     @classmethod
     def pooled(cls, pool: Tensor, lengths: Tensor, table: Tensor) -> StateBlocks:
-        """From a pool of blocks (G, S, d) of which the first `lengths` (G,) states count; row b owns the blocks table[b].
+        """Use a pool of blocks (G, S, d) with `lengths` (G,) states each; row b owns the blocks table[b].
 
-        The table (B, M) holds block numbers in the order of the states, -1 behind the last. All of the pool is read: pass
-        the part of it that is in use.
+        The table (B, M) has block numbers in the order of the states, then -1. The whole pool is read: pass only the part
+        in use.
         """
         mask = torch.arange(pool.shape[1], device=pool.device) < lengths[:, None]
         owner = torch.arange(len(table), device=table.device)[:, None].expand_as(table)
-        spare = torch.zeros(len(pool) + 1, dtype=torch.long, device=pool.device)  # -1 lands behind the last block
+        spare = torch.zeros(len(pool) + 1, dtype=torch.long, device=pool.device)  # -1 goes to the spare place
         rows = spare.scatter(0, table.remainder(len(pool) + 1).flatten(), owner.flatten())[:-1, None]
         return cls(pool, mask, rows, table, (table >= 0).any(-1))
 
     @property
     def mask(self) -> Tensor | None:
-        """Which states may be selected (G, S); None where the rest is NaN, or nothing."""
+        """Which states may be selected, (G, S); None if padding is NaN or absent."""
         return None if self.table is None else self.real
 
     def of_rows(self, rows: Sequence[int]) -> StateBlocks:
-        """Some rows of padded blocks, each with a block of its own."""
+        """Return some rows of padded blocks, each with its own block."""
         index = to_device(np.array(rows), self.states.device)
         items = index // self.rows.shape[1]
         real, seen = (
@@ -148,23 +173,23 @@ class StateBlocks:
         return StateBlocks(self.states[items], real, torch.arange(len(rows), device=index.device)[:, None], None, seen)
 
     def by_block(self, values: Tensor) -> Tensor:
-        """Values of rows, for the rows that look at each block.  (B, K) -> (G, c, K), (B,) -> (G, c, 1)"""
+        """Return values of rows for the rows that share each block.  (B, K) -> (G, c, K), (B,) -> (G, c, 1)"""
         wide = values.view(len(values), -1)
         return wide.view(*self.rows.shape, -1) if self.table is None else wide[self.rows]
 
     def by_row(self, values: Tensor) -> Tensor:
-        """Values of the states that each row looks at; inf where it has fewer.  (G, S, c) -> (B, M · S)"""
+        """Return values of the states of each row, inf behind the last.  (G, S, c) -> (B, M · S)"""
         if self.table is None:
             return values.mT.flatten(0, 1)
         return torch.where(self.table[..., None] < 0, INFINITY, values[..., 0][self.table]).flatten(1)
 
     def real_by_row(self) -> Tensor:
-        """Which numbers of `by_row` are states and not padding.  -> (B, M · S)"""
+        """Return which values of `by_row` are states and not padding.  -> (B, M · S)"""
         real = torch.ones_like(self.states[..., 0]) if self.real is None else self.real.float()
         return self.by_row(real[..., None].expand(-1, -1, self.rows.shape[1])) == 1
 
     def pick(self, values: Tensor, index: Tensor) -> Tensor:
-        """The values of some states of each row, by their number in `by_row`.  (G, S, c, K), (B, n) -> (B, n, K)"""
+        """Return the values of some states of each row, by their index in `by_row`.  (G, S, c, K), (B, n) -> (B, n, K)"""
         if self.table is None:
             number = index.view(*self.rows.shape, -1, 1).expand(-1, -1, -1, values.shape[-1])
             return values.transpose(1, 2).gather(2, number).flatten(0, 1)
@@ -173,7 +198,7 @@ class StateBlocks:
 
 
 def to_device(numbers: np.ndarray, device: torch.device) -> Tensor:
-    """Numbers on their way to the device; the host does not wait for them."""
+    """Copy numbers to the device without waiting."""
     tensor = torch.from_numpy(np.ascontiguousarray(numbers))
     if device.type == "cpu":
         return tensor
@@ -181,58 +206,90 @@ def to_device(numbers: np.ndarray, device: torch.device) -> Tensor:
     return pinned.to(device, non_blocking=True)
 
 
-class Refined(NamedTuple):
-    """What a step gives; everything stays on the device."""
+@dataclass(frozen=True)
+class RowDetail:
+    """What a step did to one row; all vectors run over the plausible ids, in vocabulary order."""
 
-    scores: Tensor  # (B, V), -inf outside the plausible set; the logits themselves where a row is left as it is
-    sizes: Tensor  # (B,) plausible tokens; 0 where the logits are not a distribution or the row has ended
+    ids: Tensor  # (k,) token ids of the plausible set
+    base: Tensor  # (k,) log P, the output distribution renormalized on the set
+    vision: Tensor  # (k,) log Q of the selected vision token (or of the mixture of several)
+    final: Tensor  # (k,) fused log-scores; a log-distribution unless normalization was switched off
+    state: int  # the selected vision state (the first of several), -1 if none was
+    divergences: Tensor | None  # (states,), NaN for those that cannot be selected; None if none was compared
+    weight: float = 0.0  # of the vision side
+
+    @property
+    def size(self) -> int:
+        """Number of plausible tokens."""
+        return len(self.ids)
+
+    @property
+    def applied(self) -> bool:
+        """Whether a vision token was used."""
+        return self.state >= 0
+
+    @property
+    def changed(self) -> bool:
+        """Whether the likeliest token differs from the one before."""
+        return self.applied and bool(self.base[self.final.argmax()] < self.base.max())
+
+
+class StepOutput(NamedTuple):
+    """The result of a step; everything stays on the device."""
+
+    scores: Tensor  # (B, V), -inf outside the plausible set; the logits themselves for rows that are left unchanged
+    sizes: Tensor  # (B,) plausible tokens; 0 for ended rows and logits that are not a distribution
     applied: Tensor  # (B,) whether a vision token was used
-    changed: Tensor  # (B,) whether the likeliest token was not the likeliest before
-    states: Tensor  # (B,) the selected vision state, where one was used
-    weights: Tensor | float  # (B,) weight of the vision side, where one was used
-    seen: Tensor | None = None  # (B,) whether a row has vision states; None where all rows have
-    refinements: tuple[Refinement | None, ...] = ()  # of each row, where the step is recorded
+    changed: Tensor  # (B,) whether the likeliest token differs from the one before
+    states: Tensor  # (B,) the selected vision state, if one was used
+    weights: Tensor | float  # (B,) weight of the vision side, if one was used
+    seen: Tensor | None = None  # (B,) whether a row has vision states; None if all rows have
+    details: tuple[RowDetail | None, ...] = ()  # of each row, if details are recorded
 
 
-class Step(Protocol):
-    """Takes steps with one head and one set of settings."""
+class Step:
+    """Takes steps with one LM head and one set of settings."""
+
+    name: str  # of the implementation
 
     def take(
         self, logits: Tensor, states: RowStates, uniform: float | Tensor = 0.0, ended: Tensor | None = None
-    ) -> Refined:
-        """One step of all rows.
+    ) -> StepOutput:
+        """Take one step of all rows.
 
         Args:
             logits: (B, V).
             states: The vision states of the rows.
             uniform: The draw of select="random", one number or (B, 1).
-            ended: (B,) rows that have ended, which may be left as they are.
+            ended: (B,) rows that have ended, which may be left unchanged.
         """
+        raise NotImplementedError
 
+    def take_in_place(
+        self,
+        logits: Tensor,
+        rows: Tensor | None,
+        states: RowStates,
+        uniform: float | Tensor = 0.0,
+        gap: float = math.inf,
+    ) -> StepOutput:
+        """Replace some rows of the logits by their scores.
 
-def choose(
-    head: Projection, rule: Rule, device: torch.device, *, room: int | None = None, record: bool = False
-) -> Step:
-    """What takes the steps with these settings.
+        Args:
+            logits: (·, V).
+            rows: (B,) which of them the step is about; None for all.
+            states: The vision states of these rows.
+            uniform: The draw of select="random", one number or (B, 1).
+            gap: How far below its logit the score of a token outside the plausible set is.
+        """
+        chosen = logits if rows is None else logits[rows]
+        output = self.take(chosen, states, uniform)
+        scores = torch.maximum(output.scores, chosen - gap)
+        if rows is None:
+            logits.copy_(scores)
+        else:
+            logits.index_copy_(0, rows, scores)
+        return output
 
-    The full vocabulary, and on a CPU the rounding of the released code, are taken by the reference, row by row: a batch
-    gains nothing there, and the result is right to the last bit. The usual step on a CPU is taken by compiled code,
-    where it was built, and everything else by the whole batch at once in torch.
-
-    Args:
-        head: The LM head.
-        rule: The settings.
-        device: Where the states are.
-        room: Blocks times candidates that the batched step may compare together; see `batched.room_for`.
-        record: Whether `Refined.refinements` is filled in.
-    """
-    from revisit.step.batched import BatchedStep  # here, because the implementations import what this file declares
-    from revisit.step.compiled import kernel
-    from revisit.step.reference import ReferenceStep
-
-    on_cpu = device.type == "cpu"
-    if rule.full_vocabulary or (rule.model_dtype and on_cpu):
-        return ReferenceStep(head, rule)
-    if on_cpu and kernel.suits(head, rule):
-        return kernel.CompiledStep(head, rule, record)
-    return BatchedStep(head, rule, room, record)
+    def reserve(self, logits: Tensor, states: BlockTable) -> None:
+        """Allocate what the step keeps for rows of this size, so that a memory profile includes it."""

@@ -1,34 +1,33 @@
-"""One decoding step of ReVisiT as the paper writes it, for one sequence. The other implementations are held to this one.
+"""One decoding step of ReVisiT as in the paper, for one sequence; the reference for the other implementations.
 
-`refine` reads top to bottom: the plausible tokens, the distributions of the vision tokens over them, the vision token
+`refine_row` reads top to bottom: the plausible tokens, the distributions of the vision tokens over them, the vision token
 that agrees most, the product of the two distributions. Logits are a vector over the vocabulary; `states` are hidden
 states of vision tokens (one per vision token and layer, layer-major); `head` projects states onto token ids.
 
 Arithmetic is in float32, or in float64 if the logits are; `precision="model"` rounds vision distributions to the
 model's dtype as the released code does. Edge cases that the paper leaves open:
 
-* Logits with a NaN or +inf among them, or with no finite number: there is no distribution to refine, and the sequence
-  is left as it is. So is a sequence without vision tokens. A logit of -inf is a token of probability 0.
-* One plausible token: there is nothing to decide. It gets log-probability 0, and no vision token is read.
+* Logits with a NaN or +inf, or without a finite number, are not a distribution, and the sequence is left unchanged. So is a
+  sequence without vision tokens. A logit of -inf is a token of probability 0.
+* A single plausible token gets log-probability 0, and no vision token is compared.
 * A vision token whose logit for some plausible token is NaN or beyond ±1e30 (states times head overflowed, or nearly
-  so) is never selected; where the head caps its logits, those before the cap count, because a sum that overflows is
-  ±inf or NaN by its order. If there is no other vision token, the step is the plausible set with its own distribution.
-* Equal divergences go to the first vision token. Divergences count as equal when they differ by less than float32 can
-  tell (1e-6 of their scale), so that the choice does not depend on the order of a sum; with `precision="model"`, which
-  reproduces a program, only if they are the same number. Where they differ by about that much, or by what rounding
-  of the logits makes of them (1e-6 of the terms of the largest), either choice is right. A NaN divergence is never selected.
+  so) is never selected; if the head caps its logits, those before the cap are checked, because a sum that overflows is
+  ±inf or NaN depending on its order. Without another vision token, the result is the plausible set with its own distribution.
+* Of equal divergences, the first vision token is selected. Divergences are equal if they differ by less than the resolution
+  of float32 (1e-6 of their scale), so that the choice does not depend on the order of a sum; with `precision="model"`, which
+  reproduces a program, only if they are the same number. If they differ by about that much, or by as much as rounding of the
+  logits changes them (1e-6 of the terms of the largest), either choice is right. A NaN divergence is never selected.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from revisit.models.parts import LARGEST_LOGIT, Projection
-from revisit.step.interface import RESOLUTION, SOFT_TEMPERATURE, Refined, RowStates
+from revisit.step.interface import RESOLUTION, SOFT_TEMPERATURE, RowDetail, RowStates, Step, StepOutput
 from revisit.step.rule import Divergence, Fusion, Rule
 
 # Vision tokens are projected and compared in slices of at most this many numbers, so that a flat distribution
@@ -36,60 +35,32 @@ from revisit.step.rule import Divergence, Fusion, Rule
 CHUNK_NUMBERS = 1 << 23
 
 
-@dataclass(frozen=True)
-class Refinement:
-    """What one step did; all vectors run over the plausible ids, in vocabulary order."""
-
-    ids: Tensor  # (k,) token ids of the plausible set
-    base: Tensor  # (k,) log P, the output distribution renormalized on the set
-    vision: Tensor  # (k,) log Q of the selected vision token (or of the mixture of several)
-    final: Tensor  # (k,) fused log-scores; a log-distribution unless normalization was switched off
-    state: int  # the selected vision state (the first of several), -1 where none was
-    divergences: Tensor | None  # (states,), NaN for those that cannot be selected; None where none was read
-    weight: float = 0.0  # of the vision side
-
-    @property
-    def size(self) -> int:
-        """How many tokens are plausible."""
-        return len(self.ids)
-
-    @property
-    def applied(self) -> bool:
-        """Whether a vision token was used."""
-        return self.state >= 0
-
-    @property
-    def changed(self) -> bool:
-        """Whether the likeliest token was not the likeliest before."""
-        return self.applied and bool(self.base[self.final.argmax()] < self.base.max())
-
-
-def refine(logits: Tensor, states: Tensor, head: Projection, rule: Rule, uniform: float = 0.0) -> Refinement | None:
-    """One step of one sequence; None where it is left as it is.  (V,), (n, d)
+def refine_row(logits: Tensor, states: Tensor, head: Projection, rule: Rule, uniform: float = 0.0) -> RowDetail | None:
+    """Take one step of one sequence; None if it is left unchanged.  (V,), (n, d)
 
     `uniform` in [0, 1) is the draw of select="random".
     """
     logp = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)  # (V,)
     if not len(states) or bool(logp.isnan().any()):
         return None
-    keep = logp.isfinite() if rule.full_vocabulary else plausible(logp, rule.alpha)
+    keep = plausible(logp, rule.threshold)
     ids = keep.nonzero().squeeze(-1)  # (k,)
     log_p = logp[ids].log_softmax(-1)
     if len(ids) == 1:
-        return Refinement(ids, log_p, log_p, log_p, -1, None)
+        return RowDetail(ids, log_p, log_p, log_p, -1, None)
     divergences = all_divergences(log_p, states, head, ids, rule)  # (n,)
     chosen, shares = select(divergences, len(ids), rule, uniform)  # (m,), (m,)
     if not len(chosen):
-        return Refinement(ids, log_p, log_p, log_p, -1, divergences)
+        return RowDetail(ids, log_p, log_p, log_p, -1, divergences)
     log_qs = log_softmax(head.logits(states[chosen], ids, rule.model_dtype), rule.model_dtype).to(log_p.dtype)
     log_q = torch.logsumexp(log_qs + shares.log()[:, None].to(log_p.dtype), 0)  # (k,): the mean by shares
     weight = vision_weight(log_p, log_q, rule.weight)
     final = fuse(log_p, log_q, rule.fusion, weight, rule.normalize)
-    return Refinement(ids, log_p, log_q, final, int(chosen[0]), divergences, float(weight))
+    return RowDetail(ids, log_p, log_q, final, int(chosen[0]), divergences, float(weight))
 
 
-def scatter(result: Refinement | None, logits: Tensor) -> Tensor:
-    """The refined scores over the whole vocabulary, -inf outside the plausible set.  (V,) -> (V,)"""
+def scatter(result: RowDetail | None, logits: Tensor) -> Tensor:
+    """Return the refined scores over the whole vocabulary, -inf outside the plausible set.  (V,) -> (V,)"""
     if result is None:
         return logits
     scores = torch.full_like(logits, -math.inf)
@@ -97,24 +68,31 @@ def scatter(result: Refinement | None, logits: Tensor) -> Tensor:
     return scores
 
 
-def plausible(logp: Tensor, alpha: float) -> Tensor:
-    """Mask of the tokens with p >= alpha · max p; the likeliest is always inside.  (..., V) -> (..., V)"""
-    return logp >= logp.amax(-1, keepdim=True) + math.log(alpha)
+def plausible(logits: Tensor, alpha: float | Tensor, largest: Tensor | None = None) -> Tensor:
+    """Return the plausible tokens, those with p >= alpha · max p > 0; alpha 0 keeps all with p > 0.  (..., V) -> (..., V)
+
+    Works on logits and on log-probabilities. `alpha` may differ by row, (..., 1), and so may `largest`, the row's maximum
+    where it is known.
+    """
+    if not isinstance(alpha, Tensor) and alpha == 0:
+        return logits > -math.inf
+    largest = logits.amax(-1, keepdim=True) if largest is None else largest
+    return logits >= largest + (alpha.log() if isinstance(alpha, Tensor) else math.log(alpha))
 
 
 # -- divergences --------------------------------------------------------------------------------------------------
 
 
 def jsd(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """Jensen–Shannon divergence in nats.  (..., k), (..., k) -> (...)"""
+    """Return the Jensen–Shannon divergence in nats.  (..., k), (..., k) -> (...)"""
     log_m = torch.logaddexp(log_p, log_q) - math.log(2)
     return 0.5 * (_mean(log_p, log_p - log_m) + _mean(log_q, log_q - log_m))
 
 
 def official_divergence(log_p: Tensor, log_q: Tensor, q: Tensor | None = None) -> Tensor:
-    """What the released code calls JSD: the mean (not the sum) over tokens of ½·M·(ln M − ln P) + ½·M·(ln M − ln Q).
+    """Return what the released code calls JSD: the mean (not the sum) over tokens of ½·M·(ln M − ln P) + ½·M·(ln M − ln Q).
 
-    `q`: Q itself, where it was rounded on its own and is not the exponential of `log_q`.
+    `q` is Q itself, if it was rounded on its own and is not the exponential of `log_q`.
     """
     m = 0.5 * (log_p.exp() + (log_q.exp() if q is None else q))
     log_m = m.log()
@@ -124,12 +102,12 @@ def official_divergence(log_p: Tensor, log_q: Tensor, q: Tensor | None = None) -
 
 
 def kl(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """KL(P ‖ Q): how badly a vision token's Q explains the output distribution P, in nats."""
+    """Return KL(P ‖ Q) of the output distribution P from a vision token's Q, in nats."""
     return _mean(log_p, log_p - log_q)
 
 
 def cosine(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """One minus the cosine of the two probability vectors."""
+    """Return one minus the cosine of the two probability vectors."""
     return 1 - torch.nn.functional.cosine_similarity(log_p.exp(), log_q.exp(), dim=-1)
 
 
@@ -137,20 +115,20 @@ DIVERGENCES = {"jsd": jsd, "official": official_divergence, "kl": kl, "cosine": 
 
 
 def _mean(log_p: Tensor, values: Tensor) -> Tensor:
-    """Σ P · values; a token of probability 0 counts nothing, whatever its value."""
+    """Return Σ P · values; tokens of probability 0 contribute nothing, whatever their value."""
     p = log_p.exp()
     return torch.where(p > 0, p * values, 0.0).sum(-1)
 
 
 def log_softmax(logits: Tensor, model_dtype: bool) -> Tensor:
-    """log-softmax over the last dimension, in the logits' own dtype (as released) or in at least float32."""
+    """Return the log-softmax over the last dimension, in the logits' own dtype (as released) or in at least float32."""
     if not model_dtype:
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return logits.log_softmax(-1)
 
 
 def logit_divergence(log_p: Tensor, logits: Tensor, divergence: Divergence, model_dtype: bool) -> Tensor:
-    """Divergence of some vision tokens by their logits; NaN where it cannot be selected.  (k,), (n, k) -> (n,)"""
+    """Return the divergence of vision tokens from their logits, NaN for those that cannot be selected.  (k,), (n, k) -> (n,)"""
     log_q = log_softmax(logits, model_dtype)
     if divergence == "official" and model_dtype:
         values = official_divergence(log_p, log_q, logits.softmax(-1))
@@ -160,7 +138,7 @@ def logit_divergence(log_p: Tensor, logits: Tensor, divergence: Divergence, mode
 
 
 def all_divergences(log_p: Tensor, states: Tensor, head: Projection, ids: Tensor, rule: Rule) -> Tensor:
-    """Divergence of every vision token from the output distribution, in slices of bounded size.  -> (n,)"""
+    """Return the divergence of every vision token from the output distribution, computed in slices of bounded size.  -> (n,)"""
     parts = []
     for part in states.split(max(1, CHUNK_NUMBERS // len(ids))):
         logits = head.logits(part, ids, rule.model_dtype)  # (slice, k)
@@ -172,7 +150,7 @@ def all_divergences(log_p: Tensor, states: Tensor, head: Projection, ids: Tensor
 
 
 def select(divergences: Tensor, size: int, rule: Rule, uniform: float = 0.0) -> tuple[Tensor, Tensor]:
-    """The selected vision tokens, the best first, and their shares in Q.  (n,) -> (m,), (m,)
+    """Return the selected vision tokens, the best first, and their shares in Q.  (n,) -> (m,), (m,)
 
     Empty if none can be selected. `size` is that of the plausible set, the scale of the "official" divergence.
     """
@@ -192,7 +170,7 @@ def select(divergences: Tensor, size: int, rule: Rule, uniform: float = 0.0) -> 
 
 
 def quantized_distance(distance: Tensor, least: Tensor, size: int | Tensor, rule: Rule) -> Tensor:
-    """How far distances are from the least, by steps of what float32 can tell apart: equal ones get the same number."""
+    """Return the gap of each distance to the least in units of the resolution; equal distances get the same number."""
     if rule.model_dtype:
         return distance
     gap = distance - least
@@ -202,7 +180,7 @@ def quantized_distance(distance: Tensor, least: Tensor, size: int | Tensor, rule
 
 
 def resolution(least: Tensor, size: int | Tensor, rule: Rule) -> Tensor | float:
-    """What float32 can tell apart near the least distance."""
+    """Return the resolution of float32 near the least distance."""
     if rule.model_dtype:
         return 0.0
     if rule.divergence == "official":
@@ -214,7 +192,7 @@ def resolution(least: Tensor, size: int | Tensor, rule: Rule) -> Tensor | float:
 
 
 def vision_weight(log_p: Tensor, log_q: Tensor, weight: float | str) -> Tensor:
-    """The weight of the vision side: the given number, or what the two distributions say.  (..., k) -> (...)"""
+    """Return the weight of the vision side: the given number, or one computed from the two distributions.  (..., k) -> (...)"""
     if not isinstance(weight, str):
         return torch.full_like(log_p[..., 0], weight)
     agreement = (1 - jsd(log_p, log_q) / math.log(2)).clamp(0, 1)
@@ -223,7 +201,7 @@ def vision_weight(log_p: Tensor, log_q: Tensor, weight: float | str) -> Tensor:
 
 
 def fuse(log_p: Tensor, log_q: Tensor, fusion: Fusion, weight: float | Tensor, normalize: bool = True) -> Tensor:
-    """The fused log-scores: log P + w·log Q ("poe") or log((1−w)·P + w·Q) ("interpolation").  (..., k), (...) -> (..., k)"""
+    """Return the fused log-scores: log P + w·log Q ("poe") or log((1−w)·P + w·Q) ("interpolation").  (..., k), (...) -> (..., k)"""
     if fusion == "poe" and not isinstance(weight, Tensor):
         fused = torch.add(log_p, log_q, alpha=weight) if weight else log_p  # 0 · log 0 excludes nothing
     else:
@@ -233,8 +211,10 @@ def fuse(log_p: Tensor, log_q: Tensor, fusion: Fusion, weight: float | Tensor, n
     return fused.log_softmax(-1) if normalize else fused
 
 
-class ReferenceStep:
-    """The reference, row by row."""
+class ReferenceStep(Step):
+    """Takes steps by the reference, row by row."""
+
+    name = "reference"
 
     def __init__(self, head: Projection, rule: Rule) -> None:
         self.head, self.rule = head, rule
@@ -242,15 +222,15 @@ class ReferenceStep:
     @torch.no_grad()
     def take(
         self, logits: Tensor, states: RowStates, uniform: float | Tensor = 0.0, ended: Tensor | None = None
-    ) -> Refined:
+    ) -> StepOutput:
         over = [False] * len(logits) if ended is None else ended.tolist()
         draws = uniform.flatten().tolist() if isinstance(uniform, Tensor) else [uniform] * len(logits)
-        results: list[Refinement | None] = [
-            None if over[row] else refine(one, states.item(row).states, self.head, self.rule, draws[row])
+        results: list[RowDetail | None] = [
+            None if over[row] else refine_row(one, states.item(row).states, self.head, self.rule, draws[row])
             for row, one in enumerate(logits)
         ]
         scores = torch.stack([scatter(result, one) for result, one in zip(results, logits, strict=True)])
         facts = [(0, 0, 0, 0, 0) if r is None else (r.size, r.applied, r.changed, r.state, 1) for r in results]
         sizes, applied, changed, selected, seen = torch.tensor(facts, device=scores.device).T
         weights = torch.tensor([0.0 if r is None else r.weight for r in results], device=scores.device)
-        return Refined(scores, sizes, applied.bool(), changed.bool(), selected, weights, seen.bool(), tuple(results))
+        return StepOutput(scores, sizes, applied.bool(), changed.bool(), selected, weights, seen.bool(), tuple(results))

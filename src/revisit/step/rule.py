@@ -1,4 +1,4 @@
-"""The settings of one step, which `ReVisiT` shares; needs no torch."""
+"""The settings of one step, which `ReVisiT` inherits."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Divergence = Literal["jsd", "official", "kl", "cosine"]
 Fusion = Literal["poe", "interpolation"]
 AdaptiveWeight = Literal["agreement", "uncertainty", "both"]
 
-SELECTIONS_WITHOUT_COUNT = ("random", "soft")  # selections that have no number of vision tokens
+SELECTIONS_WITHOUT_COUNT = ("random", "soft")  # selections for which `neighbors` has no meaning
 
 
 class Rule(Settings):
-    """How one step is taken; the defaults are the paper's. `ReVisiT` says what each setting means."""
+    """The settings of one step; the defaults are the paper's. `ReVisiT` documents them."""
 
     alpha: PositiveShare = 1e-5
     divergence: Divergence = "jsd"
@@ -46,15 +46,18 @@ class Rule(Settings):
                 f'ReVisiT: weight must be a number from 0 to 1 with fusion="interpolation", not {self.weight:g}.'
             )
         if self.neighbors > 1 and self.select in SELECTIONS_WITHOUT_COUNT:
-            raise RevisitError(
-                f'ReVisiT: neighbors acts with select="min" and "max" only; leave it out, or at 1, with "{self.select}".'
-            )
+            raise RevisitError(f'ReVisiT: neighbors needs select="min" or "max"; leave it out with "{self.select}".')
         return self
 
     @property
     def full_vocabulary(self) -> bool:
         """Whether every token with a probability above zero is plausible."""
         return self.vocabulary == "full"
+
+    @property
+    def threshold(self) -> float:
+        """The plausibility threshold relative to the likeliest token, 0 for the full vocabulary."""
+        return 0.0 if self.full_vocabulary else self.alpha
 
     @property
     def model_dtype(self) -> bool:

@@ -1,4 +1,4 @@
-"""Rendered sample pictures, so that the embedded model can be tried without the packages that draw scenes."""
+"""Rendered sample images, for trying the embedded model without the packages that render scenes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Sample:
-    """A picture with what it shows."""
+    """An image with its place and objects."""
 
     name: str
     place: str
@@ -29,7 +29,7 @@ class Sample:
         return FOLDER / f"{self.name}.png"
 
     def image(self) -> Image:
-        """The picture, in RGB."""
+        """Open the image in RGB."""
         from PIL import Image
 
         with Image.open(self.path) as opened:
@@ -37,12 +37,12 @@ class Sample:
 
 
 def names() -> list[str]:
-    """All samples, that of `revisit demo` first."""
+    """List the samples, that of `revisit demo` first."""
     return list(_facts())
 
 
 def sample(name: str = "demo") -> Sample:
-    """The sample of this name."""
+    """Return the sample of this name."""
     facts = _facts()
     if name not in facts:
         raise unknown("sample", name, facts)

@@ -1,7 +1,7 @@
 """The usual step as one call of compiled code (kernel.c), for float32 and bfloat16 models on a CPU.
 
-It is optional: where the library is missing, broken, of another machine or of another source, torch takes the step, and
-one warning says why. `REVISIT_KERNEL=0` switches it off.
+It is optional: torch takes the step if the library was not built or is switched off (`REVISIT_KERNEL=0`), and also, with one
+warning, if it cannot be loaded or was built from another source.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import ctypes
 import functools
 import hashlib
 import math
-import struct
 import warnings
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -22,18 +21,17 @@ from torch import Tensor
 from revisit import settings
 from revisit.models.parts import Projection
 from revisit.step import reference
-from revisit.step.interface import Item, Refined, RowStates
-from revisit.step.reference import Refinement
+from revisit.step.interface import Item, RowDetail, RowStates, Step, StepOutput
 from revisit.step.rule import Rule
 
 HERE = Path(__file__).resolve().parent
 ENABLED = settings.compiled_step()
-COLUMNS = 16384  # most columns that are kept of an item
+COLUMNS = 16384  # most columns that are kept for an item
 ADAPTIVE = {"agreement": 1, "uncertainty": 2, "both": 3}
 
 
 def library() -> Any | None:
-    """The compiled code; None where it is switched off, was not built or cannot be used."""
+    """Return the compiled library, or None if it is switched off, was not built or cannot be used."""
     return _load(str(HERE)) if ENABLED else None
 
 
@@ -44,7 +42,6 @@ def _load(folder: str) -> Any | None:
         return None
     try:
         source = hashlib.sha256(Path(folder, "kernel.c").read_bytes()).hexdigest()
-        _check_whole(built[0])
         loaded = ctypes.CDLL(str(built[0]))
         loaded.revisit_source.restype = ctypes.c_char_p
         if loaded.revisit_source().decode() != source:
@@ -66,21 +63,8 @@ def _load(folder: str) -> Any | None:
     return loaded
 
 
-def _check_whole(path: Path) -> None:
-    """OSError unless the file is as long as its own headers say: loading a truncated library can kill the process."""
-    data = path.read_bytes()
-    if len(data) < 64:
-        raise OSError(f"{path.name} is empty or cut off")
-    if data[:4] == b"\x7fELF" and data[4] == 2:
-        order = "<" if data[5] == 1 else ">"
-        (start,) = struct.unpack(f"{order}Q", data[40:48])  # of the section headers, which lie at the end
-        size, count = struct.unpack(f"{order}HH", data[58:62])
-        if len(data) < start + size * count:
-            raise OSError(f"{path.name} is cut off")
-
-
 def suits(head: Projection, rule: Rule) -> bool:
-    """Whether the compiled code is there and takes steps of this kind."""
+    """Whether the compiled code is available and supports these settings."""
     usual = rule.divergence == "jsd" and rule.fusion == "poe" and rule.select in ("min", "max")
     if not usual or rule.full_vocabulary or rule.model_dtype or library() is None:
         return False
@@ -94,7 +78,7 @@ def suits(head: Projection, rule: Rule) -> bool:
 
 
 class Columns:
-    """Memory of one item's projected columns; only what is touched is real."""
+    """The cache of one item's projected columns; the system allocates only the pages that are written."""
 
     def __init__(self, item: Item, vocabulary: int) -> None:
         self.states = item.states.float().contiguous()  # (n, d)
@@ -106,7 +90,7 @@ class Columns:
 
 
 class Row(NamedTuple):
-    """What one row's step gives; see `Refined`."""
+    """The result of one row; see `StepOutput`."""
 
     size: int = 0
     applied: bool = False
@@ -114,11 +98,13 @@ class Row(NamedTuple):
     state: int = -1
     weight: float = 0.0
     touched: bool = False
-    refinement: Refinement | None = None
+    detail: RowDetail | None = None
 
 
-class CompiledStep:
-    """Takes steps by compiled code, row by row; the few that it does not take go to the reference."""
+class CompiledStep(Step):
+    """Takes steps by compiled code, row by row; the reference takes the few that it does not support."""
+
+    name = "compiled"
 
     def __init__(self, head: Projection, rule: Rule, record: bool = False) -> None:
         weight = head.plain_weight
@@ -130,15 +116,15 @@ class CompiledStep:
     @torch.no_grad()
     def take(
         self, logits: Tensor, states: RowStates, uniform: float | Tensor = 0.0, ended: Tensor | None = None
-    ) -> Refined:
-        """One step of all rows; see `interface.Step`."""
+    ) -> StepOutput:
+        """Take one step of all rows; see `interface.Step`."""
         over = [False] * len(logits) if ended is None else ended.tolist()
         logits = logits.float().contiguous()
         scores = logits.clone()
         rows = [
             Row() if over[row] else self._take_row(one, scores[row], states.item(row)) for row, one in enumerate(logits)
         ]
-        return Refined(
+        return StepOutput(
             scores,
             sizes=torch.tensor([row.size for row in rows]),
             applied=torch.tensor([row.applied for row in rows]),
@@ -146,7 +132,7 @@ class CompiledStep:
             states=torch.tensor([row.state for row in rows]),
             weights=torch.tensor([row.weight for row in rows]),
             seen=torch.tensor([row.touched for row in rows]),
-            refinements=tuple(row.refinement for row in rows) if self.record else (),
+            details=tuple(row.detail for row in rows) if self.record else (),
         )
 
     def _take_row(self, logits: Tensor, scores: Tensor, item: Item) -> Row:
@@ -170,21 +156,17 @@ class CompiledStep:
             )  # fmt: skip
             if size > 0:
                 row = Row(size, out[0] >= 0, out[1] > 0, int(out[0]), out[2], True)
-                return (
-                    row
-                    if vision is None
-                    else row._replace(refinement=_refinement(row, logits, scores, columns, vision))
-                )
-        result = reference.refine(logits, columns.states, self.head, rule)
+                return row if vision is None else row._replace(detail=_detail(row, logits, scores, columns, vision))
+        result = reference.refine_row(logits, columns.states, self.head, rule)
         scores.copy_(reference.scatter(result, logits))
         if result is None:
             return Row()
         return Row(result.size, result.applied, result.changed, result.state, result.weight, True, result)
 
 
-def _refinement(row: Row, logits: Tensor, scores: Tensor, columns: Columns, vision: Tensor) -> Refinement:
-    """What the compiled code did to a row, as the reference says it."""
+def _detail(row: Row, logits: Tensor, scores: Tensor, columns: Columns, vision: Tensor) -> RowDetail:
+    """Return the details of a row in the reference's form."""
     ids = scores.isfinite().nonzero().squeeze(-1)
     base = logits[ids].log_softmax(-1)
     divergences = columns.divergences.clone() if row.size > 1 else None
-    return Refinement(ids, base, vision[ids] if row.applied else base, scores[ids], row.state, divergences, row.weight)
+    return RowDetail(ids, base, vision[ids] if row.applied else base, scores[ids], row.state, divergences, row.weight)

@@ -1,6 +1,0 @@
-"""Benchmarks: one file each, with its data, its prompts, its scorer and how its numbers are read."""
-
-from revisit.benchmarks.base import Benchmark, Item, Metric, Scores, ratio
-from revisit.benchmarks.registry import find, get, names, register
-
-__all__ = ["Benchmark", "Item", "Metric", "Scores", "find", "get", "names", "ratio", "register"]

@@ -1,1 +1,0 @@
-"""The second branch of contrastive methods: its inputs, and its rows next to the clean ones."""

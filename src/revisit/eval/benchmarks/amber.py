@@ -1,0 +1,307 @@
+"""AMBER: captions checked against annotated objects (CHAIR, Cover, Hal, Cog), and yes/no questions.
+
+The rules are those of AMBER's inference.py. In its generative part two words name the same object if the similarity of their
+vectors in spaCy's en_core_web_lg is above 0.8. Without spaCy, `similarity=exact` requires equal words, under its own version
+name. Data: AMBER's `data/` folder and images (junyangwang0410/AMBER).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import eq
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from revisit.errors import RevisitError
+from revisit.eval.benchmarks import language
+from revisit.eval.benchmarks.base import Benchmark, Item, Metric, PerUnit, Scores, check_answers, ratio, require
+from revisit.eval.benchmarks.io.download import Remote
+from revisit.eval.benchmarks.pope import parse_vlmevalkit
+from revisit.explain import records
+
+SOURCE = "https://github.com/junyangwang0410/AMBER (data/ and the images linked there)"
+# The published files at one commit, and the archive of images that its README links to.
+_FILES = "https://raw.githubusercontent.com/junyangwang0410/AMBER/534babf6bbfcce2e735c26289dedfb21cef3c939/data"
+_SHA256 = {
+    "annotations.json": "db22a436c4836fbb295e60b4e80d519573077579fb7032f01b193c1bd022b797",
+    "relation.json": "c4c1491e9bbc3209abc1888c12a1bf8413bdbab8a0d8be04b990a2e7680cf23e",
+    "safe_words.txt": "f92cf1123f4578a2630832fac3e6ac4de36212ea55859d3bed4fd233723f4043",
+    "query/query_all.json": "127680ae61f7d4a92d2f7f07a8deaec07f0689b194d2c7c0f41ead7bd2c5bcf5",
+}
+_IMAGES = "https://drive.usercontent.google.com/download?id=1MaCHgtupcZUjf007anNl4_MV0o4DjXvl&export=download&confirm=t"
+THRESHOLD = 0.8
+# inference.py starts every denominator at this value; invisible at full size, kept so that printed digits agree.
+EPSILON = 0.001
+# type in annotations.json -> dimension; anything else is a relation
+KINDS = {
+    "discriminative-attribute-state": "state",
+    "discriminative-attribute-number": "number",
+    "discriminative-attribute-action": "action",
+    "discriminative-hallucination": "existence",
+}
+DIMENSIONS = {
+    "": ("state", "number", "action", "existence", "relation"),
+    "existence/": ("existence",),
+    "attribute/": ("state", "number", "action"),
+    "state/": ("state",),
+    "number/": ("number",),
+    "action/": ("action",),
+    "relation/": ("relation",),
+}
+
+Similar = Callable[[str, str], bool]
+
+# ------------------------------------------------------------------------------------------- generative part
+
+
+def nouns(text: str) -> list[str]:
+    """Return the lemmas of the words tagged as nouns, case kept."""
+    return [language.lemma(word, "n") for word, tag in language.tagged(text) if tag.startswith("NN")]
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """AMBER's relation.json (an object and the words that may stand for it) and safe_words.txt."""
+
+    related: Mapping[str, Sequence[str]]
+    safe: frozenset[str]
+
+    @functools.cached_property
+    def known(self) -> frozenset[str]:
+        """Every word that the rule looks at."""
+        return frozenset(self.related) | {word for words in self.related.values() for word in words}
+
+    def words_for(self, objects: Sequence[str]) -> list[tuple[str, int]]:
+        """Return (word, index of its object): first all related words, then the objects themselves."""
+        for name in objects:
+            if name not in self.related:
+                raise RevisitError(f"AMBER's relation.json has no entry for the annotated object {name!r}.")
+        others = [(word, n) for n, name in enumerate(objects) for word in self.related[name]]
+        return others + [(name, n) for n, name in enumerate(objects)]
+
+
+@dataclass(frozen=True)
+class CaptionScore:
+    """Counts of one caption: known nouns, those not in the image, covered objects, and pitfalls mentioned."""
+
+    mentions: int
+    hallucinated: int
+    covered: int
+    objects: int
+    pitfalls_hit: int
+    pitfalls: int
+
+
+def score_caption(
+    caption_nouns: Iterable[str], truth: Sequence[str], hallu: Sequence[str], words: Vocabulary, similar: Similar
+) -> CaptionScore:
+    """Count a caption's nouns; `truth` lists what the image shows, `hallu` what people expect there but is absent."""
+    mentioned = [noun for noun in caption_nouns if noun in words.known]
+    real, pitfalls = words.words_for(truth), words.words_for(hallu)
+    covered: set[int] = set()
+    hit: set[int] = set()
+    wrong = 0
+    for noun in mentioned:
+        if noun in words.safe:
+            continue
+        if (exact := _first(real, noun, eq)) is not None:
+            covered.add(exact)
+            continue
+        # An exact pitfall and the first similar one both count, and may be different objects.
+        hit |= {owner for test in (eq, similar) if (owner := _first(pitfalls, noun, test)) is not None}
+        near = _first(real, noun, similar)
+        if near is None:
+            wrong += 1
+        else:
+            covered.add(near)
+    return CaptionScore(len(mentioned), wrong, len(covered), len(truth), len(hit), len(hallu))
+
+
+def _first(words: Iterable[tuple[str, int]], noun: str, test: Similar) -> int | None:
+    return next((owner for word, owner in words if test(noun, word)), None)
+
+
+@functools.cache
+def spacy_similarity() -> Similar:
+    """Return the official test of whether two words mean the same; raise RevisitError if spaCy or its vectors are missing."""
+    try:
+        import spacy
+
+        nlp = spacy.load("en_core_web_lg")
+    except (ImportError, OSError) as error:
+        raise RevisitError(
+            "AMBER's generative part needs spaCy and en_core_web_lg (pip install spacy; python -m spacy download "
+            "en_core_web_lg), or use the variant without it: --set similarity=exact."
+        ) from error
+    parse = functools.cache(nlp)
+    return functools.cache(lambda one, other: bool(parse(one).similarity(parse(other)) > THRESHOLD))
+
+
+def _padded(units: PerUnit, counters: int = 1) -> PerUnit:
+    """Spread the official extra denominator, one for each counter, over the units."""
+    return {u: (n, d + counters * EPSILON / len(units)) for u, (n, d) in units.items()}
+
+
+def score_captions(captions: Mapping[str, CaptionScore]) -> Scores:
+    """Compute CHAIR, Cover, Hal and Cog in percent."""
+    per_item = {
+        "CHAIR": {u: (100.0 * c.hallucinated, float(c.mentions)) for u, c in captions.items()},
+        "Cover": {u: (100.0 * c.covered, float(c.objects)) for u, c in captions.items()},
+        "Hal": {u: (100.0 * (c.hallucinated > 0), 1.0) for u, c in captions.items()},
+        "Cog": {u: (100.0 * c.pitfalls_hit, float(c.pitfalls)) for u, c in captions.items()},
+    }
+    per_item = {name: _padded(units) for name, units in per_item.items()}
+    scores = Scores.of(per_item, {"captions": len(captions)})
+    # The script prints 100 minus the share of clean captions, so the padding works against it.
+    scores.metrics["Hal"] = 100 - ratio((100 - n, d) for n, d in per_item["Hal"].values())
+    return scores
+
+
+# --------------------------------------------------------------------------------------- discriminative part
+
+
+def parse_official(text: str) -> str:
+    """Accept exactly Yes or No."""
+    return {"Yes": "yes", "No": "no"}.get(text, "other")
+
+
+def official_f1(precision: float, recall: float, extra: float) -> float:
+    """Compute F1 in percent like inference.py: from percentages rounded to one decimal, with an extra denominator."""
+    p, r = round(precision, 1) / 100, round(recall, 1) / 100
+    return 2 * p * r / (p + r + extra) * 100
+
+
+def score_answers(rows: Iterable[tuple[str, str, str, str]]) -> Scores:
+    """Compute accuracy, precision, recall and F1 in percent, "no" being the positive answer, over all and per dimension,
+    from (unit, prediction, label, dimension) rows."""
+    rows = list(rows)
+    metrics: dict[str, float] = {}
+    per_item: dict[str, PerUnit] = {}
+    for prefix, kinds in DIMENSIONS.items():
+        part = [row for row in rows if row[3] in kinds]
+        if not part:
+            continue
+        units = {
+            "accuracy": {u: (100.0 * (said == label), 1.0) for u, said, label, _ in part},
+            # every question is a unit, whatever the answer: methods are compared on the same ones
+            "precision": {u: (100.0 * (said == label == "no"), float(said == "no")) for u, said, label, _ in part},
+            "recall": {u: (100.0 * (said == label), 1.0) for u, said, label, _ in part if label == "no"},
+        }
+        for name, group in units.items():
+            per_item[prefix + name] = _padded(group, 3 if prefix == "attribute/" else 1)  # it adds three counters up
+            metrics[prefix + name] = ratio(per_item[prefix + name].values()) if group else 0.0
+        extra = 0.001 if prefix == "existence/" else 0.0001
+        metrics[f"{prefix}F1"] = official_f1(metrics[f"{prefix}precision"], metrics[f"{prefix}recall"], extra)
+    return Scores(metrics, per_item, {"questions": float(len(rows))})
+
+
+# ------------------------------------------------------------------------------------------------- benchmark
+
+
+class Amber(Benchmark):
+    """AMBER: descriptions checked against annotated objects, and yes/no questions.
+
+    Args:
+        part: Which questions to ask.
+        similarity: How words are compared with annotated objects; "spacy" is official.
+        parser: How yes/no answers are read: "official" accepts exactly Yes or No, "vlmevalkit" either word in a sentence.
+    """
+
+    part: Literal["all", "generative", "discriminative"] = "all"
+    similarity: Literal["spacy", "exact"] = "spacy"
+    parser: Literal["official", "vlmevalkit"] = "official"
+
+    name: ClassVar[str] = "amber"
+    title: ClassVar[str] = "AMBER"
+    needs_nltk: ClassVar[bool] = True
+    max_new_tokens: ClassVar[int] = 512
+    headline: ClassVar[str] = "CHAIR"
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("CHAIR", "lower", 1, 1),
+        Metric("Cover", "higher", 1, 1),
+        Metric("Hal", "lower", 1, 1),
+        Metric("Cog", "lower", 1, 1),
+        Metric("accuracy", "higher", 1, 1),
+        Metric("precision", "higher", 1, 1),
+        Metric("recall", "higher", 1, 1),
+        Metric("F1", "higher", 1, 1),
+        Metric("AMBER", "higher", 1, 1),
+    )
+
+    license: ClassVar[str] = "Apache-2.0 (questions and annotations); the images as stated in its README"
+    downloads: ClassVar[tuple[Remote, ...]] = tuple(
+        Remote(f"amber/data/{name}", (f"{_FILES}/{name}",), sha256) for name, sha256 in _SHA256.items()
+    )
+
+    @property
+    def version(self) -> str:
+        return f"amber-{self.part}-{self.similarity}-{self.parser}-1"
+
+    def files(self, data_dir: Path) -> list[Path]:
+        folder = records.folder(self._home(data_dir), "data", "annotations.json")
+        return [require(folder / name, f"AMBER's {name}", SOURCE) for name in _SHA256]
+
+    def _home(self, data_dir: Path) -> Path:
+        return records.folder(data_dir, "amber", "data", "annotations.json")
+
+    def load(self, data_dir: Path) -> list[Item]:
+        annotations, _, _, queries = self.files(data_dir)
+        home = self._home(data_dir)
+        notes: dict[str, dict[str, Any]] = {}  # id -> what scoring needs
+        for row in records.read_records(annotations):
+            generative = row.need("type") == "generative"
+            if self.part == "all" or (self.part == "generative") == generative:
+                kind = "generative" if generative else KINDS.get(row["type"], "relation")
+                objects = {"hallu": row.need("hallu"), "folder": annotations.parent} if generative else {}
+                notes[str(row.need("id"))] = {"kind": kind, "truth": row.need("truth"), **objects}
+        items = []
+        for row in records.read_records(queries):
+            key = str(row.need("id"))
+            if key in notes:
+                image = records.find_image(home, row.need("image"), "image", "images")
+                items.append(Item(key, row.need("query"), (image,), notes[key]))
+        return items
+
+    def image_files(self, data_dir: Path, limit: int | None = None) -> list[Remote]:
+        """Return one archive, of which only the images of the first items are kept."""
+        names = {image.name for item in self.load(data_dir)[:limit] for image in item.images}
+        return [Remote("amber/image/images.zip", (_IMAGES,), members=tuple(sorted(names)))]
+
+    def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
+        check_answers(items, answers)
+        parts = []
+        captions = [item for item in items if item.meta["kind"] == "generative"]
+        if captions:
+            words = read_vocabulary(captions[0].meta["folder"])
+            similar = spacy_similarity() if self.similarity == "spacy" else eq
+            found = {
+                i.id: score_caption(nouns(answers[i.id]), i.meta["truth"], i.meta["hallu"], words, similar)
+                for i in captions
+            }
+            parts.append(score_captions(found))
+        asked = [item for item in items if item.meta["kind"] != "generative"]
+        if asked:
+            parse = parse_official if self.parser == "official" else parse_vlmevalkit
+            parts.append(score_answers((i.id, parse(answers[i.id]), i.meta["truth"], i.meta["kind"]) for i in asked))
+        metrics = {name: value for part in parts for name, value in part.metrics.items()}
+        if len(parts) == 2:
+            metrics["AMBER"] = (100 - metrics["CHAIR"] + metrics["F1"]) / 2
+        per_item = {name: units for part in parts for name, units in part.per_item.items()}
+        counts = {name: value for part in parts for name, value in part.counts.items()}
+        notes = (language.version(),) if captions else ()
+        if captions and self.similarity == "exact":
+            exact = "Objects are matched by equal words only (similarity=exact), which is not the official rule."
+            notes = (exact, *notes)
+        return Scores(metrics, per_item, counts, notes)
+
+
+def read_vocabulary(folder: Path) -> Vocabulary:
+    """Read the word lists next to the annotations."""
+    path = folder / "relation.json"
+    related = records.read_json(path)
+    if not isinstance(related, dict) or not all(isinstance(words, list) for words in related.values()):
+        raise RevisitError(f"{path} must be a JSON object that maps each word to its synonyms.")
+    safe = records.read_text(folder / "safe_words.txt").split("\n")
+    return Vocabulary(related, frozenset(word for word in safe if word))

@@ -1,0 +1,66 @@
+"""Answers of a file, attached to the items of a benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from revisit.errors import RevisitError
+from revisit.explain.records import AnswerRow
+
+if TYPE_CHECKING:
+    from revisit.eval.benchmarks.base import Item
+
+QUESTIONS = ("question", "prompt", "query")  # where a row may repeat the question that it answers
+
+
+def attach(
+    answers: Sequence[AnswerRow], items: Sequence[Item], key: Callable[[AnswerRow], str | None] = AnswerRow.key
+) -> dict[str, str]:
+    """Return item id -> text, by the rows' ids, or by position if no row has an id. Ids that match no item are kept.
+
+    An item called "coco_random/17" may be named "17" if no other item is.
+    """
+    keys = [key(answer) for answer in answers]
+    if all(name is None for name in keys):
+        if len(answers) != len(items):
+            raise RevisitError(
+                f"The answers have no ids, so they must be in the order of the {len(items)} items, but there are {len(answers)}."
+            )
+        keys = [item.id for item in items]
+    short = {item.id.rpartition("/")[2]: item.id for item in items}
+    if len(short) < len(items):
+        short = {}
+    found: dict[str, AnswerRow] = {}
+    for name, answer in zip(keys, answers, strict=True):
+        name = answer.need() if name is None else name
+        name = short.get(name, name)
+        if name in found:
+            raise RevisitError(f"{answer.where} answers {name!r} a second time (first at {found[name].where}).")
+        found[name] = answer
+    _check_questions(found, {item.id: item.prompt for item in items})
+    return {name: answer.text for name, answer in found.items()}
+
+
+def _check_questions(found: Mapping[str, AnswerRow], prompts: Mapping[str, str]) -> None:
+    """Raise RevisitError if rows repeat another question than that of their item, or if all answers are questions."""
+    echoes = 0
+    for name, answer in found.items():
+        asked = _plain(prompts.get(name, "").partition("\n")[0])
+        said = next((str(answer.record[field]) for field in QUESTIONS if answer.record.get(field)), "")
+        repeated = _plain(said)
+        if asked and " " in repeated and asked not in repeated and repeated not in asked:
+            raise RevisitError(
+                f"{answer.where} has the question {said!r}, but item {name!r} asks {prompts[name]!r}: the rows are shuffled, or "
+                "belong to other data files."
+            )
+        echoes += bool(asked) and _plain(answer.text) == asked
+    if found and echoes == len(found):
+        first = next(iter(found.values()))
+        raise RevisitError(f"{first.where}: the texts repeat the questions; choose another field with --field.")
+
+
+def _plain(text: str) -> str:
+    """Return the letters and digits of a text; "imange" is a misprint in VCD's files."""
+    lower = text.lower().replace("<image>", " ").replace("imange", "image")
+    return " ".join("".join(c if c.isalnum() else " " for c in lower).split())

@@ -1,0 +1,151 @@
+"""NLTK's tokenizer, tagger and lemmatizer behind two functions; errors about missing data tell how to get it.
+
+A CHAIR score depends on the version of NLTK and of its data, so `version` names both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from revisit import settings
+from revisit.errors import RevisitError, missing
+
+LICENSE = "WordNet's own (Princeton University) for wordnet; for the others see https://www.nltk.org/nltk_data"
+# package -> where nltk.data looks for it
+PACKAGES = {
+    "punkt_tab": "tokenizers/punkt_tab/english",
+    "averaged_perceptron_tagger_eng": "taggers/averaged_perceptron_tagger_eng",
+    "wordnet": "corpora/wordnet",
+}
+# package -> the files that decide, and the SHA-256 of their contents with which the official scorers were compared
+PINNED = {
+    "punkt_tab": (
+        ("abbrev_types.txt", "collocations.tab", "ortho_context.tab", "sent_starters.txt"),
+        "87b7437941fb4df13edcd8cad64ff370f548f8c3e9503a795e05bef42bf34bdc",
+    ),
+    "averaged_perceptron_tagger_eng": (
+        ("averaged_perceptron_tagger_eng.weights.json", "averaged_perceptron_tagger_eng.tagdict.json"),
+        "880d253fada7af64617ddaacbd01dfc97018709d76ca9dffb75d5f286d4e9513",
+    ),
+    "wordnet": (
+        ("index.noun", "index.verb", "index.adj", "index.adv", "noun.exc", "verb.exc", "adj.exc", "adv.exc"),
+        "2a2c4044227015a6b9b1c1c6864897c4a7dec32ce242e4b9f552d8852d70c031",
+    ),
+}
+
+
+def _nltk() -> Any:
+    try:
+        import nltk
+    except ImportError as error:
+        raise missing("nltk") from error
+    # NLTK reads NLTK_DATA once, at import; honor a value that was set later, and what `revisit data get nltk` fetched.
+    for place in reversed([*settings.nltk_folders(), str(data_folder())]):
+        if place not in nltk.data.path:
+            nltk.data.path.insert(0, place)
+    return nltk
+
+
+def data_folder() -> Path:
+    """Return the folder that `revisit data get nltk` fills by default."""
+    return settings.cache_folder() / "nltk_data"
+
+
+def _find(nltk: Any, package: str, folder: Path | None = None) -> Any:
+    """Find a package's data in `folder`, or anywhere; None if it is absent. A corpus may stay zipped."""
+    resource = PACKAGES[package]
+    for candidate in (resource, f"{resource}.zip/{package}/"):
+        try:
+            return nltk.data.find(candidate, paths=[str(folder)] if folder else None)
+        except LookupError:
+            continue
+    return None
+
+
+def missing_packages() -> list[str]:
+    """Return the NLTK data packages that cannot be found on this machine."""
+    nltk = _nltk()
+    return [package for package in PACKAGES if _find(nltk, package) is None]
+
+
+def require_data() -> None:
+    """Raise RevisitError if NLTK data is missing, with how to get it."""
+    if absent := missing_packages():
+        raise RevisitError(
+            f"NLTK data not found: {', '.join(absent)}. Run `revisit data get nltk`, or set NLTK_DATA to the folder that has it."
+        )
+
+
+def get_data(folder: Path) -> str:
+    """Download the data into `folder` with NLTK's own downloader, which checks it; return its version."""
+    nltk = _nltk()
+    for package in PACKAGES:
+        try:
+            nltk.download(package, download_dir=str(folder), quiet=True, raise_on_error=True)
+        except (ValueError, OSError) as error:
+            reason = " ".join(str(error).split()).rstrip(".")
+            raise RevisitError(
+                f"NLTK could not download {package} into {folder} ({reason}); run the same command again, or set NLTK_DATA to a "
+                "folder that has it."
+            ) from error
+    _tools.cache_clear()
+    version.cache_clear()
+    return version(folder)
+
+
+@functools.cache
+def version(folder: Path | None = None) -> str:
+    """Return the versions of NLTK and its data, as a score reports them.
+
+    Args:
+        folder: The data folder to look at; wherever NLTK finds its data by default.
+    """
+    nltk = _nltk()
+    if folder and str(folder) not in nltk.data.path:
+        nltk.data.path.append(str(folder))  # NLTK opens no file elsewhere
+    other = [p for p in PACKAGES if _digest(_find(nltk, p, folder), p) != PINNED[p][1]]
+    if not other:
+        return f"Words by NLTK {nltk.__version__}, with the data that the official scorers were compared with."
+    return (
+        f"Words by NLTK {nltk.__version__}, with other data than the official scorers were compared with "
+        f"({', '.join(other)}); numbers may differ in the last digits."
+    )
+
+
+def _digest(place: Any, package: str) -> str:
+    found = hashlib.sha256()
+    for name in PINNED[package][0]:
+        try:
+            with contextlib.closing(place.join(name).open()) as file:
+                found.update(file.read())
+        except (OSError, AttributeError):
+            return "incomplete"
+    return found.hexdigest()
+
+
+@functools.cache
+def _tools() -> tuple[Any, Any, Any]:
+    nltk = _nltk()
+    require_data()
+    from nltk.stem import WordNetLemmatizer
+    from nltk.tag import PerceptronTagger
+
+    return nltk.word_tokenize, PerceptronTagger(), WordNetLemmatizer()
+
+
+def tagged(text: str) -> list[tuple[str, str]]:
+    """Return the tokens of `text` with their Penn Treebank tags."""
+    tokenize, tagger, _ = _tools()
+    result: list[tuple[str, str]] = tagger.tag(tokenize(text))
+    return result
+
+
+@functools.cache
+def lemma(word: str, pos: str) -> str:
+    """Return WordNet's lemma of `word` as a noun, verb, adjective or adverb (`pos` n, v, a, r)."""
+    result: str = _tools()[2].lemmatize(word, pos)
+    return result

@@ -1,0 +1,127 @@
+"""LLaVA-Bench-in-the-Wild: 60 open questions about 24 images, judged against GPT-4's answers.
+
+Without a judge only the length of the answers is reported. A judge (any OpenAI-compatible endpoint) gives both answers a mark,
+and the score is 100 x mean of ours / mean of the reference. The judge's instructions are worded by us and ask for the same
+thing as the official ones, so numbers are comparable with each other, not digit by digit with published ones. Data:
+questions.jsonl, context.jsonl, answers_gpt4.jsonl and images/ (liuhaotian/llava-bench-in-the-wild).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import ClassVar
+
+from revisit.errors import RevisitError
+from revisit.eval.benchmarks.base import HubDataset, Item, Metric, Scores, lmms
+from revisit.eval.benchmarks.io.drafts import Draft
+from revisit.eval.benchmarks.judged import Judged
+from revisit.explain import records
+from revisit.explain.records import Record
+
+FILES = ("questions.jsonl", "context.jsonl", "answers_gpt4.jsonl")
+# What the official rules stress per category, in our words.
+EMPHASIS = {
+    "conv": "whether the answer is right, to the point and helpful",
+    "detail": "whether the description is accurate and detailed, with places, counts and relations of what is seen",
+    "complex": "whether the reasoning is sound, complete and grounded in what is seen",
+}
+
+
+def parse_marks(reply: str) -> tuple[float, float]:
+    """Parse the two marks in the first line; (-1, -1) if it is not exactly two numbers, as published."""
+    parts = reply.split("\n")[0].replace(",", " ").split(" ")
+    try:
+        first, second = map(float, parts)
+        return first, second
+    except ValueError:
+        return -1.0, -1.0
+
+
+def relative(marks: Iterable[tuple[float, float]]) -> float:
+    """Compute 100 x mean second / mean first, the means rounded to three decimals first, as published."""
+    marks = list(marks)
+    first, second = (round(sum(pair[i] for pair in marks) / len(marks), 3) for i in (0, 1))
+    return second / first * 100 if first else float("nan")
+
+
+def score_marks(rows: Iterable[tuple[str, str, tuple[float, float]]]) -> Scores:
+    """Compute the relative score over all and per category, from (unit, category, (reference mark, our mark)) rows."""
+    rows = list(rows)
+    metrics, per_item = {}, {}
+    for category in ("all", *sorted({category for _, category, _ in rows})):
+        part = {unit: marks for unit, kind, marks in rows if category in ("all", kind)}
+        metrics[category] = relative(part.values())
+        per_item[category] = {unit: (100 * second, first) for unit, (first, second) in part.items()}
+    bad = sum(marks == (-1, -1) for _, _, marks in rows)
+    notes = (f"{bad} replies of the judge could not be read and count as -1 to -1.",) if bad else ()
+    return Scores(metrics, per_item, {"answers": float(len(rows)), "unread_replies": float(bad)}, notes)
+
+
+class LlavaBench(Judged):
+    """LLaVA-Bench-in-the-Wild; without a judge only the answers' length is known."""
+
+    name: ClassVar[str] = "llava_bench"
+    title: ClassVar[str] = "LLaVA-Bench"
+    source: ClassVar[str] = "the Hub dataset liuhaotian/llava-bench-in-the-wild, or `revisit data get llava_bench DIR`"
+    data_files: ClassVar[tuple[str, ...]] = FILES
+    license: ClassVar[str] = "Apache-2.0 (Hub dataset's card)"
+    hub: ClassVar[HubDataset | None] = HubDataset(
+        lmms("llava-bench-in-the-wild"),
+        ("train",),
+        ("question_id", "question", "image", "caption", "gpt_answer", "category", "image_id"),
+    )
+    system: ClassVar[str | None] = "You grade answers carefully and fairly."
+    max_new_tokens: ClassVar[int] = 1024
+    headline: ClassVar[str] = "all"
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        *(Metric(name, "higher", 1, 1) for name in ("all", "conv", "detail", "complex")),
+        Metric("words", None, 1, 1),
+    )
+
+    def load(self, data_dir: Path) -> list[Item]:
+        questions, context, reference = map(records.read_records, self.files(data_dir))
+        captions = {row.need("image"): row.need("caption") for row in context}
+        answers = {row.need("question_id"): row.need("text") for row in reference}
+        items = []
+        for row in questions:
+            image, number = row.need_text("image"), row.need("question_id")
+            if image not in captions or number not in answers:
+                where = FILES[1] if image not in captions else FILES[2]
+                raise RevisitError(f"{row.where}: {where} has nothing for image {image} and question {number}.")
+            meta = {"category": row.need("category"), "context": captions[image], "reference": answers[number]}
+            path = records.find_image(self.home(data_dir), image, "images", ".")
+            items.append(Item(str(number), row.need_text("text"), (path,), meta))
+        return items
+
+    @classmethod
+    def write_rows(cls, rows: Iterable[Record], out: Draft) -> None:
+        """Write the official three files; an image's description is written once."""
+        questions, context, reference = (f"llava_bench/{name}" for name in FILES)
+        for row in rows:
+            number = row.need_int("question_id")
+            out.once(number, row.where)
+            place = f"llava_bench/images/{Path(str(row['image_id'])).stem}"
+            fresh = place not in out.images
+            image = Path(out.image(place, row["image"], row.where)).name
+            if fresh:
+                caption = row["caption"] if isinstance(row["caption"], str) else "\n".join(row["caption"])
+                out.add(context, {"id": Path(place).name, "image": image, "caption": caption})
+            category = row.need_choice("category", EMPHASIS)
+            question = {"image": image, "text": row["question"], "category": category, "question_id": number}
+            out.add(questions, question)
+            out.add(reference, {"question_id": number, "prompt": row["question"], "text": row["gpt_answer"]})
+
+    def ask(self, item: Item, answer: str) -> str:
+        m = item.meta
+        return (
+            f"[What the image shows]\n{m['context']}\n\n[Question]\n{item.prompt}\n\n"
+            f"[Answer 1]\n{m['reference']}\n[End of answer 1]\n\n[Answer 2]\n{answer}\n[End of answer 2]\n\n"
+            "Two assistants answered the question about the image, which you know only by the description above. "
+            f"Judge {EMPHASIS[m['category']]}. Give each answer a mark from 1 (worst) to 10 (best), and do not let the order "
+            "of the answers matter. The first line of your reply must hold just the two marks, of answer 1 and answer 2, "
+            "separated by one blank; explain them from the second line on."
+        )
+
+    def score_replies(self, items: list[Item], replies: Mapping[str, str]) -> Scores:
+        return score_marks((item.id, item.meta["category"], parse_marks(replies[item.id])) for item in items)

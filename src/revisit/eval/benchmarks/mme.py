@@ -1,0 +1,163 @@
+"""MME: two yes/no questions per image in 14 categories; a category's score is acc + acc_plus, 200 at best.
+
+`acc_plus` counts an image only if both its questions are right. Parsing follows MME's calculation.py: the first four
+characters decide. Data: MME_Benchmark_release_version, one folder per category (BradyFU's MME, on request from its
+authors).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import model_validator
+from typing_extensions import Self
+
+from revisit.errors import RevisitError, unknown
+from revisit.eval.benchmarks.base import (
+    Benchmark,
+    HubDataset,
+    Item,
+    Metric,
+    PerUnit,
+    Scores,
+    check_answers,
+    lmms,
+    ratio,
+)
+from revisit.eval.benchmarks.io.drafts import Draft
+from revisit.explain import records
+from revisit.explain.records import Record
+
+HALLUCINATION = ("existence", "count", "position", "color")  # the four that hallucination papers report
+PERCEPTION = (*HALLUCINATION, "posters", "celebrity", "scene", "landmark", "artwork", "OCR")
+COGNITION = ("commonsense_reasoning", "numerical_calculation", "text_translation", "code_reasoning")
+SOURCE = (
+    "https://github.com/BradyFU/Awesome-Multimodal-Large-Language-Models/tree/Evaluation, or `revisit data get mme DIR`"
+)
+
+
+def parse(text: str) -> str:
+    """Return "yes" or "no" if the first four characters contain it (yes first), else "other"."""
+    start = text.lower()[:4]
+    return "yes" if "yes" in start else "no" if "no" in start else "other"
+
+
+def score_answers(rows: Iterable[tuple[str, str, str, str]]) -> Scores:
+    """Compute the scores from (category, image, answer, gold) rows; every image must have two questions."""
+    images: dict[str, dict[str, list[float]]] = {}
+    for category, image, answer, gold in rows:
+        if gold.lower().strip() not in ("yes", "no"):
+            raise RevisitError(f"{category}/{image}: the gold answer must be yes or no, not {gold!r}.")
+        right = float(parse(answer) == gold.lower().strip())
+        images.setdefault(category, {}).setdefault(image, []).append(right)
+    per_item: dict[str, PerUnit] = {"acc": {}, "acc_plus": {}}
+    for category, group in images.items():
+        if odd := [image for image, marks in group.items() if len(marks) != 2]:
+            raise RevisitError(f"MME needs two questions per image; {category}/{odd[0]} has {len(group[odd[0]])}.")
+        acc = {f"{category}/{p}": (50 * sum(marks), 1.0) for p, marks in group.items()}
+        plus = {f"{category}/{p}": (100.0 * (sum(marks) == 2), 1.0) for p, marks in group.items()}
+        per_item["acc"] |= acc
+        per_item["acc_plus"] |= plus
+        per_item[f"{category}/acc"], per_item[f"{category}/acc_plus"] = acc, plus
+        per_item[f"{category}/score"] = {p: (acc[p][0] + plus[p][0], 1.0) for p in acc}
+    metrics = {name: ratio(units.values()) for name, units in per_item.items()}
+    totals = {}
+    for total, names in (("perception", PERCEPTION), ("cognition", COGNITION), ("hallucination", HALLUCINATION)):
+        if any(name in images for name in names):
+            totals[total] = sum(metrics[f"{name}/score"] for name in names if name in images)
+    missing = [name for name in PERCEPTION + COGNITION if name not in images]
+    notes = (f"Totals are over the categories that are there; missing: {', '.join(missing)}.",) if missing else ()
+    return Scores(totals | metrics, per_item, {"images": float(len(per_item["acc"]))}, notes)
+
+
+class MME(Benchmark):
+    """MME: pairs of yes/no questions in fourteen categories.
+
+    Args:
+        categories: Which categories, such as "existence,count,position,color"; by default all whose files are in the folder.
+    """
+
+    categories: tuple[str, ...] = ()
+
+    name: ClassVar[str] = "mme"
+    title: ClassVar[str] = "MME"
+    version: ClassVar[str] = "mme-official-1"
+    source: ClassVar[str] = SOURCE
+    license: ClassVar[str] = "for research only, on request from its authors"
+    hub: ClassVar[HubDataset | None] = HubDataset(
+        lmms("MME"), ("test",), ("question_id", "image", "question", "answer", "category")
+    )
+    max_new_tokens: ClassVar[int] = 16
+    headline: ClassVar[str] = "acc_plus"
+    metrics: ClassVar[tuple[Metric, ...]] = tuple(
+        Metric(name, "higher", 1, 2)
+        for name in ("acc", "acc_plus", "score", "perception", "cognition", "hallucination")
+    )
+
+    @model_validator(mode="after")
+    def _check_categories(self) -> Self:
+        for category in self.categories:
+            if category not in PERCEPTION + COGNITION:
+                raise unknown("category", category, PERCEPTION + COGNITION)
+        return self
+
+    @classmethod
+    def write_rows(cls, rows: Iterable[Record], out: Draft) -> None:
+        """Write a text file with both questions of each image; an image whose second question is cut off is left out."""
+        waiting: dict[str, str] = {}  # place -> its first question
+        for row in rows:
+            category = row.need_choice("category", PERCEPTION + COGNITION, lower=False)
+            question, gold = str(row["question"]).strip(), row.need_choice("answer", ("yes", "no"))
+            place = f"mme/{category}/{Path(str(row['question_id'])).stem}"
+            if "\n" in question:
+                raise RevisitError(f"{row.where}: the question has several lines, which MME's files do not allow.")
+            if place in out.images:
+                raise RevisitError(
+                    f"{row.where} is a third question about {row['question_id']}; MME has two per image."
+                )
+            line = f"{question}\t{gold.capitalize()}\n"
+            if place in waiting:
+                out.image(place, row["image"], row.where)
+                out.text(f"{place}.txt", waiting.pop(place) + line)
+            else:
+                waiting[place] = line
+        if waiting and not out.images:
+            raise RevisitError(
+                "MME asks two questions per image, and these rows contain no complete pair; raise --limit."
+            )
+
+    def files(self, data_dir: Path) -> list[Path]:
+        """Return the question files: `<category>/questions_answers_YN/*.txt` or `<category>/*.txt`."""
+        folder = records.folder(data_dir, "mme")
+        found = [
+            path
+            for category in self.categories or PERCEPTION + COGNITION
+            for path in sorted((folder / category).glob("questions_answers_YN/*.txt"))
+            or sorted((folder / category).glob("*.txt"))
+        ]
+        if not found:
+            raise RevisitError(f"MME's category folders not found: put them in {folder}; they come from {SOURCE}.")
+        return found
+
+    def load(self, data_dir: Path) -> list[Item]:
+        folder = records.folder(data_dir, "mme")
+        items = []
+        for path in self.files(data_dir):
+            category = path.relative_to(folder).parts[0]
+            places = (folder / category / "images", folder / category)
+            images = [p for place in places for p in sorted(place.glob(f"{path.stem}.*")) if p.suffix != ".txt"]
+            image = images[0] if images else places[0] / f"{path.stem}.jpg"
+            for number, line in enumerate(filter(str.strip, records.read_text(path).split("\n")), 1):
+                question, tab, gold = line.strip().rpartition("\t")
+                if not tab:
+                    raise RevisitError(f"{path} line {number} is not 'question <tab> Yes or No'.")
+                meta = {"category": category, "image": path.stem, "gold": gold}
+                items.append(Item(f"{category}/{path.stem}/{number}", question, (image,), meta))
+        return items
+
+    def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
+        check_answers(items, answers)
+        metas = ((item.id, item.meta) for item in items)
+        return score_answers((m["category"], m["image"], answers[name], m["gold"]) for name, m in metas)

@@ -1,0 +1,307 @@
+"""MMMU: college exam questions, 30 subjects, multiple choice or a short answer.
+
+Parsing follows MMMU's eval_utils.py, its seeded guess for answers that cannot be read included. `micro` is the official
+item-weighted accuracy, `macro` the ReVisiT paper's mean over subjects; they differ once items are filtered. Data: the
+Hub dataset MMMU/MMMU as mmmu/questions.jsonl (`revisit data get mmmu`).
+"""
+
+from __future__ import annotations
+
+import ast
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from revisit.errors import RevisitError
+from revisit.eval.benchmarks.base import Benchmark, HubDataset, Item, Metric, Scores, check_answers, ratio
+from revisit.eval.benchmarks.io.drafts import Draft, has_image
+from revisit.explain import records
+from revisit.explain.records import Record
+
+CHOICE_REQUEST = "Answer with the option's letter from the given choices directly."
+OPEN_REQUEST = "Answer the question using a single word or phrase."
+
+# Facts of MMMU's data_utils.py; domain -> subjects in the official order.
+DOMAINS: dict[str, tuple[str, ...]] = {
+    "Art and Design": ("Art", "Art_Theory", "Design", "Music"),
+    "Business": ("Accounting", "Economics", "Finance", "Manage", "Marketing"),
+    "Science": ("Biology", "Chemistry", "Geography", "Math", "Physics"),
+    "Health and Medicine": (
+        "Basic_Medical_Science",
+        "Clinical_Medicine",
+        "Diagnostics_and_Laboratory_Medicine",
+        "Pharmacy",
+        "Public_Health",
+    ),
+    "Humanities and Social Science": ("History", "Literature", "Sociology", "Psychology"),
+    "Tech and Engineering": (
+        "Agriculture",
+        "Architecture_and_Engineering",
+        "Computer_Science",
+        "Electronics",
+        "Energy_and_Power",
+        "Materials",
+        "Mechanical_Engineering",
+    ),
+}
+# The order in which the official script scores, on which the seeded guesses depend: alphabetical.
+SUBJECTS = tuple(sorted(subject for subjects in DOMAINS.values() for subject in subjects))
+
+Guess = Callable[[Sequence[str]], str]
+
+
+def seeded_guess() -> Guess:
+    """Return the official guess: Python's generator seeded 42 once, one draw per answer that cannot be parsed, in order."""
+    return random.Random(42).choice
+
+
+# ------------------------------------------------------------------------------------------- multiple choice
+
+
+def _trim(response: str) -> str:
+    for symbol in ",.!?;:'":
+        response = response.strip(symbol)
+    return f" {response} "
+
+
+def _last(found: Sequence[str], position: Callable[[str], int]) -> str:
+    """Return the last candidate; the first one wins a tie."""
+    return max(found, key=position)
+
+
+def read_choice(response: str, options: Mapping[str, str]) -> str | None:
+    """Parse a multiple-choice response by the official rule; None where the official script guesses."""
+    text = _trim(response)
+    for form in ("({})", " {} "):
+        found = [letter for letter in options if form.format(letter) in text]
+        if found:
+            return _last(found, lambda letter: text.rfind(form.format(letter)))  # noqa: B023
+    return _option_text(text, options)
+
+
+def _option_text(text: str, options: Mapping[str, str]) -> str | None:
+    """Return the option whose text comes last in a response of more than five words."""
+    lower = text.lower()
+    found = [letter for letter, option in options.items() if option.lower() in lower] if len(text.split()) > 5 else []
+    return _last(found, lambda letter: lower.rfind(options[letter].lower())) if found else None
+
+
+def parse_multiple_choice(response: str, options: Mapping[str, str], guess: Guess | None = None) -> str:
+    """Return the letter that `response` chooses among `options` (letter -> text); guess if it cannot be parsed."""
+    letter = read_choice(response, options)
+    return letter if letter is not None else (guess or seeded_guess())(list(options))
+
+
+# ---------------------------------------------------------------------------------------------- open answers
+
+_GROUPED = re.compile(r"-?\b\d{1,3}(?:,\d{3})+\b")
+_SCIENTIFIC = re.compile(r"-?\d+(?:\.\d+)?[eE][+-]?\d+")
+_SIMPLE = re.compile(r"-?(?:\d+\.\d+|\.\d+|\d+\b)(?![eE][+-]?\d+)(?![,\d])")
+_INDICATORS = ("could be ", "so ", "is ", "thus ", "therefore ", "final ", "answer ", "result ")
+
+
+def numbers_in(text: str) -> list[str]:
+    """Find all numbers in `text`: with grouping commas, in scientific notation, and plain; one may be found twice."""
+    return [match for pattern in (_GROUPED, _SCIENTIFIC, _SIMPLE) for match in pattern.findall(text)]
+
+
+def normalize(text: str) -> list[str | float]:
+    """Round a number to two decimals, or lower the case of a text; one character gets a blank on each side."""
+    text = text.strip()
+    try:
+        return [round(float(text.replace(",", "")), 2)]
+    except ValueError:
+        text = text.lower()
+        return [f" {text}", f"{text} "] if len(text) == 1 else [text]
+
+
+def key_parts(response: str) -> list[str]:
+    """Return the ends of the response's lines that are likely to contain the answer, or else the whole response."""
+    response = response.strip().strip(".").lower()
+    lines = response.split("\n")
+    parts = []
+    for number, line in enumerate(lines, 1):
+        indicators = (*_INDICATORS, "=") if number == len(lines) else _INDICATORS
+        shortest = ""
+        for tail in (line.split(word)[-1].strip() for word in indicators if word in line):
+            if not shortest or len(tail) < len(shortest):
+                shortest = tail
+        if shortest and shortest not in tuple(":,.!?;'"):
+            parts.append(shortest)
+    return parts or [response]
+
+
+def parse_open(response: str) -> set[str | float]:
+    """Return all readings of an open response that may count as its answer."""
+    parts = key_parts(response)
+    texts = parts + [number for part in parts for number in numbers_in(part)]
+    return {reading for text in texts for reading in normalize(text)}
+
+
+def open_is_correct(gold: str | Sequence[str], readings: Iterable[str | float]) -> bool:
+    """Whether a reading contains a gold text or equals a gold number."""
+    golds = [n for answer in ([gold] if isinstance(gold, str) else gold) for n in normalize(answer)]
+    strings = [g for g in golds if isinstance(g, str)]
+    for reading in readings:
+        if isinstance(reading, str) and any(g in reading for g in strings):
+            return True
+        if not isinstance(reading, str) and reading in golds:
+            return True
+    return False
+
+
+# --------------------------------------------------------------------------------------------------- scoring
+
+
+@dataclass(frozen=True)
+class Question:
+    """What scoring needs. `options` (letter -> text) is empty if the question is open; any of `golds` is right."""
+
+    id: str
+    subject: str
+    golds: tuple[str, ...]
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def is_correct(self, response: str, guess: Guess) -> bool:
+        """Whether `response` is right; draws from `guess` if it cannot be read."""
+        if self.options:
+            return parse_multiple_choice(response, self.options, guess) in self.golds
+        return open_is_correct(self.golds, parse_open(response))
+
+
+def score_responses(questions: Iterable[Question], responses: Mapping[str, str]) -> Scores:
+    """Compute the accuracies; seeded guesses are drawn in the official order, unknown subjects last."""
+    guess = seeded_guess()
+    place = {subject: n for n, subject in enumerate(SUBJECTS)}
+    ordered = sorted(questions, key=lambda q: place.get(q.subject, len(place)))
+    right = {q.id: float(q.is_correct(responses[q.id], guess)) for q in ordered}
+    sizes = Counter(q.subject for q in ordered)
+    weight = {q.id: 1 / (sizes[q.subject] * len(sizes)) for q in ordered}
+    per_item = {
+        "micro": {i: (r, 1.0) for i, r in right.items()},
+        "macro": {i: (r * weight[i], weight[i]) for i, r in right.items()},
+    }
+    # By the official formulas, and in the official order, whose rounding decides ties of the last printed digit.
+    subjects = {s: ratio((right[q.id], 1.0) for q in ordered if q.subject == s) for s in sizes}
+    metrics = {"micro": _pooled(subjects, sizes), "macro": sum(subjects.values()) / len(subjects)}
+    for group, members in {**DOMAINS, **{s: (s,) for s in sizes}}.items():
+        known = {s: subjects[s] for s in members if s in subjects}
+        if known:
+            per_item[f"{group}/accuracy"] = {q.id: (right[q.id], 1.0) for q in ordered if q.subject in members}
+            metrics[f"{group}/accuracy"] = _pooled(known, sizes) if group in DOMAINS else known[group]
+    counts = {"questions": float(len(right)), "correct": sum(right.values()), "subjects": float(len(sizes))}
+    return Scores(metrics, per_item, counts, _notes(ordered, responses))
+
+
+def _pooled(accuracies: Mapping[str, float], sizes: Mapping[str, int]) -> float:
+    """Return the mean accuracy of some subjects, weighted by their sizes."""
+    return sum(accuracy * sizes[s] for s, accuracy in accuracies.items()) / sum(sizes[s] for s in accuracies)
+
+
+def _notes(questions: Sequence[Question], responses: Mapping[str, str]) -> tuple[str, ...]:
+    unread = sum(bool(q.options) and read_choice(responses[q.id], q.options) is None for q in questions)
+    return (f"{unread} multiple-choice responses could not be read and were guessed with seed 42.",) if unread else ()
+
+
+def question(row: Record) -> Question:
+    """Read the question in a row of the dataset; ids look like validation_Art_Theory_12."""
+    item_id, answer = str(row.need("id")), str(row.need("answer"))
+    subject = "_".join(item_id.split("_")[1:-1])
+    if row.need("question_type") != "multiple-choice":
+        return Question(item_id, subject, tuple(_texts(answer) or [answer]))
+    options = _texts(row.need("options"))
+    if not options:
+        raise RevisitError(f"{row.where}: 'options' must be a list of texts, not {row['options']!r}.")
+    return Question(item_id, subject, (answer,), {chr(ord("A") + n): text for n, text in enumerate(options)})
+
+
+def _texts(value: object) -> list[str] | None:
+    """Parse a list of texts, which the Hub dataset stores as the text of a Python list; None if it is something else."""
+    if isinstance(value, str):
+        try:
+            value = ast.literal_eval(value)
+        except (SyntaxError, ValueError):
+            return None
+    return value if isinstance(value, list) and all(isinstance(one, str) for one in value) else None
+
+
+def prompt(text: str, options: Mapping[str, str]) -> str:
+    """Return the official prompt; <image n> tags stay in the text."""
+    if not options:
+        return f"{text}\n{OPEN_REQUEST}"
+    lines = "".join(f"({letter}) {option}\n" for letter, option in options.items())
+    return f"{text}\n{lines}\n{CHOICE_REQUEST}"
+
+
+# ------------------------------------------------------------------------------------------------- benchmark
+
+
+_MARK = re.compile(r"<image (\d)>")
+
+
+class MMMU(Benchmark):
+    """MMMU: college-level questions, multiple choice and open.
+
+    Args:
+        keep: "all" (the official 900), or "single-image" (the paper's 857: no question with several images).
+    """
+
+    keep: Literal["all", "single-image"] = "all"
+
+    name: ClassVar[str] = "mmmu"
+    title: ClassVar[str] = "MMMU"
+    parts: ClassVar[str] = "every subject and group"
+    source: ClassVar[str] = "`revisit data get mmmu DIR`, which reads the Hub dataset MMMU/MMMU"
+    data_files: ClassVar[tuple[str, ...]] = ("questions.jsonl",)
+    license: ClassVar[str] = "Apache-2.0"
+    hub: ClassVar[HubDataset | None] = HubDataset(
+        ("MMMU/MMMU",),
+        ("validation",),
+        ("id", "question", "options", "answer", "question_type", "image_1"),
+        configs=SUBJECTS,
+    )
+    max_new_tokens: ClassVar[int] = 128
+    headline: ClassVar[str] = "micro"
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("micro", "higher", 100, 1, rounded=3),
+        Metric("macro", "higher", 100, 1, rounded=3),
+        Metric("accuracy", "higher", 100, 1, rounded=3),
+    )
+
+    @property
+    def version(self) -> str:
+        return f"mmmu-official-{self.keep}-1"
+
+    @classmethod
+    def write_rows(cls, rows: Iterable[Record], out: Draft) -> None:
+        """Write one line per question, with its images among image_1 to image_7."""
+        for row in rows:
+            out.once(row["id"], row.where)
+            if row["answer"] in (None, "", "?"):
+                raise RevisitError(f"{row.where} has no answer, so it cannot be scored; use --split validation.")
+            held = [n for n in range(1, 8) if has_image(row.get(f"image_{n}"))]
+            for mark in _MARK.findall(f"{row['question']} {row['options']}"):
+                if int(mark) not in held:
+                    raise RevisitError(f"{row.where} mentions <image {mark}>, but has no image image_{mark}.")
+            images = [out.image(f"mmmu/images/{row['id']}_{n}", row[f"image_{n}"], row.where) for n in held]
+            entry = {k: row[k] for k in ("id", "question", "options", "answer", "question_type")}
+            out.add("mmmu/questions.jsonl", entry | {"images": images})
+
+    def load(self, data_dir: Path) -> list[Item]:
+        rows = records.read_records(self.files(data_dir)[0])
+        if self.keep == "single-image":
+            rows = [row for row in rows if len(row.need("images")) == 1]
+        items = []
+        for row in rows:
+            found = question(row)
+            images = tuple(records.find_image(data_dir, name, ".", "mmmu") for name in row.need("images"))
+            items.append(Item(found.id, prompt(row.need("question"), found.options), images, {"question": found}))
+        return items
+
+    def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
+        check_answers(items, answers)
+        return score_responses((item.meta["question"] for item in items), answers)

@@ -1,0 +1,141 @@
+"""PhD: yes/no questions of five tasks about COCO's images, plain (base), after an inaccurate (iac) or an incorrect (icc) text, and
+about generated images that contradict common sense (ccs). Every question has a twin with the other answer.
+
+The PhD index of a mode and task is the harmonic mean of the recalls of yes and no, as its README defines it. Its authors released no
+parser of answers; the default is DASH-B's rule. Data: data.json (jiazhen-code/PhD), COCO's train2014 and
+val2014 images, and the authors' archive CCS_images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import model_validator
+from typing_extensions import Self
+
+from revisit.eval.benchmarks.base import (
+    COCO_LICENSE,
+    Benchmark,
+    Item,
+    Metric,
+    PerUnit,
+    Scores,
+    check_answers,
+    check_choice,
+    coco_image,
+)
+from revisit.eval.benchmarks.io.download import Remote
+from revisit.eval.benchmarks.pope import RECALLS, Parser, score_recalls
+from revisit.explain import records
+from revisit.explain.records import Record
+
+MODES = ("base", "iac", "icc", "ccs")
+INSTRUCTION = (
+    " In case there is an inconsistency between the context and the image content, you should follow the image. "
+)
+_DATA = "https://raw.githubusercontent.com/jiazhen-code/PhD/4cc31db049a70abff2912d5c083ebcc5c384b011/data.json"
+_CCS = "https://drive.usercontent.google.com/download?id=1qYW6TfW-C8qz_9gXOpw2BwE-2DyN9NP-&export=download&confirm=t"
+
+
+class PhD(Benchmark):
+    """PhD in its four modes.
+
+    Args:
+        modes: Which modes to ask, such as "base,ccs"; all by default.
+        parser: How answers are read, as in POPE.
+    """
+
+    modes: tuple[str, ...] = MODES
+    parser: Parser = "dash_b"
+
+    name: ClassVar[str] = "phd"
+    title: ClassVar[str] = "PhD"
+    parts: ClassVar[str] = "every mode and task"
+    source: ClassVar[str] = "https://github.com/jiazhen-code/PhD, or `revisit data get phd DIR`"
+    data_files: ClassVar[tuple[str, ...]] = ("data.json",)
+    license: ClassVar[str] = f"unknown (questions and generated images); COCO: {COCO_LICENSE}"
+    downloads: ClassVar[tuple[Remote, ...]] = (Remote("phd/data.json", (_DATA,)),)
+    max_new_tokens: ClassVar[int] = 64
+    headline: ClassVar[str] = "harmonic"
+    metrics: ClassVar[tuple[Metric, ...]] = RECALLS
+
+    @model_validator(mode="after")
+    def _check_options(self) -> Self:
+        for mode in self.modes:
+            check_choice("mode", mode, MODES)
+        return self
+
+    @property
+    def version(self) -> str:
+        return f"phd-{self.parser}-1"
+
+    def load(self, data_dir: Path) -> list[Item]:
+        (path,) = self.files(data_dir)
+        rows = records.read_records(path)
+        return [
+            item for mode in self.modes for n, row in enumerate(rows) for item in self._items(mode, n, row, data_dir)
+        ]
+
+    def _items(self, mode: str, number: int, row: Record, data_dir: Path) -> list[Item]:
+        if (mode == "ccs") != ("ccs_description" in row):
+            return []
+        image = str(row.need("image_id"))
+        before = ""
+        if mode in ("iac", "icc"):
+            before = records.record(row.need("context"), row.where).need_text(mode) + INSTRUCTION
+        if mode == "ccs":
+            path = records.find_image(data_dir, f"{image}.png", "phd/CCS_images", "CCS_images")
+        else:
+            path = _coco(data_dir, image.zfill(12))
+        meta = {"task": row.need_text("task"), "mode": mode}
+        items = []
+        for label in ("yes", "no"):
+            prompt = before + row.need_text(f"{label}_question")
+            items.append(Item(f"{mode}/{number}/{label}", prompt, (path,), {**meta, "label": label}))
+        return items
+
+    def image_files(self, data_dir: Path, limit: int | None = None) -> list[Remote]:
+        """Return COCO's images one by one, and the generated ones from their archive."""
+        found = sorted({image for item in self.load(data_dir)[:limit] for image in item.images})
+        generated = tuple(image.name for image in found if image.parent.name == "CCS_images")
+        remotes = [
+            Remote(
+                f"coco2014/{image.name}",
+                tuple(url for s in ("train2014", "val2014") for url in coco_image(f"COCO_{s}_{image.stem}.jpg")),
+            )
+            for image in found
+            if image.name not in generated
+        ]
+        return [*remotes, *([Remote("phd/CCS_images/CCS_images.zip", (_CCS,), members=generated)] if generated else [])]
+
+    def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
+        check_answers(items, answers)
+        rows = [(item, (item.id, answers[item.id], item.meta["label"])) for item in items]
+        by_mode = {mode: [row for item, row in rows if item.meta["mode"] == mode] for mode in MODES}
+        parts = {mode: score_recalls(group, self.parser) for mode, group in by_mode.items() if group}
+        metrics = {m.name: sum(part.metrics[m.name] for part in parts.values()) / len(parts) for m in RECALLS}
+        per_item: dict[str, PerUnit] = {}
+        counts: dict[str, float] = {}
+        for mode, part in parts.items():
+            tasks = sorted({item.meta["task"] for item, _ in rows if item.meta["mode"] == mode})
+            inner = {
+                f"{mode}/{task}": score_recalls(
+                    (row for item, row in rows if (item.meta["mode"], item.meta["task"]) == (mode, task)), self.parser
+                )
+                for task in tasks
+            }
+            for name, scores in ({mode: part} | inner).items():
+                metrics |= {f"{name}/{metric}": value for metric, value in scores.metrics.items()}
+                per_item |= {f"{name}/{metric}": units for metric, units in scores.per_item.items()}
+            counts |= {f"{mode}/{name}": value for name, value in part.counts.items()}
+        return Scores(metrics, per_item, counts)
+
+
+def _coco(data_dir: Path, number: str) -> Path:
+    """Return the path of an image of COCO 2014 in train2014 or val2014; data.json does not tell which."""
+    for split in ("train2014", "val2014"):
+        if (path := data_dir / split / f"COCO_{split}_{number}.jpg").exists():
+            return path
+    return data_dir / "coco2014" / f"{number}.jpg"

@@ -1,0 +1,419 @@
+"""POPE: "Is there a ... in the image?", half yes and half no, in nine settings; RePOPE: the same with corrected labels; DASH-B:
+images that invite a false yes.
+
+The published parsers disagree on one answer in ten, so the parser is part of a score's version. A further benchmark in this form
+is a class derived from `YesNo` that names its question files, as at the end of this file. Data: the official question files
+(AoiDragon/POPE `output/`, or VCD's copies) and the COCO val2014 and GQA images.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import model_validator
+from typing_extensions import Self
+
+from revisit.errors import RevisitError
+from revisit.eval.benchmarks.base import (
+    COCO_LICENSE,
+    Benchmark,
+    HubDataset,
+    Item,
+    Metric,
+    Scores,
+    check_answers,
+    check_choice,
+    lmms,
+    require,
+)
+from revisit.eval.benchmarks.io.download import Remote
+from revisit.eval.benchmarks.io.drafts import Draft
+from revisit.eval.benchmarks.vqav2 import strip_punctuation
+from revisit.explain import records
+from revisit.explain.records import Record
+
+Parser = Literal["official", "vcd", "opera", "harness", "vlmevalkit", "repope", "dash_b"]
+SUFFIXES = {"none": "", "one-word": " Please answer this question with one word."}
+
+# --------------------------------------------------------------------------------------------------- parsers
+# A parser returns "yes", "no", or any other text for an answer that is neither.
+
+
+def parse_official(text: str, label: str = "") -> str:
+    """Parse like POPE's evaluate.py: first sentence only, commas dropped; "no" if No, no or not is a word of it, else "yes"."""
+    words = text.split(".")[0].replace(",", "").split(" ")
+    return "no" if {"No", "no", "not"} & set(words) else "yes"
+
+
+def parse_opera(text: str, label: str = "") -> str:
+    """Parse like OPERA's recorder: all sentences, full stops and commas dropped; NO and words in n't count as "no" too."""
+    words = text.replace(".", "").replace(",", "").split(" ")
+    negative = {"No", "no", "not", "NO"} & set(words) or any(word.endswith("n't") for word in words)
+    return "no" if negative else "yes"
+
+
+def parse_vcd(text: str, label: str = "") -> str:
+    """Parse by VCD's rule, which uses the label: an answer is right if it contains the label anywhere, "know" included."""
+    wanted = label.lower().strip()
+    if wanted in text.lower().strip():
+        return wanted
+    return "no" if wanted == "yes" else "yes"
+
+
+def parse_harness(text: str, label: str = "") -> str:
+    """Parse like lmms-eval: the whole answer, lower-cased and stripped; anything but exactly yes or no is wrong."""
+    return text.lower().strip()
+
+
+def parse_vlmevalkit(text: str, label: str = "") -> str:
+    """Parse like VLMEvalKit: yes or no if exactly one of them is a word, else unknown."""
+    words = strip_punctuation(text.lower(), _LONE_PERIOD).split()
+    if ("yes" in words) == ("no" in words):
+        return "unknown"
+    return "yes" if "yes" in words else "no"
+
+
+def parse_repope(text: str, label: str = "") -> str:
+    """Parse like RePOPE: yes if "yes" is anywhere in the answer, else no if "no" is, else no prediction at all."""
+    lower = text.lower()
+    return "yes" if "yes" in lower else "no" if "no" in lower else "unknown"
+
+
+_LONE_PERIOD = re.compile(r"(?<!\d)\.(?!\d)")
+
+PARSERS: dict[str, Callable[[str, str], str]] = {
+    "official": parse_official,
+    "vcd": parse_vcd,
+    "opera": parse_opera,
+    "harness": parse_harness,
+    "vlmevalkit": parse_vlmevalkit,
+    "repope": parse_repope,
+    "dash_b": parse_repope,  # the same reading, but an answer without a prediction is wrong
+}
+
+# --------------------------------------------------------------------------------------------------- metrics
+
+# (label, prediction) -> which of TP, FP, TN, FN, "wrong" (counts as an error only) or "left out" it is
+_CELLS = {("yes", "yes"): "TP", ("no", "yes"): "FP", ("no", "no"): "TN", ("yes", "no"): "FN"}
+
+
+def cell(label: str, prediction: str, parser: str = "official") -> str:
+    """Return where an answer is counted; parsers differ in how they count an answer that is neither yes nor no."""
+    if (label, prediction) in _CELLS:
+        return _CELLS[label, prediction]
+    if parser == "repope":
+        return "left out"
+    if parser == "vlmevalkit" and label == "yes":
+        return "FN"  # not yes, so missed: recall counts it
+    return "wrong"
+
+
+def _read(rows: Iterable[tuple[str, str, str]], parser: str) -> tuple[dict[str, str], dict[str, bool]]:
+    """Return each unit's cell, and whether its label is yes, from (unit, answer, label) rows."""
+    check_choice("parser", parser, PARSERS)
+    parse = PARSERS[parser]
+    cells, labels = {}, {}
+    for unit, answer, label in rows:
+        label = label.lower().strip()
+        if label not in ("yes", "no"):
+            raise RevisitError(f"Item {unit}: the label must be yes or no, not {label!r}.")
+        cells[unit] = cell(label, parse(answer, label), parser)
+        labels[unit] = label == "yes"
+    return cells, labels
+
+
+def score_recalls(rows: Iterable[tuple[str, str, str]], parser: str = "dash_b") -> Scores:
+    """Compute DASH-B's metrics over (unit, answer, label) rows: accuracy, the recalls of yes and no, and their harmonic mean."""
+    cells, labels = _read(rows, parser)
+    right = {unit: (float(cell in ("TP", "TN")), float(cell != "left out")) for unit, cell in cells.items()}
+    per_item = {
+        "accuracy": right,
+        "TPR": {unit: value for unit, value in right.items() if labels[unit]},
+        "TNR": {unit: value for unit, value in right.items() if not labels[unit]},
+    }
+    scores = Scores.of(per_item, {"right": sum(n for n, _ in right.values()), "answers": len(right)})
+    tpr, tnr = scores.metrics["TPR"], scores.metrics["TNR"]
+    scores.metrics["harmonic"] = 2 * tpr * tnr / (tpr + tnr) if tpr + tnr else math.nan
+    return scores
+
+
+def score_answers(rows: Iterable[tuple[str, str, str]], parser: str = "official") -> Scores:
+    """Compute the metrics over (unit, answer, label) rows. Precision and F1 without any yes answer are undefined (NaN)."""
+    cells, labels = _read(rows, parser)
+    tp, fp, tn, fn = ({u: float(c == kind) for u, c in cells.items()} for kind in ("TP", "FP", "TN", "FN"))
+    counted = {u: float(c != "left out") for u, c in cells.items()}
+    yes = {u: float(labels[u]) if parser == "harness" else tp[u] + fp[u] for u in cells}  # lmms-eval counts labels
+    per_item = {
+        "accuracy": {u: (tp[u] + tn[u], counted[u]) for u in cells},
+        "precision": {u: (tp[u], tp[u] + fp[u]) for u in cells},
+        "recall": {u: (tp[u], tp[u] + fn[u]) for u in cells},
+        "F1": {u: (2 * tp[u], 2 * tp[u] + fp[u] + fn[u]) for u in cells},
+        "yes_ratio": {u: (yes[u], counted[u]) for u in cells},
+    }
+    counts = {kind: float(sum(c == kind for c in cells.values())) for kind in ("TP", "FP", "TN", "FN")}
+    scores = Scores.of(per_item, {**counts, "other": len(cells) - sum(counts.values())})
+    p, r = scores.metrics["precision"], scores.metrics["recall"]
+    scores.metrics["F1"] = 2 * p * r / (p + r) if p + r else math.nan
+    if parser in ("harness", "vlmevalkit"):  # the two harnesses divide 0 by 0 to 0
+        scores.metrics.update({name: 0.0 for name, value in scores.metrics.items() if math.isnan(value)})
+    return scores
+
+
+def score_settings(rows: Iterable[tuple[str, str, str, str]], parser: str = "official") -> Scores:
+    """Compute the metrics per setting, and their means over settings, from (unit, answer, label, setting) rows.
+
+    VLMEvalKit pools the rows of all settings instead.
+    """
+    groups: dict[str, list[tuple[str, str, str]]] = {}
+    for unit, answer, label, setting in rows:
+        groups.setdefault(setting, []).append((unit, answer, label))
+    parts = {setting: score_answers(group, parser) for setting, group in groups.items()}
+    if len(parts) == 1:
+        return next(iter(parts.values()))
+    if parser == "vlmevalkit":
+        pooled = score_answers((row for group in groups.values() for row in group), parser)
+        metrics, per_item = dict(pooled.metrics), dict(pooled.per_item)
+    else:
+        names = next(iter(parts.values())).metrics
+        metrics = {name: sum(part.metrics[name] for part in parts.values()) / len(parts) for name in names}
+        # Accuracy and yes-ratio are means within a setting, so their mean over settings is a weighted sum over items.
+        per_item = {
+            name: {
+                unit: (n / total, d / total)
+                for part in parts.values()
+                for total in [sum(d for _, d in part.per_item[name].values()) * len(parts)]
+                for unit, (n, d) in part.per_item[name].items()
+            }
+            for name in ("accuracy", "yes_ratio")
+        }
+    for setting, part in parts.items():
+        metrics |= {f"{setting}/{name}": value for name, value in part.metrics.items()}
+        per_item |= {f"{setting}/{name}": units for name, units in part.per_item.items()}
+    counts = {f"{setting}/{k}": v for setting, part in parts.items() for k, v in part.counts.items()}
+    return Scores(metrics, per_item, counts)
+
+
+RECALLS = tuple(Metric(name, "higher", 100, 2) for name in ("harmonic", "accuracy", "TPR", "TNR"))
+
+# --------------------------------------------------------------------------------------------- the form of POPE
+
+
+@dataclass(frozen=True)
+class ImageSource:
+    """Where the images of a question file are: folders below the data folder, and addresses to download them from."""
+
+    folders: tuple[str, ...]
+    urls: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Questions:
+    """One setting: a file of {"question_id", "image", "text", "label"} objects, as JSON lines or an array."""
+
+    setting: str
+    names: tuple[str, ...]  # what the file may be called; it is fetched under the first
+    images: ImageSource
+    url: str = ""
+    sha256: str = ""
+    category: str = ""  # of its rows in the Hub dataset, if it has them
+
+
+class YesNo(Benchmark):
+    """Yes/no questions about images, in settings with one question file each.
+
+    A benchmark in this form is a subclass that states `name`, `title`, `source`, `license` and `question_files`.
+
+    Args:
+        settings: Which settings to ask, such as "coco_random,gqa_popular"; by default all whose files are in the folder.
+        parser: How answers are read.
+        suffix: "none" asks the question alone (OPERA, RITUAL), "one-word" adds VCD's request for a single word.
+    """
+
+    settings: tuple[str, ...] = ()
+    parser: Parser = "official"
+    suffix: Literal["none", "one-word"] = "none"
+
+    question_files: ClassVar[tuple[Questions, ...]]
+    max_new_tokens: ClassVar[int] = 64
+    headline: ClassVar[str] = "F1"
+    parts: ClassVar[str] = "every setting"
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("accuracy", "higher", 100, 2),
+        Metric("precision", "higher", 100, 2),
+        Metric("recall", "higher", 100, 2),
+        Metric("F1", "higher", 100, 2),
+        Metric("yes_ratio", None, 100, 2),
+    )
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.downloads = tuple(
+            Remote(f"{cls.name}/{q.names[0]}", (q.url,), q.sha256) for q in cls.question_files if q.url
+        )
+
+    @model_validator(mode="after")
+    def _check_options(self) -> Self:
+        for setting in self.settings:
+            check_choice("setting", setting, self._known())
+        return self
+
+    @classmethod
+    def _known(cls) -> dict[str, Questions]:
+        return {questions.setting: questions for questions in cls.question_files}
+
+    @property
+    def version(self) -> str:
+        return f"{self.name}-{self.parser}-1"
+
+    def files(self, data_dir: Path) -> list[Path]:
+        return [path for _, path in self._present(data_dir)]
+
+    def _present(self, data_dir: Path) -> list[tuple[Questions, Path]]:
+        """Return the files of the chosen settings; by default those that exist, at least one."""
+        home = records.folder(data_dir, self.name, *(name for q in self.question_files for name in q.names))
+        chosen = [self._known()[setting] for setting in self.settings] or self.question_files
+        places = ((q, [home / name for name in q.names]) for q in chosen)
+        found = [(q, next(filter(Path.exists, paths), paths[0])) for q, paths in places]
+        present = [(q, path) for q, path in found if path.exists()]
+        for q, path in found if self.settings else found[: not present]:
+            require(path, f"The file with {self.title}'s questions {q.setting}", self.source)
+        return present
+
+    def load(self, data_dir: Path) -> list[Item]:
+        return [item for questions, path in self._present(data_dir) for item in self._items(path, questions, data_dir)]
+
+    def _items(self, path: Path, questions: Questions, data_dir: Path) -> list[Item]:
+        items = []
+        for row in records.read_records(path):
+            image = records.find_image(data_dir, row.need_text("image"), *questions.images.folders)
+            meta = {"label": row.need_text("label"), "setting": questions.setting}
+            name = f"{questions.setting}/{row.need('question_id')}"
+            items.append(Item(name, row.need_text("text") + SUFFIXES[self.suffix], (image,), meta))
+        return items
+
+    @classmethod
+    def write_rows(cls, rows: Iterable[Record], out: Draft) -> None:
+        """Write one question file per category, which is a setting; `image_source` is the image's name without its ending."""
+        by_category = {q.category: q for q in cls.question_files if q.category}
+        for row in rows:
+            questions, number = by_category[row.need_choice("category", by_category)], row.need_int("question_id")
+            out.once((questions.setting, number), row.where)
+            name = str(row["image_source"]).removesuffix(".jpg")
+            image = Path(out.image(f"{questions.images.folders[0]}/{name}", row["image"], row.where)).name
+            label = row.need_choice("answer", ("yes", "no"))
+            entry = {"question_id": number, "image": image, "text": row["question"], "label": label}
+            out.add(f"{cls.name}/{questions.names[0]}", entry)
+
+    def image_urls(self, image: Path) -> tuple[str, ...]:
+        source = next(q.images for q in self.question_files if q.images.folders[0] == image.parent.name)
+        return tuple(f"{url}/{image.name}" for url in source.urls)
+
+    def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
+        check_answers(items, answers)
+        rows = ((item.id, answers[item.id], item.meta["label"], item.meta["setting"]) for item in items)
+        return score_settings(rows, self.parser)
+
+
+# ------------------------------------------------------------------------------------------------------- entries
+
+COCO = ImageSource(("val2014", "images"), ("http://images.cocodataset.org/val2014",))
+# GQA's images are those of Visual Genome, which keeps them in two folders.
+GQA = ImageSource(
+    ("gqa", "gqa/images", "images"),
+    ("https://cs.stanford.edu/people/rak248/VG_100K", "https://cs.stanford.edu/people/rak248/VG_100K_2"),
+)
+# The published files at one commit each.
+_POPE = "https://raw.githubusercontent.com/AoiDragon/POPE/08d957b917e5a378a2f99d35b6293c536a66298b/output"
+_REPOPE = "https://raw.githubusercontent.com/YanNeu/RePOPE/bcf22e5690d587cce34e1728af3efdcfaf747d29/annotations"
+_POPE_SHA256 = (
+    ("coco", "random", "ac25245170b975a5bdf9080b23fd431dfe6be458bc038259c1f4f09a6bef7994"),
+    ("coco", "popular", "72c1a8ad45d0c13514f5f22598261df41d3b533854d29682e924db50ed8aa753"),
+    ("coco", "adversarial", "420b3407db1fa9f1187a805dca41cb7b97fd91504e6c2179706188c107fb8ef8"),
+    ("aokvqa", "random", "f06eecde6d6ef4a00b95a7bbb510490708a09a6a67d952b59b8bdd33ac2c7200"),
+    ("aokvqa", "popular", "2ae5bedee3450cda52f9b033942c7b04a3917a86a110e859a66c1e41934c6ffd"),
+    ("aokvqa", "adversarial", "2ddd3bdfa0df7a77a2cb1765ed06ac5ed190b5a093aa405b96986e862e8cdac1"),
+    ("gqa", "random", "6ce488eade3770185034939fabfe742fa32ed369011c8d9c3ac77bc0c85abd94"),
+    ("gqa", "popular", "dd03f06a458dd216e83233160fbf6628af9c63c84b11e99599f4fc0304b3361d"),
+    ("gqa", "adversarial", "74e01b41d8308e2392e3b8d961167496ff3901c01100265d931a7a392f138a7a"),
+)
+_REPOPE_SHA256 = (
+    ("random", "f464fcaf60b24ce2f280cf33f122e000dbdd35c8e88f77c4141c9c2cba864611"),
+    ("popular", "57832b055bae5fd6176278a4f104c98ddd84811f7d26dfcb93d481f6c9da09a5"),
+    ("adversarial", "8c346dbb060bf422ff92e769fa68e5ab3e8a777cb28a26e973387441e05c9ccf"),
+)
+
+
+def _pope(source: str, kind: str, sha256: str) -> Questions:
+    names = (f"{source}_pope_seem_{kind}.json", f"{source}_pope_{kind}.json")
+    names = names[::-1] if source == "coco" else names
+    url = f"{_POPE}/{'coco' if source == 'coco' else f'seem/{source}'}/{names[0]}"
+    images = GQA if source == "gqa" else COCO
+    return Questions(f"{source}_{kind}", names, images, url, sha256, category=kind if source == "coco" else "")
+
+
+class Pope(YesNo):
+    """POPE: {coco, aokvqa, gqa} x {random, popular, adversarial}; the Hub dataset has the three of coco."""
+
+    name: ClassVar[str] = "pope"
+    title: ClassVar[str] = "POPE"
+    parts: ClassVar[str] = "every source and setting"
+    source: ClassVar[str] = "https://github.com/AoiDragon/POPE, output/coco and output/seem"
+    license: ClassVar[str] = f"questions MIT; COCO: {COCO_LICENSE}; GQA's images (Visual Genome) CC BY 4.0"
+    question_files: ClassVar[tuple[Questions, ...]] = tuple(_pope(*row) for row in _POPE_SHA256)
+    hub: ClassVar[HubDataset | None] = HubDataset(
+        lmms("POPE"), ("test",), ("question_id", "question", "answer", "image_source", "image", "category")
+    )
+
+
+class RePope(YesNo):
+    """RePOPE: POPE's three COCO settings with corrected labels, ambiguous questions removed; its own parser by default."""
+
+    parser: Parser = "repope"
+
+    name: ClassVar[str] = "repope"
+    title: ClassVar[str] = "RePOPE"
+    source: ClassVar[str] = "https://github.com/YanNeu/RePOPE, annotations"
+    license: ClassVar[str] = f"RePOPE: none stated by its authors; {COCO_LICENSE}"
+    question_files: ClassVar[tuple[Questions, ...]] = tuple(
+        Questions(f"coco_{k}", (f"coco_repope_{k}.json",), COCO, f"{_REPOPE}/coco_repope_{k}.json", sha256)
+        for k, sha256 in _REPOPE_SHA256
+    )
+
+
+class DashB(YesNo):
+    """DASH-B: images that invite a false "yes", and as many that show the object, for 70 objects; from its Hub dataset."""
+
+    parser: Parser = "dash_b"
+
+    name: ClassVar[str] = "dash_b"
+    title: ClassVar[str] = "DASH-B"
+    source: ClassVar[str] = "the Hub dataset YanNeu/DASH-B, by `revisit data get dash_b DIR`"
+    license: ClassVar[str] = "unknown"
+    headline: ClassVar[str] = "harmonic"
+    metrics: ClassVar[tuple[Metric, ...]] = RECALLS
+    question_files: ClassVar[tuple[Questions, ...]] = (
+        Questions("dash_b", ("questions.jsonl",), ImageSource(("dash_b/images", "images"))),
+    )
+    hub: ClassVar[HubDataset | None] = HubDataset(
+        ("YanNeu/DASH-B",), ("test",), ("question_id", "question", "answer", "object", "image")
+    )
+
+    @classmethod
+    def write_rows(cls, rows: Iterable[Record], out: Draft) -> None:
+        """Write the question file; an image has the number of its question."""
+        for row in rows:
+            number = str(row["question_id"])
+            out.once(number, row.where)
+            image = Path(out.image(f"dash_b/images/{number}", row["image"], row.where)).name
+            label = row.need_choice("answer", ("yes", "no"))
+            entry = {"question_id": number, "image": image, "text": row["question"], "label": label}
+            out.add("dash_b/questions.jsonl", entry | {"object": row["object"]})
+
+    def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
+        check_answers(items, answers)
+        return score_recalls(((item.id, answers[item.id], item.meta["label"]) for item in items), self.parser)

@@ -1,0 +1,202 @@
+"""VQAv2: open questions with ten human answers each, by the strict official rule and by the paper's token rule.
+
+`accuracy` is the official number (GT-Vision-Lab/VQA vqaEval.py), its surprises included: when all ten answers are equal
+nothing is normalized, so "Yes" scores 0 against ten times "yes". `token_max` is the ReVisiT paper's rule. They are
+different metrics and never replace each other. Data: the official v2 questions and annotations, COCO val2014 images.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from revisit.errors import RevisitError
+from revisit.eval.benchmarks.base import Benchmark, Item, Metric, Scores, check_answers
+from revisit.eval.benchmarks.io.download import Remote
+from revisit.explain import records
+
+QUESTIONS = "v2_OpenEnded_mscoco_val2014_questions.json"
+ANNOTATIONS = "v2_mscoco_val2014_annotations.json"
+_SERVER = "https://s3.amazonaws.com/cvmlp/vqa/mscoco/vqa"
+_ZIPPED = ("v2_Questions_Val_mscoco.zip", "v2_Annotations_Val_mscoco.zip")
+SUFFIXES = {"none": "", "short": "\nAnswer the question using a single word or phrase."}
+
+# ----------------------------------------------------------------------------------------------- normalizing
+# The tables state the facts of vqaEval.py in our own form.
+
+_PUNCTUATION = ';/[]"{}()=+\\_->' + "<@`,?!"
+_COMMA_IN_NUMBER = re.compile(r"\d,\d")
+_PERIOD = re.compile(r"\.(?!\d)")
+_PERIODS_REMOVED = 32  # the official call passes a flag constant of this value as the number of replacements
+_NUMBER_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_NUMBERS = {"none": "0"} | {word: str(n) for n, word in enumerate(_NUMBER_WORDS)}
+_ARTICLES = {"a", "an", "the"}
+
+# Correct spellings whose apostrophe is put back when it is missing.
+_ONE_APOSTROPHE = """
+ain't aren't can't could've couldn't didn't doesn't don't hadn't hasn't haven't he'd he's how'd how'll how's isn't it'd
+it'll ma'am mightn't might've mustn't must've needn't not've o'clock oughtn't shan't should've shouldn't somebody'll
+somebody's someone'd someone'll someone's something'd something'll that's there'd there're there's they'd they'll
+they're they've 'twas wasn't we've weren't what'll what're what's what've when's where'd where's where've who'd who'll
+who's who've why'll why're why's won't would've wouldn't y'all you'd you'll you're you've
+"""
+# Spellings with two apostrophes: either one may be missing.
+_TWO_APOSTROPHES = """
+couldn't've hadn't've he'd've it'd've mightn't've she'd've shouldn't've somebody'd've someone'd've something'd've
+there'd've they'd've we'd've who'd've wouldn't've you'd've
+"""
+
+
+def _contractions() -> dict[str, str]:
+    table = {word.replace("'", ""): word for word in _ONE_APOSTROPHE.split()}
+    for word in _TWO_APOSTROPHES.split():
+        first, second = word.split("'")[0], word.rsplit("'", 1)[0]
+        table[first + word[len(first) + 1 :]] = word
+        table[second + word[len(second) + 1 :]] = word
+    # Irregular entries, "somebody'd" among them, which the official table gets wrong.
+    table |= {"somebody'd": "somebodyd", "let's": "let's", "she's": "she's"}
+    table |= {"ow's'at": "'ow's'at", "'ows'at": "'ow's'at", "'ow'sat": "'ow's'at"}
+    table |= {"yall'll": "y'all'll", "y'allll": "y'all'll"}
+    return table | dict.fromkeys(("yall'd've", "y'alld've", "y'all'dve"), "y'all'd've")
+
+
+CONTRACTIONS = _contractions()
+
+
+def one_line(text: str) -> str:
+    """Replace newlines and tabs by blanks and strip the ends; applied to every answer and prediction."""
+    return text.replace("\n", " ").replace("\t", " ").strip()
+
+
+def strip_punctuation(text: str, period: re.Pattern[str] = _PERIOD) -> str:
+    """Delete each symbol that has a blank next to it anywhere (or if there is a comma inside a number); replace it by a blank otherwise."""
+    comma = _COMMA_IN_NUMBER.search(text) is not None
+    out = text
+    for symbol in _PUNCTUATION:
+        delete = comma or f"{symbol} " in text or f" {symbol}" in text
+        out = out.replace(symbol, "" if delete else " ")
+    return period.sub("", out, count=_PERIODS_REMOVED)
+
+
+def plain_words(text: str) -> str:
+    """Lower the case, write number words as digits, drop articles and restore apostrophes."""
+    words = (_NUMBERS.get(word, word) for word in text.lower().split())
+    return " ".join(CONTRACTIONS.get(word, word) for word in words if word not in _ARTICLES)
+
+
+@functools.cache  # people give the same answers over and over
+def normalize(text: str) -> str:
+    """Apply the official processing of an answer: punctuation, then words."""
+    return plain_words(strip_punctuation(text))
+
+
+# -------------------------------------------------------------------------------------------------- accuracy
+
+
+def ten_fold(matches: Sequence[bool]) -> float:
+    """Return the mean over annotators of min(1, matches among the others / 3)."""
+    total = sum(matches)
+    return sum(min(1.0, (total - own) / 3) for own in matches) / len(matches)
+
+
+def official_accuracy(prediction: str, answers: Sequence[str]) -> float:
+    """Return the official accuracy of one prediction, between 0 and 1; texts are normalized only if the answers differ."""
+    said, truths = one_line(prediction), [one_line(answer) for answer in answers]
+    if len(set(truths)) > 1:
+        said, truths = normalize(said), [normalize(truth) for truth in truths]
+    return ten_fold([truth == said for truth in truths])
+
+
+def token_max(prediction: str, answers: Sequence[str]) -> float:
+    """Apply the paper's rule: the best min(1, matches / 3) of any single whitespace token of the prediction."""
+    matches = Counter(normalize(one_line(answer)) for answer in answers)
+    return max((min(1.0, matches[normalize(token)] / 3) for token in prediction.split()), default=0.0)
+
+
+def score_answers(rows: Iterable[tuple[str, str, Sequence[str], str, str]]) -> Scores:
+    """Apply both rules to (unit, prediction, ten answers, answer type, question type) rows; percent, unrounded."""
+    found: dict[str, dict[str, float]] = {"accuracy": {}, "token_max": {}}
+    for unit, prediction, answers, answer_type, question_type in rows:
+        accuracy = official_accuracy(prediction, answers)
+        found["token_max"][unit] = token_max(prediction, answers)
+        for name in ("", f"answer_type/{answer_type}/", f"question_type/{question_type}/"):
+            found.setdefault(f"{name}accuracy", {})[unit] = accuracy
+    # Summed before the conversion to percent, as in the official code: this decides ties of the last printed digit.
+    metrics = {name: 100 * sum(units.values()) / len(units) for name, units in found.items() if units}
+    per_item = {name: {unit: (100 * value, 1.0) for unit, value in units.items()} for name, units in found.items()}
+    return Scores(metrics, per_item, {"questions": float(len(found["accuracy"]))})
+
+
+# ------------------------------------------------------------------------------------------------- benchmark
+
+
+def read_list(path: Path, name: str) -> list[records.Record]:
+    """Return the objects of the list `name` of an official file."""
+    rows = records.record(records.read_json(path), str(path)).need_list(name)
+    return [records.record(row, f"{path} {name} entry {number}") for number, row in enumerate(rows, 1)]
+
+
+def _meta(annotation: records.Record) -> dict[str, Any]:
+    answers = [
+        records.record(answer, annotation.where).need_text("answer") for answer in annotation.need_list("answers")
+    ]
+    if not answers:
+        raise RevisitError(f"{annotation.where}: 'answers' is empty.")
+    return {
+        "answers": answers,
+        "types": tuple(annotation.get(f"{kind}_type", "unknown") for kind in ("answer", "question")),
+    }
+
+
+class VQAv2(Benchmark):
+    """VQAv2: short answers, compared with those of ten people.
+
+    Args:
+        suffix: "short" asks for a word or phrase (LLaVA's evaluation), "none" asks the question alone.
+    """
+
+    suffix: Literal["none", "short"] = "short"
+
+    name: ClassVar[str] = "vqav2"
+    title: ClassVar[str] = "VQAv2"
+    version: ClassVar[str] = "vqav2-official10+tokenmax-1"
+    source: ClassVar[str] = "https://visualqa.org/download.html (v2.0 validation), or `revisit data get vqav2 DIR`"
+    data_files: ClassVar[tuple[str, ...]] = (QUESTIONS, ANNOTATIONS)
+    license: ClassVar[str] = (
+        "CC BY 4.0 (questions and answers); the images are COCO's, with their Flickr authors' licenses"
+    )
+    downloads: ClassVar[
+        tuple[Remote, ...]
+    ] = (  # no checksums are published; the archives contain those of their members
+        Remote(f"vqav2/{_ZIPPED[0]}", (f"{_SERVER}/{_ZIPPED[0]}",), members=(QUESTIONS,)),
+        Remote(f"vqav2/{_ZIPPED[1]}", (f"{_SERVER}/{_ZIPPED[1]}",), members=(ANNOTATIONS,)),
+    )
+    max_new_tokens: ClassVar[int] = 16
+    headline: ClassVar[str] = "accuracy"
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("accuracy", "higher", 1, 2),
+        Metric("token_max", "higher", 1, 2),
+    )
+
+    def load(self, data_dir: Path) -> list[Item]:
+        questions, annotations = self.files(data_dir)
+        truth = {row.need("question_id"): row for row in read_list(annotations, "annotations")}
+        items = []
+        for row in read_list(questions, "questions"):
+            number = row.need("question_id")
+            if number not in truth:
+                raise RevisitError(f"{annotations} has no answers to question {number} of {questions.name}.")
+            image = data_dir / "val2014" / f"COCO_val2014_{row.need_int('image_id'):012d}.jpg"
+            if not image.exists() and image.with_suffix(".png").exists():  # generated scenes are PNG
+                image = image.with_suffix(".png")
+            prompt = row.need_text("question") + SUFFIXES[self.suffix]
+            items.append(Item(str(number), prompt, (image,), _meta(truth[number])))
+        return items
+
+    def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
+        check_answers(items, answers)
+        return score_answers((i.id, answers[i.id], i.meta["answers"], *i.meta["types"]) for i in items)

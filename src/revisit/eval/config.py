@@ -1,0 +1,325 @@
+"""The options of an evaluation, from flags, a YAML file or Python. A flag beats the file.
+
+The file has the flags' names as keys, with underscores:
+
+    model: [tiny]
+    method: [greedy, revisit, {name: revisit, alpha: 0.01, layers: all}]
+    benchmark: [chair, {name: pope, parser: vcd}]
+    data: scenes:unusual:200
+    out: runs/first
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from revisit.decoding.method import METHODS, Method, as_method
+from revisit.decoding.settings import Decoding
+from revisit.errors import EXTRAS, RevisitError, unknown, unknown_setting
+from revisit.eval.benchmarks import Benchmark, registry
+from revisit.eval.benchmarks.io.places import DEFAULT_SCENES, parse_data, resolve_data, scene_packages
+from revisit.eval.controls import METHODS as CONTROL_METHODS
+from revisit.eval.spec import benchmark_label, label
+from revisit.models.config import EMBEDDED, describe_model, name_of
+from revisit.registry import Beams, Count, PositiveShare, Seed, Settings, Temperature, parse_list
+
+ENGINES = ("local", "ray", "vllm")
+# `--preset paper`: the ReVisiT paper's protocol, as far as it is stated; docs/reproduce.md lists what the paper leaves open.
+PAPER_TOKENS = 512
+PAPER_OPTIONS: Mapping[str, Mapping[str, str]] = {
+    "chair": {"ids": "auto"},  # the list seed42-500 if the annotations contain it
+    "hallusionbench": {"part": "VD"},
+    "pope": {"suffix": "none"},
+    "vqav2": {"suffix": "none"},
+    "mmmu": {"keep": "single-image"},
+}
+PAPER_ITEMS: Mapping[str, int] = {"vqav2": 500}  # the first items only
+
+
+class EvalConfig(Settings):
+    """Every option of an evaluation; the defaults are those of the command line.
+
+    Methods and benchmarks are names, names with settings (`revisit:alpha=0.01`), mappings with a name, or objects. A model is a name,
+    or the pair (model, processor) of `revisit.load`.
+    """
+
+    model: Any = (EMBEDDED,)
+    method: Any = ("greedy", "revisit")
+    benchmark: Any = ("chair", "pope")
+    data: str | tuple[str, ...] | Mapping[str, str] | None = None
+    out: str = "results"
+    limit: Count | None = None
+    batch_size: Count = 8
+    max_new_tokens: Count | None = None
+    seed: Seed = 0
+    seeds: tuple[Seed, ...] = ()
+    sample: bool = False
+    temperature: Temperature = 1.0
+    top_p: PositiveShare = 1.0
+    beams: Beams = 1
+    engine: str = "local"
+    workers: Count | None = None
+    address: str | None = None
+    dtype: str | None = None
+    device_map: str | None = None
+    trust_remote_code: bool = False
+    allow_incomplete: bool = False
+    skip_bad_images: bool = False
+    controls: bool = False
+    preset: str | None = None
+    set: Mapping[str, Any] = Field(default_factory=dict)
+
+    def check(self) -> None:
+        """Raise RevisitError for unknown names, wrong settings and options that exclude each other; nothing is loaded."""
+        if self.engine not in ENGINES:
+            raise unknown("engine", self.engine, ENGINES)
+        if self.preset not in (None, "paper"):
+            raise unknown("preset", self.preset, ["paper"])
+        if self.seeds and not self.sample:
+            raise RevisitError("--seeds needs --sample: without sampling every seed gives the same answers.")
+        if self.engine != "local" and not all(isinstance(model, str) for model in self.models.values()):
+            raise RevisitError(f"A loaded model needs the local engine, not {self.engine}.")
+        _ = self.decoding, self.engine_options, self._places
+        if self.dtype not in (None, "auto"):
+            from revisit.models.loading import as_dtype
+
+            as_dtype(self.dtype)
+        for kind, keys in (
+            ("model", list(self.models)),
+            ("benchmark", [benchmark_label(b) for b in self.benchmarks]),
+            ("seed", [str(seed) for seed in self.all_seeds]),
+            *(("method", [label(m) for m in self.methods_for(model)]) for model in self.models),
+        ):
+            if not keys:
+                raise RevisitError(f"Nothing to run: give at least one {kind}.")
+            if repeated := {key for key in keys if keys.count(key) > 1}:
+                raise RevisitError(f"The {kind} {sorted(repeated)[0]!r} is listed twice; list each once.")
+
+    @cached_property
+    def models(self) -> dict[str, Any]:
+        """The models by name: the name itself, or a loaded pair."""
+        given = self.model
+        if hasattr(given, "generate") or (
+            isinstance(given, (tuple, list)) and hasattr(next(iter(given), None), "generate")
+        ):
+            from revisit.models.loading import loaded_pair
+
+            pair = loaded_pair(given)
+            return {name_of(pair[0]): pair}
+        names = _entries([str(given)] if isinstance(given, Path) else given)
+        if not all(isinstance(name, str) for name in names):
+            raise RevisitError(f"{given!r} is not the name of a model: give a folder or a Hub id.")
+        if len(set(names)) < len(names):
+            raise RevisitError(f"The model {max(names, key=names.count)!r} is listed twice; list each once.")
+        return {name: name for name in names}
+
+    @cached_property
+    def benchmarks(self) -> tuple[Benchmark, ...]:
+        """The benchmarks with their options."""
+        protocol = PAPER_OPTIONS if self.preset else {}
+        return tuple(
+            entry
+            if isinstance(entry, Benchmark)
+            else registry.get(entry[0], **{**protocol.get(entry[0], {}), **self._scoped[entry[0]], **entry[1]})
+            for entry in self._benchmark_entries
+        )
+
+    def methods_for(self, name: str) -> tuple[Method, ...]:
+        """Return the methods for a model: settings that are not given are those recommended for it."""
+        if name not in self._methods:
+            self._methods[name] = tuple(self._method(entry, name) for entry in self._method_entries)
+        return self._methods[name]
+
+    def _method(self, entry: Any, name: str) -> Method:
+        if isinstance(entry, Method):
+            return entry
+        model, (method, own) = self._describe(name), entry
+        cls: Any = METHODS.find(method)
+        settings = {**self._scoped[method], **own}
+        if self.preset and method != "revisit" and hasattr(cls, "official"):
+            made: Method = cls.official(**settings)
+            return made.for_model(model.config.model_type)
+        return as_method(method, model.config.model_type if self.preset else model, **settings)
+
+    def _describe(self, name: str) -> Any:
+        model = self.models[name]
+        return describe_model(name, self.trust_remote_code) if isinstance(model, str) else model[0]
+
+    @cached_property
+    def _methods(self) -> dict[str, tuple[Method, ...]]:
+        return {}
+
+    @cached_property
+    def _method_entries(self) -> list[Any]:
+        found = [entry if isinstance(entry, Method) else METHODS.parse(entry) for entry in _entries(self.method)]
+        named = {entry.name if isinstance(entry, Method) else METHODS.find(entry[0]).name for entry in found}
+        return found + [(name, {}) for name in CONTROL_METHODS if self.controls and name not in named]
+
+    @cached_property
+    def _benchmark_entries(self) -> list[Any]:
+        found = []
+        for entry in _entries(self.benchmark):
+            if not isinstance(entry, Benchmark):
+                name, own = registry.BENCHMARKS.parse(entry)
+                entry = registry.find(name).name, own
+            found.append(entry)
+        return found
+
+    @cached_property
+    def _scoped(self) -> dict[str, dict[str, Any]]:
+        """The settings of --set by method and benchmark."""
+        named = [entry[0] for entry in self._method_entries if isinstance(entry, tuple)]
+        tests = [entry[0] for entry in self._benchmark_entries if isinstance(entry, tuple)]
+        return scope(self.set, {name: {*METHODS.find(name).model_fields} for name in named}, tests)
+
+    @cached_property
+    def decoding(self) -> Decoding:
+        """How answers are drawn, but for their length."""
+        return Decoding.asked(self.sample, self.temperature, self.top_p, self.beams)
+
+    def decoding_for(self, benchmark: Benchmark) -> Decoding:
+        """Return how the answers to one benchmark are drawn."""
+        length = self.max_new_tokens or (PAPER_TOKENS if self.preset else None) or benchmark.max_new_tokens
+        return self.decoding.replace(max_new_tokens=length)
+
+    @property
+    def all_seeds(self) -> tuple[int, ...]:
+        """The seeds of sampling; one without sampling."""
+        return self.seeds or ((self.seed,) if self.sample else (0,))
+
+    def limit_of(self, name: str) -> int | None:
+        """Return the number of items of a benchmark that are asked; None for all."""
+        return min((n for n in (self.limit, PAPER_ITEMS.get(name) if self.preset else None) if n), default=None)
+
+    @cached_property
+    def folders(self) -> dict[str, Path]:
+        """The data folder of every benchmark; data is generated or downloaded at first use."""
+        return {name: resolve_data(place, name, self.limit_of(name)) for name, place in self._places.items()}
+
+    @cached_property
+    def _places(self) -> dict[str, str]:
+        given, names = self.data, [benchmark.name for benchmark in self.benchmarks]
+        if given is None:
+            if set(self.models) != {EMBEDDED}:
+                raise RevisitError(
+                    "--data is missing: use --data download to download the benchmark's files "
+                    f"once, --data DIR for your own, or --data {DEFAULT_SCENES} for generated scenes."
+                )
+            given = DEFAULT_SCENES
+        return parse_data(given, names)
+
+    def packages(self) -> list[str]:
+        """Return the packages that the data, the scores and the engine need, so that all missing ones can be reported at once."""
+        return [
+            *(["nltk"] if any(benchmark.needs_nltk for benchmark in self.benchmarks) else []),
+            *("scipy", "statsmodels"),
+            *(package for place in self._places.values() for package in scene_packages(place)),
+            *([self.engine] if self.engine in EXTRAS else []),
+        ]
+
+    @cached_property
+    def engine_options(self) -> dict[str, Any]:
+        """The options that the engine is opened with; raises RevisitError for those that it does not have."""
+        found = {name: getattr(self, name) for name in ("dtype", "device_map", "trust_remote_code")}
+        for name in ("workers", "address"):
+            if self.engine == "ray":
+                found[name] = getattr(self, name)
+            elif getattr(self, name) is not None:
+                raise RevisitError(f"--{name} needs --engine ray, not --engine {self.engine}.")
+        if self.allow_incomplete and self.engine == "vllm":
+            raise RevisitError("--allow-incomplete needs --engine local or ray: vLLM only loads complete weights.")
+        return found | ({"allow_incomplete": True} if self.allow_incomplete else {})
+
+
+def _entries(given: Any) -> list[Any]:
+    """Split a list into entries; objects stay what they are."""
+    if isinstance(given, (Method, Benchmark)):
+        return [given]
+    if isinstance(given, (str, Mapping)):
+        return parse_list(given)
+    if not isinstance(given, Iterable):
+        raise RevisitError(f"{given!r} is not a name: give names, or mappings with a name and settings.")
+    return [found for entry in given for found in _entries(entry)]
+
+
+def load_config(file: Path | None, flags: Mapping[str, Any]) -> EvalConfig:
+    """Read a file's values with the given flags on top."""
+    return merge(read_yaml(file) if file else {}, flags, str(file))
+
+
+def merge(values: Mapping[str, Any], flags: Mapping[str, Any], where: str) -> EvalConfig:
+    """Put the given flags on top of the values of the file `where`; `set` merges key by key."""
+    read = EvalConfig.read(values, where)
+    config = read.replace(**{**flags, "set": {**read.set, **flags.get("set", {})}})
+    chosen = {"model", "method", "benchmark", "set", "preset"}
+    if chosen & values.keys() and not chosen & flags.keys():
+        try:
+            _ = config.models, config.benchmarks, config._method_entries
+        except RevisitError as error:
+            raise RevisitError(f"{where}: {error}") from error
+    return config
+
+
+def read_yaml(path: Path) -> Mapping[str, Any]:
+    """Return the mapping in a YAML file; raise RevisitError if it cannot be read."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """YAML without code."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            """Raise an error for duplicate keys, of which YAML would silently take the last."""
+            seen: set[tuple[str, str]] = set()
+            for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+                if (key.tag, key.value) in seen:
+                    raise yaml.MarkedYAMLError(problem=f"duplicate key {key.value!r}", problem_mark=key.start_mark)
+                seen.add((key.tag, key.value))
+            return super().construct_mapping(node, deep)
+
+        def construct_scalar(self, node: Any) -> str:
+            """Join characters that JSON writes in halves (\\ud83e\\udd8a); a half alone raises an error."""
+            return super().construct_scalar(node).encode("utf-16", "surrogatepass").decode("utf-16")
+
+    try:
+        value = yaml.load(path.read_text(encoding="utf-8"), Loader)
+    except OSError as error:
+        raise RevisitError(f"{path} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise RevisitError(f"{path} is not UTF-8 text; save it as UTF-8.") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = " ".join(str(error).replace('in "<unicode string>", ', "at ").split())[:300]
+        if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark or error.context_mark) is not None:
+            reason = f"line {mark.line + 1}, column {mark.column + 1}: {error.problem or error.context}"
+        raise RevisitError(f"{path} is not valid YAML: {reason}.") from error
+    if value is None:  # an empty file
+        return {}
+    if not isinstance(value, dict):
+        raise RevisitError(f"{path} must contain keys and values such as `model: tiny`, not a {type(value).__name__}.")
+    return value
+
+
+def scope(
+    assignments: Mapping[str, Any], method_fields: Mapping[str, set[str]], benchmark_names: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """Assign `method.key` and `benchmark.key` to their owner, and a bare key to every method that has such a setting."""
+    scoped: dict[str, dict[str, Any]] = {name: {} for name in [*method_fields, *benchmark_names]}
+    everywhere = {key: value for key, value in assignments.items() if "." not in key}
+    for key, value in everywhere.items():
+        owners = [name for name, fields in method_fields.items() if key in fields]
+        if not owners:
+            known = set().union(*method_fields.values())
+            raise unknown_setting(" and ".join(method_fields), key, known, "setting of the chosen methods:")
+        for name in owners:
+            scoped[name][key] = value
+    for key, value in assignments.items():
+        owner, dot, field = key.partition(".")
+        if dot:
+            if owner not in scoped:
+                raise unknown(f"method or benchmark in --set {key}:", owner, scoped)
+            scoped[owner][field] = value
+    return scoped

@@ -1,0 +1,107 @@
+"""Controls: plain decoding that cannot see an item's image, next to the methods of a run.
+
+A benchmark that a model answers without the image says little about a method's use of the image. The controls show how much of a
+score, and of a gain, is left: greedy decoding without the image, with noise of its size, and with the image of another item.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+from revisit.errors import RevisitError
+from revisit.eval.benchmarks.base import Item, Metric
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+NO_IMAGE = "no image"
+CONTROLS = (NO_IMAGE, "noise image", "other image")
+METHODS = ("greedy", "plausible-only")  # that a run with controls has, listed or not
+
+
+def control_label(method: str, control: str) -> str:
+    """Return the name of a control in tables."""
+    return f"{method} [{control}]" if control else method
+
+
+def is_blind(label: str) -> bool:
+    """Whether a table's row is plain decoding that cannot see the image."""
+    return label.endswith(tuple(f" [{control}]" for control in CONTROLS))
+
+
+def is_control(label: str) -> bool:
+    """Whether a table's row is a control: one of these, or decoding with the plausibility constraint alone."""
+    return is_blind(label) or label.startswith("plausible-only")
+
+
+def controlled(items: Sequence[Item], control: str) -> list[Item]:
+    """Return the items as a control asks them; ids, hashes and gold answers stay, so that rows can be compared.
+
+    Raises:
+        RevisitError: All items have the same image, so that none can have another item's.
+    """
+    if control == NO_IMAGE:
+        return [replace(item, images=()) for item in items]
+    if control == "noise image":
+        return [replace(item, noise=True) for item in items]
+    found, other = [], dict[tuple[object, ...], Item]()
+    for number, item in enumerate(items):
+        # The nearest earlier item with other images, or else the first later one: a longer run keeps the answers of a shorter one.
+        if item.images not in other:
+            near = (*reversed(items[:number]), *items[number:])
+            fits = next((o for o in near if o.images != item.images and len(o.images) == len(item.images)), None)
+            if fits is None:
+                raise RevisitError(
+                    "Controls need items with different images, and all of these have the same: use a larger --limit."
+                )
+            other[item.images] = fits
+        found.append(replace(item, images=other[item.images].images))
+    return found
+
+
+def noise_like(image: Image, key: str) -> Image:
+    """Return uniform noise of an image's size, always the same for a key."""
+    import hashlib
+
+    import numpy as np
+    from PIL import Image as images
+
+    rng = np.random.default_rng(int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big"))
+    return images.fromarray(rng.integers(0, 256, (image.height, image.width, 3), dtype=np.uint8))
+
+
+class Number(Protocol):
+    """A value of a table."""
+
+    @property
+    def value(self) -> float:
+        """The metric, unscaled."""
+        ...
+
+
+def about_controls(values: Mapping[str, Mapping[str, Number]], metric: Metric, base: str) -> list[str]:
+    """Return a sentence on how much of the baseline's score, and of a method's gain, is left without the image."""
+    blind = control_label(base, NO_IMAGE)
+    if blind not in values or metric.better is None:
+        return []
+    score = {row: own[metric.name].value for row, own in values.items() if not math.isnan(own[metric.name].value)}
+    if not {base, blind} <= score.keys():
+        return []
+    name, left = metric.name, metric.text(score[blind])
+    text = f"Without the image, {name} of {base} is {left} instead of {metric.text(score[base])}"
+    if metric.better == "higher" and score[base] > 0:
+        text += f": {100 * score[blind] / score[base]:.0f} % of it is left"
+    sign = 1 if metric.better == "higher" else -1
+    gains = {row: sign * (value - score[base]) for row, value in score.items() if row != base}
+    controls = {row: gain for row, gain in gains.items() if is_control(row)}
+    most = max(controls, key=controls.__getitem__)
+    bar = max(controls[most], 0.0)
+    own = [row for row in gains if row not in controls]
+    kept, lost = ([row for row in own if (gains[row] > bar) is beyond] for beyond in (True, False))
+    parts = [f"{', '.join(kept)} gain{'s' * (len(kept) == 1)} more than every control"] * bool(kept)
+    parts += [f"{', '.join(lost)} {'do' if len(lost) > 1 else 'does'} not gain more than the controls"] * bool(lost)
+    best = f" (at most {metric.text(bar)}, {most})" if bar > 0 else " (none of which gains anything)"
+    return [f"{text}. By point estimates, {'; '.join(parts)}{best}." if parts else f"{text}."]

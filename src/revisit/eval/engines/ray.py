@@ -1,0 +1,187 @@
+"""The same evaluation on a Ray cluster: actors with one model each, fed by this process.
+
+Answers equal those of the local engine, so its description is used and a run can continue with either. Images are sent with the items;
+only the model has to be reachable from the workers' machines.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+from revisit.decoding.method import Method
+from revisit.decoding.settings import Decoding
+from revisit.errors import RevisitError, need
+from revisit.eval.benchmarks.base import Item
+from revisit.eval.engines.base import BadImage, Engine, answers_to, decode_images
+from revisit.eval.log import Answer
+from revisit.explain.files import read_file
+from revisit.models.images import MAX_BYTES
+
+if TYPE_CHECKING:  # torch is slow to import
+    from revisit.eval.engines.local import LocalEngine
+
+WAIT = 360.0  # seconds without a sign of life after which a run gives up
+ATTEMPTS = 3  # times that every worker may die before one answers
+
+
+class RayEngine(Engine):
+    """One model on many machines. `workers` defaults to one per GPU, or one per node where there are none."""
+
+    def __init__(
+        self,
+        model: str = "tiny",
+        workers: int | None = None,
+        address: str | None = None,
+        **options: Any,
+    ) -> None:
+        self.model, self.workers, self.address, self.options = model, workers, address, options
+        self._ours = False
+
+    @cached_property
+    def local(self) -> LocalEngine:
+        """The engine of a worker; here it only describes itself, and no model is loaded."""
+        from revisit.eval.engines.local import LocalEngine
+
+        return LocalEngine(self.model, **self.options)
+
+    @cached_property
+    def ray(self) -> Any:
+        """Ray, connected to the cluster, or to a new one on this machine."""
+        need("ray")
+        import ray
+
+        if not ray.is_initialized():
+            check_reachable(self.address)
+            try:
+                ray.init(address=self.address, log_to_driver=False, include_dashboard=False)
+            except (ConnectionError, ValueError, RuntimeError) as error:
+                raise RevisitError(f"There is no Ray cluster at {self.address!r}: {error}") from None
+            self._ours = True
+        return ray
+
+    def about(self) -> Mapping[str, Any]:
+        return self.local.about()
+
+    def batching(self, batch_size: int, items: Sequence[Item]) -> dict[str, Any] | None:
+        return self.local.batching(batch_size, items)
+
+    def stream(
+        self, method: Method, decoding: Decoding, seed: int, batches: Iterable[Sequence[Item]]
+    ) -> Iterator[list[Answer | BadImage]]:
+        """Send batches to whichever worker is free. A worker that dies is replaced, and its batch goes to another."""
+        ray, workers = self.ray, self.workers or self._default_workers()
+        waiting = deque(batches)
+        # handle -> worker, and its batch; None while it loads
+        pending: dict[Any, tuple[Any, Sequence[Item] | None]] = {}
+        free: list[Any] = []
+        deaths = 0
+        errors = ray.exceptions
+        lost = (errors.RayActorError, errors.ObjectLostError, errors.OutOfMemoryError)
+
+        def start() -> None:
+            worker = self._remote().remote(self.model, self.options)
+            pending[worker.ready.remote()] = (worker, None)
+
+        try:
+            for _ in range(workers):
+                start()
+            while waiting or any(batch is not None for _, batch in pending.values()):
+                while waiting and free:
+                    worker, items = free.pop(), waiting.popleft()
+                    files = [(replace(item, meta={}), read_images(item)) for item in items]
+                    pending[worker.answer.remote(method, decoding, seed, files)] = (worker, items)
+                done, _ = ray.wait(list(pending), num_returns=1, timeout=WAIT)
+                if not done:
+                    raise RevisitError(
+                        f"No worker has answered for {WAIT:.0f} seconds: the cluster "
+                        "may lack free CPUs, GPUs or memory; use fewer workers."
+                    )
+                worker, batch = pending.pop(done[0])
+                try:
+                    result = ray.get(done[0])
+                except errors.RayTaskError as error:
+                    raise error.as_instanceof_cause() from None
+                except lost as error:
+                    deaths += 1
+                    if deaths >= ATTEMPTS * workers:
+                        raise RevisitError(
+                            f"{deaths} workers in a row died; their machines probably lack the memory for the model, or for a batch of "
+                            "this size: use a smaller --batch-size."
+                        ) from error
+                    if batch is not None:
+                        waiting.appendleft(batch)
+                    start()
+                    continue
+                free.append(worker)
+                if batch is not None:
+                    deaths = 0
+                    yield result
+        finally:
+            for worker in [*free, *(worker for worker, _ in pending.values())]:
+                ray.kill(worker)
+
+    def _remote(self) -> Any:
+        """Return the class of the workers, with the resources that each of them needs."""
+        gpus = int(self.ray.cluster_resources().get("GPU", 0) > 0)
+        return self.ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=0)(Worker)
+
+    def _default_workers(self) -> int:
+        gpus = int(self.ray.cluster_resources().get("GPU", 0))
+        return gpus or sum(bool(node["Alive"]) for node in self.ray.nodes())
+
+    def close(self) -> None:
+        if self._ours:
+            self.ray.shutdown()
+            self._ours = False
+
+
+def check_reachable(address: str | None) -> None:
+    """Raise RevisitError at once if nothing listens there; Ray itself would try for many minutes."""
+    host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=20).close()
+    except OSError as error:
+        raise RevisitError(f"There is no Ray cluster at {address!r}: {error.strerror or error}.") from None
+
+
+class Worker:
+    """One model in one process of the cluster."""
+
+    def __init__(self, model: str, options: Mapping[str, Any]) -> None:
+        import torch
+
+        from revisit.eval.engines.local import LocalEngine
+
+        torch.set_num_threads(1)  # a worker has one CPU of the cluster
+        self.engine = LocalEngine(model, **options)
+
+    def ready(self) -> bool:
+        """Load the model; True once it is loaded."""
+        return self.engine.loaded is not None
+
+    def answer(
+        self, method: Method, decoding: Decoding, seed: int, items: Sequence[tuple[Item, list[bytes] | BadImage]]
+    ) -> list[Answer | BadImage]:
+        """Return the answers to one batch."""
+        decoded = [
+            (item, found if isinstance(found, BadImage) else decode_images(item, found)) for item, found in items
+        ]
+        return answers_to(decoded, partial(self.engine.answer, method, decoding, seed))
+
+
+def read_images(item: Item) -> list[bytes] | BadImage:
+    """Return the bytes of an item's images, or the first that cannot be read, and why."""
+    files = []
+    for path in item.images:
+        try:
+            files.append(read_file(path, MAX_BYTES))
+        except OSError as error:
+            return BadImage(path, error.strerror or str(error), item.id)
+    return files

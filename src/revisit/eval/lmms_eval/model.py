@@ -1,0 +1,139 @@
+"""The lmms-eval model: answers requests with the same engine as `revisit eval`."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lmms_eval.api.model import lmms
+from PIL import Image
+from tqdm import tqdm
+
+from revisit import methods
+from revisit.decoding.settings import Decoding
+from revisit.errors import RevisitError
+from revisit.eval.benchmarks.base import Item
+from revisit.eval.engines.local import LocalEngine
+from revisit.models.config import describe_model
+from revisit.models.images import open_image
+from revisit.models.prompts import vision_texts
+from revisit.settings import world_size
+
+logger = logging.getLogger(__name__)
+
+# Arguments of `generate_until` requests that are used; any other is reported once.
+USED = {"max_new_tokens", "temperature", "top_p", "num_beams", "do_sample", "until"}
+
+
+class Revisit(lmms):
+    """Any vision-language model of transformers, decoded by any method; other keyword arguments are its settings."""
+
+    is_simple = True
+
+    def __init__(
+        self,
+        pretrained: str = "tiny",
+        method: str = "revisit",
+        batch_size: int | str = 1,
+        dtype: str | None = None,
+        device: str | None = None,
+        device_map: str | None = None,
+        trust_remote_code: bool = False,
+        draw_seed: int = 0,
+        max_batch_size: int | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__()
+        if world_size() > 1:
+            raise RevisitError(
+                "The lmms-eval model `revisit` runs in one process: start it without torchrun or accelerate launch and "
+                "spread a large model with device_map=auto."
+            )
+        self.method = methods.as_method(method, describe_model(pretrained, trust_remote_code), **settings)
+        self.batch_size = int(batch_size) if str(batch_size).isdigit() else 1  # "auto" is not supported
+        self.draw_seed = draw_seed
+        self.engine = LocalEngine(
+            pretrained, dtype=dtype, device_map=device_map or device, trust_remote_code=trust_remote_code
+        )
+        self._warned: set[str] = set()
+
+    @property
+    def device(self) -> Any:
+        """The model's device."""
+        return self.engine.loaded[0].device
+
+    def generate_until(self, requests: Sequence[Any]) -> list[str]:
+        """Return one text per request, in their order."""
+        answers: dict[int, str] = {}
+        bar = tqdm(total=len(requests), desc=f"revisit ({self.method.name})", disable=not requests)
+        for numbers, arguments in self._batches(requests):
+            decoding = self._decoding(arguments)
+            items, images = [], []
+            for number in numbers:
+                context, _, doc_to_visual, doc_id, task, split = requests[number].args
+                visuals = doc_to_visual(self.task_dict[task][split][doc_id]) if doc_to_visual else []
+                images.append([_upright(image) for image in visuals or []])
+                name = f"{task}/{split}/{doc_id}"
+                for token in vision_texts(self.engine.loaded[1]):  # tasks may write one of their own
+                    context = context.replace(token, "")
+                items.append(Item(name, context))
+            found = self.engine.answer(self.method, decoding, self.draw_seed, items, images)
+            for number, answer in zip(numbers, found, strict=True):
+                answers[number] = cut(answer.text, arguments.get("until"))
+                self.cache_hook.add_partial("generate_until", (requests[number].args[0], arguments), answers[number])
+            bar.update(len(numbers))
+        bar.close()
+        return [answers[number] for number in range(len(requests))]
+
+    def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
+        """Raise RevisitError: a decoding method changes what is generated, not how a given text is rated."""
+        raise RevisitError("The lmms-eval model `revisit` does not support likelihood tasks.")
+
+    def generate_until_multi_round(self, requests: Sequence[Any]) -> list[str]:
+        """Raise RevisitError: there is no conversation to continue."""
+        raise RevisitError("The lmms-eval model `revisit` does not support multi-round tasks.")
+
+    def _batches(self, requests: Sequence[Any]) -> list[tuple[list[int], dict[str, Any]]]:
+        """Return (request numbers, their generation arguments): equal arguments, similar prompt length, longest first."""
+        groups: dict[str, list[int]] = {}
+        for number, request in enumerate(requests):
+            groups.setdefault(json.dumps(request.args[1], sort_keys=True, default=repr), []).append(number)
+        batches = []
+        for numbers in groups.values():
+            numbers.sort(key=lambda n: -len(requests[n].args[0]))
+            arguments = dict(requests[numbers[0]].args[1])
+            for start in range(0, len(numbers), self.batch_size):
+                batches.append((numbers[start : start + self.batch_size], arguments))
+        return batches
+
+    def _decoding(self, arguments: Mapping[str, Any]) -> Decoding:
+        """Read a request's generation arguments; those that are not used are named once in the log."""
+        for name in sorted(arguments.keys() - USED - self._warned):
+            self._warned.add(name)
+            logger.warning("generation argument %r is not used by the model `revisit`", name)
+        temperature = float(arguments.get("temperature") or 0)
+        sampling = temperature > 0 and arguments.get("do_sample", True)
+        top_p = arguments.get("top_p")
+        return Decoding(
+            max_new_tokens=int(arguments.get("max_new_tokens", 1024)),
+            temperature=temperature if sampling else None,
+            top_p=float(top_p) if sampling and top_p else None,
+            num_beams=int(arguments.get("num_beams") or 1),
+        )
+
+
+def cut(text: str, until: Any) -> str:
+    """Cut a text at the first stop string; an empty line, lmms-eval's default, is none: answers may have paragraphs."""
+    for stop in [until] if isinstance(until, str) else until or []:
+        if stop and stop != "\n\n":
+            text = text.split(stop, 1)[0]
+    return text.strip()
+
+
+def _upright(image: Any) -> Image.Image:
+    """Return an image as upright RGB."""
+    if not isinstance(image, Image.Image):
+        raise RevisitError(f"The model `revisit` supports images only; this task has a {type(image).__name__}.")
+    return open_image(image)

@@ -1,0 +1,397 @@
+"""One file per spec: `OUT/logs/MODEL-METHOD-BENCHMARK-KEY.jsonl`.
+
+The first line is a header: the spec, the environment and what was requested. A later command with another request (more items, another
+machine) adds a header of its own. Every other line is one answer, with the hash of its item (prompt and image bytes), so that an old
+answer is never used for a changed item. `….scores.json` next to a log caches its scores.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from revisit.errors import RevisitError
+from revisit.eval import statistics
+from revisit.eval.benchmarks.base import Benchmark, Item, Metric, Scores
+from revisit.eval.spec import Spec, environment
+from revisit.explain.files import digest, read_file, slug, write_json
+from revisit.explain.jsonl import LineFile, read_lines
+
+LOGS = "logs"  # below the output folder
+KEY = 12  # digits of the key that are in a log's name and in its lines
+
+
+class Record(BaseModel):
+    """Base of all lines: unknown fields raise an error, values never change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Answer(Record):
+    """What an engine answered to one item."""
+
+    id: str  # of the item
+    item: str = ""  # SHA-256 of the prompt and of every image's bytes
+    prompt: str
+    images: tuple[str, ...] = ()  # below the data folder
+    text: str
+    tokens: tuple[int, ...]
+    counters: dict[str, int | float] = Field(default_factory=dict)  # steps, and those that the method changed
+    seconds: float = 0.0
+    finish: Literal["stop", "length"] = "stop"
+
+
+class Skipped(Record):
+    """An item whose image could not be read."""
+
+    id: str
+    image: str
+    reason: str
+
+
+class Request(Record):
+    """What a command asked of a log."""
+
+    written: str
+    items: int
+    asked: str  # hash of the ids and hashes of all readable items
+    data: str | None = None
+    limit: int | None = None
+    batch_size: int = 1
+    skip_bad_images: bool = False
+    skipped: tuple[Skipped, ...] = ()
+    environment: dict[str, Any]
+
+    @property
+    def command(self) -> str:
+        """The command, as one would type it."""
+        return shlex.join(self.environment["argv"])
+
+
+class Log:
+    """The answers under one spec.
+
+    Attributes:
+        path: The file.
+        spec: What identifies the answers.
+        request: What the latest command asked for.
+        answers: All answers, by item id and hash.
+        scores: The scores of what was requested, with intervals; None until the log is complete.
+    """
+
+    def __init__(self, path: Path, spec: Spec, rows: Iterable[Mapping[str, Any]] = (), damaged: int = 0) -> None:
+        self.path, self.spec, self.damaged = path, spec, damaged
+        self.requests: list[Request] = []
+        self.answers: dict[tuple[str, str], Answer] = {}
+        self._file: LineFile | None = None
+        for row in rows:
+            self._take(row)
+        self.scores = self._cached() if self.requests else None
+
+    @classmethod
+    def open(cls, folder: Path, spec: Spec) -> Log:
+        """Open the log of a spec below `folder` for appending; raise RevisitError if another process has it open."""
+        check_layout(folder)
+        names = "-".join(slug(name) for name in (spec.model, spec.method, spec.benchmark))
+        path = folder / LOGS / f"{names}-{spec.key[:KEY]}.jsonl"
+        file = LineFile(path)
+        headers = [row for row in file.rows if "spec" in row]
+        if headers and headers[0]["spec"] != spec.model_dump(mode="json"):
+            file.close()
+            raise RevisitError(f"{path} belongs to other settings; move it away.")
+        log = cls(path, spec, file.rows, file.damaged)
+        log._file = file
+        return log
+
+    @classmethod
+    def read(cls, path: Path) -> Log:
+        """Return a stored log; raise RevisitError if it has no readable header."""
+        try:
+            rows, damaged = read_lines(path)
+        except OSError as error:
+            raise RevisitError(f"{path} cannot be read: {error.strerror}.") from error
+        header = next((row for row in rows if "spec" in row and "request" in row), None)
+        if header is None:
+            raise RevisitError(f"{path} is not a log of `revisit eval`, or its header is damaged; move it away.")
+        try:
+            return cls(path, Spec.model_validate(header["spec"]), rows, damaged)
+        except ValidationError as error:
+            raise RevisitError(f"{path} was written by another version of revisit; move it away.") from error
+
+    def _take(self, row: Mapping[str, Any]) -> None:
+        """Add a stored line; lines of other logs and of other versions count as damaged."""
+        try:
+            if "spec" in row:
+                self.requests.append(Request.model_validate(row["request"]))
+            elif row.get("log") == self.spec.key[:KEY]:
+                answer = Answer.model_validate({name: value for name, value in row.items() if name != "log"})
+                self.answers.setdefault((answer.id, answer.item), answer)
+            else:
+                self.damaged += 1
+        except (ValidationError, KeyError):
+            self.damaged += 1
+
+    # -- writing ----------------------------------------------------------------------------------------------------
+
+    def begin(self, request: Request) -> None:
+        """Store what a command asks for, unless it is what was asked last."""
+        if not self.requests or self.request.model_copy(update={"written": request.written}) != request:
+            row = {"spec": self.spec.model_dump(mode="json"), "request": request.model_dump(mode="json")}
+            self._writable().append([row])
+            self.requests.append(request)
+        self.scores = self._cached()
+
+    def append(self, answers: Iterable[Answer]) -> int:
+        """Store those answers that are not stored yet, all of them or none; return their number."""
+        new = {(answer.id, answer.item): answer for answer in answers if (answer.id, answer.item) not in self.answers}
+        if new:
+            key = self.spec.key[:KEY]
+            self._writable().append({"log": key, **answer.model_dump(mode="json")} for answer in new.values())
+            self.answers.update(new)
+        return len(new)
+
+    def score(self, benchmark: Benchmark, items: Sequence[Item]) -> Scores:
+        """Return the scores of these items' answers: cached ones if neither the scorer nor an answer has changed."""
+        texts = {item.id: self.answers[item.id, item.hash].text for item in items}
+        hashes = {item.id: item.hash for item in items}
+        stored = _read_scores(self._scores_path)
+        if stored is None or stored["scorer"] != self.spec.scorer or stored["answers"] != _digest(hashes, self.answers):
+            scores = _with_intervals(benchmark, benchmark.score(list(items), texts))
+            stored = _scores_record(scores, self.spec.scorer, hashes, _digest(hashes, self.answers))
+        if stored.get("asked") != self.request.asked:
+            _write_scores(self._scores_path, {**stored, "asked": self.request.asked})
+        self.scores = _scores(stored)
+        return self.scores
+
+    def close(self) -> None:
+        """End appending and let other processes in."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _writable(self) -> LineFile:
+        if self._file is None:
+            raise RuntimeError(f"{self.path} is not open for appending")
+        return self._file
+
+    # -- reading ----------------------------------------------------------------------------------------------------
+
+    @property
+    def request(self) -> Request:
+        """What the latest command asked for."""
+        return self.requests[-1]
+
+    @property
+    def folder(self) -> Path:
+        """The output folder."""
+        return self.path.parent.parent
+
+    @property
+    def title(self) -> str:
+        """The model, method and benchmark, and the seed of sampling."""
+        names = (self.spec.model, self.spec.method, self.spec.benchmark)
+        sampled = self.spec.decoding.get("temperature") is not None
+        return " · ".join([*names, *([f"seed {self.spec.seed}"] if sampled else [])])
+
+    @property
+    def answered(self) -> int:
+        """The number of requested items with an answer."""
+        return len(self.scores.items) if self.scores else min(len({id for id, _ in self.answers}), self.request.items)
+
+    @property
+    def state(self) -> str:
+        """What is there, for people: "m · greedy · pope: 8 of 23 answers"."""
+        why = ", unreadable images" if self.request.skipped and self.answered < self.request.items else ""
+        return f"{self.title}: {self.answered} of {self.request.items} answers{why}"
+
+    def missing(self, items: Iterable[Item]) -> list[Item]:
+        """Return the items without an answer."""
+        return [item for item in items if (item.id, item.hash) not in self.answers]
+
+    def current(self) -> list[Answer]:
+        """Return the answers to what was scored; to the newest hash of every item if nothing was."""
+        if self.scores is not None:
+            return [self.answers[pair] for pair in self.scores.items.items()]
+        return list({answer.id: answer for answer in self.answers.values()}.values())
+
+    def totals(self) -> dict[str, float]:
+        """Return the counters of all current answers, added up, with their tokens and seconds."""
+        answers = self.current()
+        names = dict.fromkeys(name for answer in answers for name in answer.counters)
+        found: dict[str, float] = {name: sum(answer.counters.get(name, 0) for answer in answers) for name in names}
+        seconds = round(sum(answer.seconds for answer in answers), 3)
+        return {**found, "new_tokens": sum(len(answer.tokens) for answer in answers), "seconds": seconds}
+
+    @property
+    def _scores_path(self) -> Path:
+        return self.path.with_suffix(".scores.json")
+
+    def _cached(self) -> Scores | None:
+        """Return the stored scores if they are of all that was requested, and of these answers."""
+        stored = _read_scores(self._scores_path)
+        if stored is None or stored["scorer"] != self.spec.scorer or stored["asked"] != self.request.asked:
+            return None
+        if self.request.skipped and not self.request.skip_bad_images:
+            return None
+        if any(pair not in self.answers for pair in stored["items"].items()):
+            return None
+        return _scores(stored) if stored["answers"] == _digest(stored["items"], self.answers) else None
+
+
+def _digest(hashes: Mapping[str, str], answers: Mapping[tuple[str, str], Answer]) -> str:
+    """Return a hash of the answers to some items."""
+    return digest([[id, item, answers[id, item].text] for id, item in sorted(hashes.items())])
+
+
+# -- scores ---------------------------------------------------------------------------------------------------------
+
+
+def _with_intervals(benchmark: Benchmark, scores: Scores) -> Scores:
+    """Return scores with the interval and the printed form of every metric."""
+    shown = {name: benchmark.metric(name) for name in scores.metrics}
+    found = {
+        name: statistics.metric_interval(name, value, scores.per_item, full=100 / shown[name].show)
+        for name, value in scores.metrics.items()
+    }
+    return replace(scores, shown=shown, intervals=found, headline=benchmark.headline)
+
+
+def _scores_record(scores: Scores, scorer: str, hashes: dict[str, str], answers: str) -> dict[str, Any]:
+    metrics = {}
+    for name, value in scores.metrics.items():
+        how, found = scores.shown[name], scores.intervals[name]
+        metrics[name] = {
+            "value": _finite(value),
+            "low": _finite(found.low) if found else None,
+            "high": _finite(found.high) if found else None,
+            "interval": found.kind if found else None,
+            **{field: getattr(how, field) for field in ("better", "show", "decimals", "rounded")},
+        }
+    return {
+        "scorer": scorer,
+        "answers": answers,
+        "headline": scores.headline,
+        "metrics": metrics,
+        "counts": {name: _finite(count) for name, count in scores.counts.items()},
+        "notes": list(scores.notes),
+        "items": hashes,
+        "per_item": {metric: {u: list(t) for u, t in terms.items()} for metric, terms in scores.per_item.items()},
+    }
+
+
+def _scores(stored: Mapping[str, Any]) -> Scores:
+    def number(value: float | None) -> float:
+        return math.nan if value is None else value
+
+    entries = stored["metrics"].items()
+    return Scores(
+        metrics={name: number(entry["value"]) for name, entry in entries},
+        per_item={metric: {u: (t[0], t[1]) for u, t in terms.items()} for metric, terms in stored["per_item"].items()},
+        counts={name: number(count) for name, count in stored["counts"].items()},
+        notes=tuple(stored["notes"]),
+        items=stored["items"],
+        intervals={
+            name: statistics.Interval(number(entry["low"]), number(entry["high"]), entry["interval"])
+            if entry["interval"]
+            else None
+            for name, entry in entries
+        },
+        shown={
+            name: Metric(name, **{field: entry[field] for field in ("better", "show", "decimals", "rounded")})
+            for name, entry in entries
+        },
+        headline=stored["headline"],
+    )
+
+
+def _write_scores(path: Path, record: Mapping[str, Any]) -> None:
+    plain = json.loads(json.dumps(record))
+    write_json(path, {**plain, "checksum": digest(plain)})
+
+
+def _read_scores(path: Path) -> dict[str, Any] | None:
+    """Return cached scores; None if there are none, or if the file is damaged."""
+    try:
+        record = json.loads(read_file(path))
+        return record if record.pop("checksum") == digest(record) else None
+    except (OSError, ValueError, KeyError, AttributeError, RecursionError):
+        return None
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+# -- many logs ------------------------------------------------------------------------------------------------------
+
+
+def read_logs(folder: str | Path) -> list[Log]:
+    """Return the logs of an output folder in the order in which they were begun.
+
+    Of logs that differ only in weights, code, libraries or batching, the newest is returned.
+    """
+    folder = Path(folder)
+    check_layout(folder)
+    if not folder.is_dir():
+        raise RevisitError(f"{folder} is not a folder: give the --out folder of `revisit eval`.")
+    paths = sorted((folder / LOGS).glob("*.jsonl"))
+    found = sorted((Log.read(path) for path in paths), key=lambda log: log.requests[0].written)
+    if not found:
+        raise RevisitError(f"{folder} has no logs: give the --out folder of `revisit eval`.")
+    newest: dict[str, Log] = {}
+    for log in found:
+        ignored = ("fingerprint", "code", "libraries", "batching")
+        place = digest({name: value for name, value in log.spec.model_dump(mode="json").items() if name not in ignored})
+        if place not in newest or newest[place].request.written <= log.request.written:
+            newest[place] = log
+    return [log for log in found if log in newest.values()]
+
+
+def check_layout(folder: Path) -> None:
+    """Raise RevisitError for a folder with the results of another program, or of an earlier version of this one."""
+    old = folder / "cells"
+    if old.is_dir() or ((folder / "results.json").exists() and not (folder / LOGS).is_dir()):
+        raise RevisitError(
+            f"{folder} has results that this version of revisit did not write and cannot read: use another --out."
+        )
+
+
+def unfinished(logs: Sequence[Log]) -> str:
+    """Return the notice that some logs are incomplete, with the commands that finish them; empty if none is."""
+    rest = [log for log in logs if log.scores is None]
+    if not rest:
+        return ""
+    listed = "; ".join(log.state for log in rest[:5])
+    more = f"; and {len(rest) - 5} more" if len(rest) > 5 else ""
+    commands = dict.fromkeys(log.request.command for log in rest)
+    return (
+        f"This run is incomplete: {len(rest)} of {len(logs)} combinations of model, method and benchmark have no "
+        f"result ({listed}{more}). To finish it, run: {' ; '.join(commands)}"
+    )
+
+
+def new_request(items: Mapping[str, str], total: int, **fields: Any) -> Request:
+    """Return a request of this process for items (id -> hash)."""
+    written = datetime.now(timezone.utc).isoformat()
+    return Request(
+        written=written, items=total, asked=digest(sorted(items.items())), environment=environment(), **fields
+    )
+
+
+def item_hash(prompt: str, images: Sequence[str]) -> str:
+    """Return the hash that an answer is tied to, from the prompt and the hashes of the images."""
+    return digest([prompt, list(images)])
+
+
+def item_seed(seed: int, id: str) -> int:
+    """Return the seed of one item, the same in any batch and any order."""
+    return int.from_bytes(hashlib.sha256(f"{seed}:{id}".encode()).digest()[:7], "big")

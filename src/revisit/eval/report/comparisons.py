@@ -1,0 +1,252 @@
+"""A comparison of methods: its tables (values, differences to the baseline, seeds), and the files of `revisit compare`."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from revisit.eval.benchmarks import registry
+from revisit.eval.benchmarks.base import Metric
+from revisit.eval.compare import Comparison, Value, ranks
+from revisit.eval.controls import is_blind
+from revisit.eval.log import Log
+from revisit.eval.report.document import (
+    SUPERSCRIPT,
+    Block,
+    Cell,
+    Document,
+    Section,
+    Table,
+    Text,
+    to_html,
+    to_latex,
+    to_markdown,
+)
+from revisit.explain.records import plain_cell
+
+CSV_COLUMNS = (
+    *("model", "benchmark", "scorer", "variant", "n", "method", "metric", "better", "value", "low", "high"),
+    *("baseline", "difference", "difference_low", "difference_high", "p_bootstrap", "p_permutation", "p", "p_holm"),
+    *("level", "seed", "std"),
+)
+
+READING = (
+    "Best in bold, second underlined. Brackets: 95 % intervals. Differences are to the baseline on the same items: a two-sided "
+    "permutation test, p-values corrected by Holm over the tests of a table, and bootstrap intervals widened by the same correction. "
+    "With few items the two can disagree; then a note names the values, and the test takes precedence. * p below 0.05, ** below 0.01, "
+    "*** below 0.001. The CSV also has the uncorrected p."
+)
+LONGEST_NAME = 24  # characters of a method in a table; longer settings become a footnote
+
+
+def short_names(labels: Iterable[str]) -> dict[str, str]:
+    """Return the names of methods in tables: `revisit¹` for one with long settings."""
+    names: dict[str, str] = {}
+    for label in labels:
+        long = len(label) > LONGEST_NAME and "(" in label
+        mark = str(sum(name != other for other, name in names.items()) + 1).translate(SUPERSCRIPT) if long else ""
+        names[label] = label.partition("(")[0] + mark if long else label
+    return names
+
+
+def footnotes(names: Mapping[str, str]) -> str:
+    """Return the settings that `short_names` left out."""
+    return "".join(
+        f" {name.removeprefix(label.partition('(')[0])} {label.partition('(')[2].removesuffix(')')}."
+        for label, name in names.items()
+        if name != label
+    )
+
+
+def headline_metric(table: Comparison) -> Metric:
+    """Return the benchmark's main metric, or the first that the table has."""
+    return next((metric for metric in table.metrics if metric.name == table.headline), table.metrics[0])
+
+
+def verdict(table: Comparison) -> str:
+    """Summarize a comparison's main metric in one sentence."""
+    metric, short = headline_metric(table), [method.partition("(")[0] for method in table.values]
+    base = table.baseline or next(iter(table.values))
+    was = metric.text(table.values[base][metric.name].value)
+    parts = []
+    for (method, values), name in zip(table.values.items(), short, strict=True):
+        value, called = values[metric.name], name if short.count(name) == 1 else method
+        if method == base or is_blind(method):
+            continue
+        if value.paired is None or math.isnan(value.p_holm):
+            parts.append(f"{called} has {metric.name} {metric.text(value.value)}, not tested")
+            continue
+        found = f"({signed(metric, value.paired.difference)}, p (Holm) {p_value(value.p_holm)})"
+        if value.p_holm < 0.05:
+            better = (value.paired.difference > 0) == (metric.better == "higher")
+            pair = f"from {was} to {metric.text(value.value)}"
+            parts.append(f"{called} {'improves' if better else 'worsens'} {metric.name} {pair} {found}")
+        else:
+            parts.append(f"{called} shows no significant difference in {metric.name} {found}")
+    alone = f"{base} has {metric.name} {was}"
+    return f"{registry.title(table.benchmark)} ({table.title}, n = {table.n}): {'; '.join(parts) or alone}."
+
+
+def heading(metric: Metric) -> str:
+    """Return a metric's name with the direction that is better."""
+    return metric.name + {"higher": " ↑", "lower": " ↓", None: ""}[metric.better]
+
+
+def value_text(metric: Metric, value: Value) -> str:
+    """Format a value, with its standard deviation if there are several seeds."""
+    text = metric.text(value.value)
+    return text if math.isnan(value.std) else f"{text} ± {value.std * metric.show:.{metric.decimals}f}"
+
+
+def signed(metric: Metric, value: float) -> str:
+    """Format a difference on the printed scale; a dash if it is undefined."""
+    return "–" if math.isnan(value) else f"{value * metric.show:+.{metric.decimals}f}".replace("-", "−")
+
+
+def stars(p: float) -> str:
+    """Mark a corrected p-value: * below 0.05, ** below 0.01, *** below 0.001."""
+    return "" if math.isnan(p) else "*" * sum(p < bound for bound in (0.05, 0.01, 0.001))
+
+
+def p_value(p: float | None) -> str:
+    """Format a p-value as papers print it; a dash if it is undefined."""
+    if p is None or math.isnan(p):
+        return "–"
+    if p == 0:
+        return "<1e-300"
+    return f"{p:.2f}" if p >= 0.01 else f"{p:.2e}"
+
+
+def ranked(logs: Sequence[Log], metric: Metric, intervals: bool = False) -> list[Cell]:
+    """Return the value of a metric in each complete log: best in bold, second underlined."""
+    digits, found = f".{metric.decimals}f", []
+    raw = [math.nan if log.scores is None else log.scores.metrics[metric.name] for log in logs]
+    for log, value, rank in zip(logs, raw, ranks(raw, metric), strict=True):
+        _, low, high = log.scores.value(metric.name) if log.scores else (math.nan,) * 3
+        bounds = f"[{low:{digits}}, {high:{digits}}]" if intervals and not math.isnan(low) else ""
+        found.append(Cell(metric.text(value), rank, bounds))
+    return found
+
+
+def value_table(tables: Sequence[Comparison]) -> Table:
+    """Build a table of methods by models; all comparisons are of one benchmark and protocol."""
+    names = short_names(method for table in tables for method in table.values)
+    lines: list[list[Cell | str]] = []
+    for method, name in names.items():
+        line: list[Cell | str] = [name]
+        for table in tables:
+            for metric in table.metrics:
+                if method not in table.values:
+                    line.append("")
+                    continue
+                value = table.values[method][metric.name]
+                bounds = "" if math.isnan(value.low) else f"[{metric.text(value.low)}, {metric.text(value.high)}]"
+                line.append(Cell(value_text(metric, value), value.rank, bounds))
+        lines.append(line)
+    first = tables[0]
+    about = first.title if len(tables) == 1 else first.variant
+    notes = " ".join(dict.fromkeys(note for table in tables for note in table.notes))
+    return Table(
+        ("Method", *(heading(m) for table in tables for m in table.metrics)),
+        lines,
+        f"{registry.title(first.benchmark)}{about and f', {about}'} ({first.scorer}{_size(tables)}). {notes}".strip()
+        + footnotes(names),
+        groups=[] if len(tables) == 1 else [(_group_title(table, tables), len(table.metrics)) for table in tables],
+    )
+
+
+def _size(tables: Sequence[Comparison]) -> str:
+    return f", n = {tables[0].n}" if len({table.n for table in tables}) == 1 else ""
+
+
+def _group_title(table: Comparison, tables: Sequence[Comparison]) -> str:
+    return table.model if _size(tables) else f"{table.model} (n = {table.n})"
+
+
+def difference_tables(tables: Sequence[Comparison]) -> list[Table]:
+    """Build tables of the differences to the baseline, with the tests."""
+    found = []
+    for table in tables:
+        compared = {method: values for method, values in table.values.items() if method != table.baseline}
+        names = short_names(table.values)
+        if table.baseline is None or not compared:
+            continue
+        lines: list[list[Cell | str]] = []
+        for method, values in compared.items():
+            line: list[Cell | str] = [names[method]]
+            for metric in table.metrics:
+                test = values[metric.name].paired
+                if test is None or math.isnan(test.difference):
+                    line.append("–")
+                    continue
+                low, high = (signed(metric, x) for x in (test.low, test.high))
+                p = values[metric.name].p_holm
+                tested = "" if math.isnan(p) else f"\np {p_value(p)}{stars(p)}"
+                line.append(Cell(signed(metric, test.difference), small=f"[{low}, {high}]{tested}"))
+            lines.append(line)
+        found.append(
+            Table(
+                (f"minus {names[table.baseline]}", *(heading(m) for m in table.metrics)),
+                lines,
+                f"{registry.title(table.benchmark)}, {table.title}: difference to {table.baseline}; p corrected by Holm.",
+            )
+        )
+    return found
+
+
+def comparison_section(table: Comparison) -> Section:
+    """Build the section of one model and benchmark: a verdict and all tables."""
+    tables: list[Block] = [value_table([table]), *difference_tables([table])]
+    return Section(f"{table.benchmark} · {table.title}", [Text(verdict(table), kind="verdict"), *tables])
+
+
+def comparison_sections(tables: Sequence[Comparison]) -> list[Section]:
+    """Build a section per comparison; how to read the tables comes last, once."""
+    return [*map(comparison_section, tables), *([Section("How to read this", [Text(READING)])] if tables else [])]
+
+
+def document(tables: Sequence[Comparison]) -> Document:
+    """Build a document of comparisons."""
+    return Document("Comparison of decoding methods", "", comparison_sections(tables))
+
+
+def to_csv(tables: Sequence[Comparison]) -> str:
+    """Write one line per model, benchmark, method and metric, unrounded, on the scale of the printed tables."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    for table in tables:
+        about = (table.model, table.benchmark, table.scorer, table.variant, table.n)
+        for method, values in table.values.items():
+            for metric in table.metrics:
+                own = [plain_cell(str(text)) for text in (*about, method, metric.name, metric.better or "")]
+                value, scale = values[metric.name], metric.show
+                numbers = [_number(x * scale) for x in (value.value, value.low, value.high)]
+                writer.writerow([*own, *numbers, *_csv_test(table, value, scale), "", _number(value.std * scale)])
+                for seed, runs in table.by_seed.get(method, {}).items():
+                    line = [*own, _number(runs[metric.name] * scale)]
+                    writer.writerow([*line, *[""] * (len(CSV_COLUMNS) - len(line) - 2), seed, ""])
+    return out.getvalue()
+
+
+def _csv_test(table: Comparison, value: Value, scale: float) -> list[str]:
+    test = value.paired
+    if test is None:
+        return [""] * 9
+    differences = [_number(x * scale) for x in (test.difference, test.low, test.high)]
+    tests = (test.p_bootstrap, test.p_permutation, value.p, value.p_holm, test.level)
+    return [plain_cell(table.baseline or ""), *differences, *map(_number, tests)]
+
+
+def _number(value: float) -> str:
+    return "" if math.isnan(value) else repr(float(value))
+
+
+WRITERS: dict[str, Callable[[Sequence[Comparison]], str]] = {
+    ".md": lambda tables: to_markdown(document(tables)),
+    ".csv": to_csv,
+    ".tex": lambda tables: to_latex(document(tables)),
+    ".html": lambda tables: to_html(document(tables)),
+}

@@ -1,0 +1,282 @@
+"""A document of sections with text, tables, figures and commands, and its three forms: HTML page, markdown, LaTeX."""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+from revisit.explain.document import static_page
+from revisit.explain.files import disk_error, make_folder
+
+SUPERSCRIPT = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One entry of a table; `small` is printed below it, line by line."""
+
+    text: str
+    rank: int = 0  # 1 is printed bold, 2 underlined
+    small: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under headings. `groups` are (title, number of columns) above the headings, from the column `left` on."""
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[Cell | str]]
+    caption: str
+    groups: Sequence[tuple[str, int]] = ()
+    marked: frozenset[int] = frozenset()  # highlighted rows
+    folded: bool = False  # behind a click on the page: long and for reference
+    left: int = 1  # leading columns with words
+
+
+@dataclass(frozen=True)
+class Figure:
+    """An image in two formats, with alternative text."""
+
+    name: str
+    svg: str
+    png: bytes
+    caption: str
+    alt: str
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph, or a link if there is an address; `kind` is its style on the page."""
+
+    text: str
+    href: str = ""
+    kind: str = ""
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """The command and settings behind the preceding tables and figures."""
+
+    command: str
+    settings: str = ""
+
+
+Block: TypeAlias = "Table | Figure | Text | Provenance"
+
+
+@dataclass
+class Section:
+    """A heading and the blocks below it."""
+
+    title: str
+    blocks: list[Block] = field(default_factory=list)
+    level: int = 2
+
+
+@dataclass
+class Document:
+    """A whole report."""
+
+    title: str
+    lead: str
+    sections: list[Section]
+
+    def figures(self) -> list[Figure]:
+        """Return all figures, in order."""
+        return [block for section in self.sections for block in section.blocks if isinstance(block, Figure)]
+
+
+def anchor(title: str) -> str:
+    """Return a heading as a fragment of an address."""
+    return "".join(c if c.isalnum() else "-" for c in title.lower()).strip("-")
+
+
+# -- markdown ------------------------------------------------------------------------------------------------------
+
+
+def to_markdown(document: Document) -> str:
+    """Write a document as GitHub-flavored markdown; figures are linked below the folder `figures`."""
+    sections = map(section_markdown, document.sections)
+    return "\n\n".join(part for part in (f"# {document.title}", document.lead, *sections) if part) + "\n"
+
+
+def section_markdown(section: Section) -> str:
+    """Write a section as markdown."""
+    return "\n\n".join([f"{'#' * section.level} {section.title}", *map(_block_markdown, section.blocks)])
+
+
+def _block_markdown(block: Block) -> str:
+    if isinstance(block, Text):
+        return f"[{block.text}]({block.href})" if block.href else block.text
+    if isinstance(block, Provenance):
+        return f"Made by `{block.command}`" + (f" ({block.settings})" if block.settings else "") + "."
+    if isinstance(block, Figure):
+        return f"![{block.alt}](figures/{block.name}.svg)\n\n*{block.caption}*"
+    return table_markdown(block)
+
+
+def table_markdown(table: Table) -> str:
+    """Write a table as markdown, below its caption."""
+    heads = [
+        f"{group}: {head}" if group else head for group, head in zip(column_groups(table), table.heads, strict=True)
+    ]
+    rule = ["---"] * table.left + ["---:"] * (len(heads) - table.left)
+    rows = [[_cell_markdown(cell) for cell in row] for row in table.rows]
+    body = "\n".join("| " + " | ".join(line) + " |" for line in (heads, rule, *rows))
+    caption = table.caption.replace("*", "\\*")
+    return "\n\n".join(filter(None, (caption, body if rows else "")))
+
+
+def column_groups(table: Table) -> list[str]:
+    """Return the title of the group above each column, empty if there is none."""
+    groups = [""] * table.left + [title for title, count in table.groups for _ in range(count)]
+    return groups + [""] * (len(table.heads) - len(groups))
+
+
+def _cell_markdown(cell: Cell | str) -> str:
+    if isinstance(cell, str):
+        return _escape_markdown(cell)
+    text = _escape_markdown(cell.text)
+    text = {1: f"**{text}**", 2: f"<u>{text}</u>"}.get(cell.rank, text)
+    return f"{text} {_escape_markdown(cell.small)}" if cell.small else text
+
+
+def _escape_markdown(text: str) -> str:
+    return text.replace("|", "\\|").replace("*", "\\*").replace("\n", " ")
+
+
+# -- HTML ----------------------------------------------------------------------------------------------------------
+
+
+def to_html(document: Document) -> str:
+    """Write a document as one page that needs nothing else: style and figures are inside."""
+    e = html.escape
+    toc = "".join(f'<li><a href="#{anchor(s.title)}">{e(s.title)}</a></li>' for s in document.sections if s.level == 2)
+    lead = f'<p class="lead">{e(document.lead)}</p>' if document.lead else ""
+    body = [f"<h1>{e(document.title)}</h1>", lead, f"<nav><ol>{toc}</ol></nav>"]
+    for section in document.sections:
+        mark = f' id="{anchor(section.title)}"' if section.level == 2 else ""
+        body.append(f"<h{section.level}{mark}>{e(section.title)}</h{section.level}>")
+        body += map(_block_html, section.blocks)
+    return static_page(document.title, "\n".join(body), "report.css")
+
+
+def _block_html(block: Block) -> str:
+    e = html.escape
+    if isinstance(block, Text):
+        text = f'<a href="{e(block.href)}">{e(block.text)}</a>' if block.href else e(block.text)
+        return f'<p class="{block.kind}">{text}</p>' if block.kind else f"<p>{text}</p>"
+    if isinstance(block, Provenance):
+        settings = f" · {e(block.settings)}" if block.settings else ""
+        return f'<p class="made"><code>{e(block.command)}</code>{settings}</p>'
+    if isinstance(block, Figure):
+        data = base64.b64encode(block.svg.encode()).decode()
+        return (
+            f'<figure><img alt="{e(block.alt)}" src="data:image/svg+xml;base64,{data}">'
+            f"<figcaption>{e(block.caption)}</figcaption></figure>"
+        )
+    return _table_html(block)
+
+
+def _table_html(table: Table) -> str:
+    e = html.escape
+    groups = ""
+    if table.groups:
+        cells = "".join(
+            f'<th class="g" colspan="{count}" scope="colgroup">{e(title)}</th>' for title, count in table.groups
+        )
+        groups = f'<tr><th class="w" colspan="{table.left}"></th>{cells}</tr>'
+    heads = "".join(f'<th scope="col"{_word(number, table)}>{e(head)}</th>' for number, head in enumerate(table.heads))
+    rows = "".join(
+        f"<tr{' class=m' if number in table.marked else ''}>"
+        + "".join(f"<td{_word(place, table)}>{_cell_html(cell)}</td>" for place, cell in enumerate(row))
+        + "</tr>"
+        for number, row in enumerate(table.rows)
+    )
+    text = (
+        f'<div class="block"><p class="cap">{e(table.caption)}</p>'
+        f'<div class="scroll" tabindex="0"><table aria-label="{e(table.caption)}"><thead>{groups}<tr>{heads}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div></div>"
+    )
+    return f"<details><summary>{e(table.caption)}</summary>{text}</details>" if table.folded else text
+
+
+def _word(place: int, table: Table) -> str:
+    return ' class="w"' if place < table.left else ""
+
+
+def _cell_html(cell: Cell | str) -> str:
+    if isinstance(cell, str):
+        return html.escape(cell)
+    text = html.escape(cell.text)
+    text = {1: f"<b>{text}</b>", 2: f"<u>{text}</u>"}.get(cell.rank, text)
+    small = html.escape(cell.small).replace("\n", "<br>")
+    return text + (f"<small>{small}</small>" if small else "")
+
+
+# -- LaTeX ---------------------------------------------------------------------------------------------------------
+
+
+def to_latex(document: Document) -> str:
+    """Write the tables of a document with booktabs' rules: best in bold, second underlined."""
+    tables = [block for section in document.sections for block in section.blocks if isinstance(block, Table)]
+    return "% needs \\usepackage{booktabs}\n" + "\n\n".join(map(_table_latex, tables)) + "\n"
+
+
+def _table_latex(table: Table) -> str:
+    groups = " & ".join(rf"\multicolumn{{{count}}}{{c}}{{{_escape_latex(title)}}}" for title, count in table.groups)
+    heads = " & ".join(map(_escape_latex, table.heads))
+    rows = [" & ".join(map(_cell_latex, row)) + r" \\" for row in table.rows]
+    return "\n".join(
+        [
+            r"\begin{table}[t]",
+            r"\centering",
+            rf"\caption{{{_escape_latex(table.caption)}}}",
+            rf"\begin{{tabular}}{{{'l' * table.left}{'r' * (len(table.heads) - table.left)}}}",
+            r"\toprule",
+            *([f"{'& ' * table.left}{groups} \\\\"] if groups else []),
+            rf"{heads} \\",
+            r"\midrule",
+            *rows,
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+        ]
+    )
+
+
+def _cell_latex(cell: Cell | str) -> str:
+    if isinstance(cell, str):
+        return _escape_latex(cell)
+    text = _escape_latex(cell.text)
+    text = {1: rf"\textbf{{{text}}}", 2: rf"\underline{{{text}}}"}.get(cell.rank, text)
+    small = _escape_latex(cell.small.replace("\n", ", "))
+    return rf"{text} {{\footnotesize {small}}}" if small else text
+
+
+def _escape_latex(text: str) -> str:
+    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    special |= {mark: f"$^{digit}$" for digit, mark in zip("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹", strict=True)}
+    special |= {"↑": r"$\uparrow$", "↓": r"$\downarrow$", "±": r"$\pm$", "−": "$-$", "α": r"$\alpha$", "×": r"$\times$"}
+    return "".join(special.get(c, "\\" + c if c in "&%$#_{}" else c) for c in text)
+
+
+def write(document: Document, folder: Path) -> list[Path]:
+    """Write report.html, report.md and the figures as SVG and PNG; return the files, the page first."""
+    page, text = folder / "report.html", folder / "report.md"
+    written = [page, text]
+    try:
+        page.write_text(to_html(document), encoding="utf-8")
+        text.write_text(to_markdown(document), encoding="utf-8")
+        for figure in document.figures():
+            place = make_folder(folder / "figures")
+            (place / f"{figure.name}.svg").write_text(figure.svg, encoding="utf-8")
+            (place / f"{figure.name}.png").write_bytes(figure.png)
+            written += [place / f"{figure.name}.svg", place / f"{figure.name}.png"]
+    except OSError as error:
+        raise disk_error(error, folder) from error
+    return written

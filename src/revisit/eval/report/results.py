@@ -1,0 +1,48 @@
+"""`results.json`: everything that was measured in an output folder, for other programs. Nothing here reads it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from revisit.eval.log import Log
+from revisit.explain.files import write_json
+
+FILE = "results.json"
+
+
+def write_results(folder: Path, logs: Sequence[Log]) -> Path:
+    """Write the results of all logs of a folder; return the file."""
+    path = folder / FILE
+    write_json(path, {"logs": [entry(log) for log in logs]})
+    return path
+
+
+def entry(log: Log) -> dict[str, Any]:
+    """Return one log as plain data: its spec, its request, and its numbers on the scale of the printed tables."""
+    found: dict[str, Any] = {
+        "log": log.path.name,
+        "complete": log.scores is not None,
+        **log.spec.model_dump(mode="json"),
+        "answers": log.answered,
+        "request": log.request.model_dump(mode="json"),
+        "totals": log.totals(),
+    }
+    if log.scores is None:
+        return found
+    metrics = {}
+    for name, metric in log.scores.shown.items():
+        value, low, high = (None if math.isnan(x) else x for x in log.scores.value(name))
+        kind = log.scores.intervals[name]
+        metrics[name] = {
+            "value": value,
+            "low": low,
+            "high": high,
+            "interval": kind.kind if kind else None,
+            "better": metric.better,
+            "n": len(log.scores.items),
+        }
+    counts = {name: None if math.isnan(n) else n for name, n in log.scores.counts.items()}
+    return {**found, "headline": log.scores.headline, "metrics": metrics, "counts": counts, "notes": log.scores.notes}

@@ -1,0 +1,340 @@
+"""Runs an evaluation: asks every item once, stores every answer immediately, scores each log when it is complete.
+
+A resumed run equals an uninterrupted one: batches are cut from the complete list of items, whatever is stored; a batch with a missing
+answer is decoded again as a whole, and only what is missing is added; every item has its own seed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from revisit.decoding.method import Method
+from revisit.decoding.settings import Decoding
+from revisit.errors import RevisitError
+from revisit.eval.benchmarks.base import Benchmark, Item
+from revisit.eval.benchmarks.io import data
+from revisit.eval.config import EvalConfig
+from revisit.eval.controls import CONTROLS, control_label, controlled
+from revisit.eval.engines.base import BadImage, Engine, open_engine
+from revisit.eval.log import Answer, Log, Skipped, check_layout, item_hash, new_request, read_logs
+from revisit.eval.report.results import write_results
+from revisit.eval.spec import Spec, benchmark_label, label
+from revisit.explain.files import below, file_digest, make_folder
+
+
+class Reporter:
+    """Receives the progress of a run; this one shows nothing."""
+
+    def plan(self, work: Sequence[Planned]) -> None:
+        """Take the list of what follows, each with a `start` of its own."""
+
+    def start(self, title: str, total: int, done: int) -> None:
+        """Begin a piece of work of `total` steps, of which `done` are done already."""
+
+    def advance(self, count: int) -> None:
+        """Count further steps."""
+
+    def note(self, text: str) -> None:
+        """Show a sentence to the reader."""
+
+
+class Planned(NamedTuple):
+    """How much work one combination of model, method, benchmark and seed is."""
+
+    model: str
+    method: str
+    benchmark: str
+    seed: int
+    items: int
+    stored: int  # answers of an earlier run
+    seconds: float | None  # per answer, in that run
+
+    @property
+    def missing(self) -> int:
+        """The answers that have to be generated."""
+        return self.items - self.stored
+
+
+@dataclass(frozen=True)
+class Questions:
+    """The items of one benchmark: those that can be asked, with their hashes, and those whose image cannot be read."""
+
+    benchmark: Benchmark
+    folder: Path
+    items: list[Item]
+    bad: dict[str, BadImage]
+
+    @property
+    def total(self) -> int:
+        """The number of items, readable or not."""
+        return len(self.items) + len(self.bad)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What one log needs: an engine, a method, and the items of a benchmark."""
+
+    log: Log
+    engine: Engine
+    method: Method
+    questions: Questions
+    decoding: Decoding
+    seed: int
+
+
+def evaluate(
+    model: Any = "tiny",
+    benchmark: Any = ("chair", "pope"),
+    *,
+    method: Any = ("greedy", "revisit"),
+    data: Any = None,
+    limit: int | None = None,
+    out: str | Path = "results",
+    reporter: Reporter | None = None,
+    **options: Any,
+) -> list[Log]:
+    """Evaluate methods on benchmarks. A stopped evaluation resumes when it is called again.
+
+    Args:
+        model: A name, several, or the pair (model, processor) of `revisit.load`.
+        benchmark: A name, several, or benchmark objects; with options, `"pope:parser=vcd"`.
+        method: A name, several, or method objects; with settings, `"revisit:alpha=0.01"`.
+        data: The folder with the benchmarks' files, a mapping of benchmark to folder, `"download"`, or `"scenes:SPLIT:NUMBER:SEED"`.
+        limit: Ask only the first items of each benchmark.
+        out: The folder for logs and results.
+        reporter: Shows the progress.
+        **options: As for `revisit eval`, with underscores: `batch_size`, `max_new_tokens`, `sample`, `seeds`, `dtype`, …
+
+    Returns:
+        One log per model, benchmark, method and seed, each with its scores.
+
+    Raises:
+        RevisitError: An option is wrong; or, after everything else was stored, images could not be read and `skip_bad_images` is off.
+    """
+    path = str(data) if isinstance(data, Path) else data
+    config = EvalConfig(
+        model=model, benchmark=benchmark, method=method, data=path, limit=limit, out=str(out), **options
+    )
+    return run(config, reporter)
+
+
+def run(
+    config: EvalConfig, reporter: Reporter | None = None, engine_for: Callable[[Any], Engine] | None = None
+) -> list[Log]:
+    """Answer and score everything that a configuration asks for and that is not stored; return the logs.
+
+    Args:
+        config: What to run.
+        reporter: Shows the progress.
+        engine_for: Opens the engine of a model; by default the configured one.
+    """
+    reporter = reporter or Reporter()
+    engine_for = engine_for or (lambda model: open_engine(config.engine, model, **config.engine_options))
+    config.check()
+    check_files(config)
+    out = Path(config.out)
+    check_layout(out)
+    checksums: dict[Path, str | BadImage] = {}  # each image is read once per run
+    questions = [read_questions(benchmark, config, checksums, reporter) for benchmark in config.benchmarks]
+    reporter.plan(planned(config, {benchmark_label(asked.benchmark): asked.total for asked in questions}))
+    make_folder(out)
+    logs: list[Log] = []
+    with ExitStack() as stack:
+        engines = {name: engine_for(model) for name, model in config.models.items()}
+        for engine in engines.values():
+            stack.callback(engine.close)
+        tasks = [task for name, engine in engines.items() for task in _tasks(config, name, engine, questions, stack)]
+        for number, task in enumerate(tasks):
+            answer(task, config, reporter)
+            task.log.close()
+            logs.append(task.log)
+            if number + 1 < len(tasks) and tasks[number + 1].engine is not task.engine:
+                task.engine.close()  # makes room for the next model
+    write_results(out, read_logs(out))
+    _check_images(logs, config)
+    return logs
+
+
+def _tasks(
+    config: EvalConfig, name: str, engine: Engine, questions: Sequence[Questions], stack: ExitStack
+) -> list[Task]:
+    """Open a log for every benchmark, method and seed of one model; all of them are on disk before the first answer."""
+    about, tasks = engine.about(), []
+    for asked in questions:
+        decoding = config.decoding_for(asked.benchmark)
+        batching = engine.batching(config.batch_size, asked.items)
+        for method, control in _rows(config, name):
+            given = replace(asked, items=controlled(asked.items, control)) if control else asked
+            for seed in config.all_seeds:
+                spec = Spec.of(about, method, asked.benchmark, decoding, seed, batching, control)
+                log = Log.open(Path(config.out), spec)
+                stack.callback(log.close)
+                log.begin(_request(config, asked, asked.bad))
+                tasks.append(Task(log, engine, method, given, decoding, seed))
+    return tasks
+
+
+def _rows(config: EvalConfig, model: str) -> list[tuple[Method, str]]:
+    """Return the methods for a model, and after them plain decoding under each control."""
+    methods = config.methods_for(model)
+    greedy = next((method for method in methods if method.name == "greedy"), None)
+    controls = [(greedy, control) for control in CONTROLS] if config.controls and greedy else []
+    return [*((method, "") for method in methods), *controls]
+
+
+def _request(config: EvalConfig, asked: Questions, bad: Mapping[str, BadImage]) -> Any:
+    name = asked.benchmark.name
+    return new_request(
+        {item.id: item.hash for item in asked.items},
+        asked.total,
+        data=str(asked.folder),
+        limit=config.limit_of(name),
+        batch_size=config.batch_size,
+        skip_bad_images=config.skip_bad_images,
+        skipped=tuple(Skipped(id=i, image=str(b.path), reason=b.reason) for i, b in sorted(bad.items())),
+    )
+
+
+def answer(task: Task, config: EvalConfig, reporter: Reporter) -> None:
+    """Generate what a log lacks, then score it."""
+    log, asked = task.log, task.questions
+    if log.damaged:
+        reporter.note(f"{log.path}: skipped {log.damaged} damaged lines; answers that are missing are generated again.")
+    missing = {item.id for item in log.missing(asked.items)}
+    reporter.start(log.title, len(asked.items), len(asked.items) - len(missing))
+    bad = dict(asked.bad)
+    batches = [batch for batch in _batches(asked.items, config.batch_size) if any(item.id in missing for item in batch)]
+    if batches:
+        images = {item.id: tuple(_relative(path, asked.folder) for path in item.images) for item in asked.items}
+        for found in task.engine.stream(task.method, task.decoding, task.seed, batches):
+            bad |= {entry.id: entry for entry in found if isinstance(entry, BadImage)}
+            answers = [entry for entry in found if isinstance(entry, Answer)]
+            reporter.advance(log.append(a.model_copy(update={"images": images[a.id]}) for a in answers))
+    if len(bad) > len(asked.bad):  # some files exist but are not images
+        log.begin(_request(config, asked, bad))
+    kept = [item for item in asked.items if (item.id, item.hash) in log.answers]
+    if (bad and not config.skip_bad_images) or not kept:
+        reporter.note(f"{log.title}: {len(bad)} unreadable images, not scored")
+        return
+    log.score(asked.benchmark, kept)
+
+
+def _batches(items: Sequence[Item], size: int) -> list[list[Item]]:
+    """Cut all items into batches of similar prompt length, longest first, so that a run that lacks memory fails early."""
+    # Images make a prompt longer than its text. The sort is stable, so ties keep the benchmark's order.
+    ordered = sorted(items, key=lambda item: -(len(item.prompt) + 1000 * len(item.images)))
+    return [ordered[start : start + size] for start in range(0, len(ordered), size)]
+
+
+def _relative(path: Path, folder: Path) -> str:
+    return below(folder, path).relative_to(below(folder, "x").parent).as_posix()
+
+
+def _check_images(logs: Sequence[Log], config: EvalConfig) -> None:
+    """Raise RevisitError if logs could not be scored because of unreadable images."""
+    unread = {s.image: s.reason for log in logs if log.scores is None for s in log.request.skipped}
+    if not unread:
+        return
+    listed = "; ".join(f"{path} ({reason})" for path, reason in list(unread.items())[:5])
+    more = f" and {len(unread) - 5} more" if len(unread) > 5 else ""
+    skip = "" if config.skip_bad_images else ", or add --skip-bad-images to score without those items"
+    raise RevisitError(
+        f"{len(unread)} image{'s' * (len(unread) > 1)} could not be read: {listed}{more}. All other answers are stored. "
+        f"Fix the files and rerun the command{skip}."
+    )
+
+
+# -- items ----------------------------------------------------------------------------------------------------------
+
+
+def check_files(config: EvalConfig) -> None:
+    """Raise RevisitError if a benchmark's file is missing, before an output folder is created."""
+    for benchmark in config.benchmarks:
+        benchmark.files(config.folders[benchmark.name])
+
+
+def first_items(benchmark: Benchmark, config: EvalConfig) -> list[Item]:
+    """Return the first items of a benchmark, as many as are asked for."""
+    folder = config.folders[benchmark.name]
+    items = benchmark.load(folder)[: config.limit_of(benchmark.name)]
+    if not items:
+        raise RevisitError(f"Benchmark {benchmark.name!r} has no items in {folder}.")
+    return items
+
+
+def read_questions(
+    benchmark: Benchmark, config: EvalConfig, checksums: dict[Path, str | BadImage], reporter: Reporter
+) -> Questions:
+    """Read the first items of a benchmark and hash their images; items whose image cannot be read are set apart."""
+    folder, items = config.folders[benchmark.name], first_items(benchmark, config)
+    fetched = data.fetched_items(folder)
+    if fetched is not None and fetched < len(items):
+        raise RevisitError(
+            f"{folder} was downloaded with --limit {fetched} and has no images for other "
+            f"items: use --limit {fetched}, or download everything to a new folder with `revisit data get {benchmark.name} DIR`."
+        )
+    if repeated := [id for id, count in Counter(item.id for item in items).items() if count > 1]:
+        raise RevisitError(f"Benchmark {benchmark.name!r} has two items with the id {repeated[0]!r} in {folder}.")
+    reporter.note(f"{benchmark.name}: {len(items)} items from {folder}")
+    new = [path for path in dict.fromkeys(path for item in items for path in item.images) if path not in checksums]
+    with ThreadPoolExecutor(4) as pool:
+        checksums.update(zip(new, pool.map(lambda path: _checksum(path, folder), new), strict=True))
+    ready, bad = [], {}
+    for item in items:
+        sums = [checksums[path] for path in item.images]
+        unread = next((found for found in sums if isinstance(found, BadImage)), None)
+        if unread is not None:
+            bad[item.id] = unread
+        else:
+            ready.append(replace(item, hash=item_hash(item.prompt, [str(found) for found in sums])))
+    return Questions(benchmark, folder, ready, bad)
+
+
+def _checksum(path: Path, folder: Path) -> str | BadImage:
+    """Hash an image, which must be a regular file below the data folder."""
+    try:
+        return file_digest(below(folder, path))
+    except OSError as error:
+        return BadImage(path, error.strerror or str(error))
+    except RevisitError:
+        return BadImage(path, f"it is outside {folder}")
+
+
+# -- plans ----------------------------------------------------------------------------------------------------------
+
+
+def planned(config: EvalConfig, totals: Mapping[str, int] | None = None) -> list[Planned]:
+    """Return what a configuration asks for, and how much of it is stored; nothing is written, and no model is opened.
+
+    Args:
+        config: What to run.
+        totals: Items by the label of their benchmark, if they are known already.
+    """
+    totals = totals or {benchmark_label(b): len(first_items(b, config)) for b in config.benchmarks}
+    try:
+        stored = {_names(log.spec): log for log in read_logs(Path(config.out))}
+    except RevisitError:  # nothing was run, or the run reports what is wrong
+        stored = {}
+    found = []
+    for name in config.models:
+        for benchmark in config.benchmarks:
+            items, decoding = totals[benchmark_label(benchmark)], dict(config.decoding_for(benchmark))
+            for method, control in _rows(config, name):
+                for seed in config.all_seeds:
+                    names = (name, control_label(label(method), control), benchmark_label(benchmark), seed)
+                    log = stored.get((*names, str(decoding)))
+                    answers = {a.id: a.seconds for a in log.answers.values()} if log else {}
+                    seconds = fmean(answers.values()) if any(answers.values()) else None
+                    found.append(Planned(*names, items, min(len(answers), items), seconds))
+    return found
+
+
+def _names(spec: Spec) -> tuple[str, str, str, int, str]:
+    return spec.model, spec.method, spec.benchmark, spec.seed, str(spec.decoding)

@@ -1,0 +1,231 @@
+"""What identifies an evaluation: everything that could change an answer and is not in the item itself.
+
+An answer may be used again only while its spec is the same. Methods from outside this package have no version, so the hashes of their
+source files count instead.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache, cached_property
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict
+
+import revisit
+from revisit.decoding.method import Method, value_text
+from revisit.decoding.settings import Decoding
+from revisit.errors import RevisitError
+from revisit.eval.benchmarks.base import Benchmark
+from revisit.eval.controls import control_label
+from revisit.explain.files import digest, file_digest
+
+if TYPE_CHECKING:
+    from revisit.models.types import Model
+
+# Files of a model folder that cannot change an answer.
+_IGNORED = {".md", ".txt", ".png", ".jpg", ".gitattributes", ".log", ".jsonl", ".csv", ".bin", ".pt", ".pth", ".h5"}
+_KEPT_TEXT = {"merges.txt", "vocab.txt"}  # tokenizers; the other .txt files are notes
+_PACKAGE = Path(revisit.__file__).resolve().parent
+_REPORTED = ("torch", "transformers", "tokenizers", "numpy", "pillow", "scipy", "statsmodels", "nltk", "datasets")
+
+
+class Spec(BaseModel):
+    """The identity of the answers in one log; any difference is another log."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str  # name: folder or Hub id
+    fingerprint: str  # SHA-256 of the model's files, or of the weights of a loaded model
+    device: str  # kind of device, as torch names it, such as "cuda"
+    dtype: str  # as torch names it, such as "bfloat16"
+    method: str  # name with every setting that is not its default
+    method_name: str
+    settings: dict[str, Any]  # of the method
+    code: dict[str, str]  # source files of a method from outside this package, and their SHA-256
+    benchmark: str  # name with every option that is not its default
+    benchmark_name: str
+    options: dict[str, Any]  # of the benchmark
+    scorer: str  # version of the scoring rule
+    decoding: dict[str, Any]  # length, sampling, beams
+    seed: int  # of sampling; 0 without sampling
+    engine: str
+    libraries: dict[str, str | None]  # this package and those between the prompt and the text
+    batching: dict[str, Any] | None  # what the answers depend on beside their item; None: nothing
+    control: str = ""  # what the model gets in place of an item's image; empty: the image
+
+    @cached_property
+    def key(self) -> str:
+        """The SHA-256 of all fields."""
+        return digest(self.model_dump(mode="json"))
+
+    @classmethod
+    def of(
+        cls,
+        about: Mapping[str, Any],
+        method: Method,
+        benchmark: Benchmark,
+        decoding: Decoding,
+        seed: int = 0,
+        batching: dict[str, Any] | None = None,
+        control: str = "",
+    ) -> Spec:
+        """Return the spec of a method and benchmark on an engine, which `about` describes."""
+        return cls(
+            **about,
+            method=control_label(label(method), control),
+            method_name=method.name,
+            settings=method.settings(),
+            code=foreign_code(method),
+            benchmark=benchmark_label(benchmark),
+            benchmark_name=benchmark.name,
+            options=benchmark.options(),
+            scorer=benchmark.version,
+            decoding=dict(decoding),
+            seed=seed if decoding.temperature is not None else 0,
+            batching=batching,
+            control=control,
+        )
+
+
+def label(method: Method) -> str:
+    """Return the method's name with every setting that is not its default, as tables print it."""
+    return _label(method.name, method.settings(), type(method)().settings())
+
+
+def benchmark_label(benchmark: Benchmark) -> str:
+    """Return the benchmark's name with every option that is not its default, such as `pope(suffix=one-word)`."""
+    return _label(benchmark.name, benchmark.options(), type(benchmark)().options())
+
+
+def _label(name: str, settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
+    own = [f"{key}={value_text(value)}" for key, value in settings.items() if defaults[key] != value]
+    return f"{name}({', '.join(own)})" if own else name
+
+
+# -- models and methods ---------------------------------------------------------------------------------------------
+
+
+def foreign_code(method: object) -> dict[str, str]:
+    """Return file name -> SHA-256 of the source of a method's classes outside this package, links of a chain included."""
+    found = {}
+    for cls in type(method).__mro__:
+        if cls is object or cls.__module__.startswith("revisit."):
+            break
+        with suppress(TypeError):  # a class typed into an interpreter has no file
+            if path := inspect.getsourcefile(cls):
+                found[Path(path).name] = file_digest(Path(path))
+    for link in getattr(method, "methods", ()):
+        found |= foreign_code(link)
+    return found
+
+
+def model_folder(name: str) -> Path:
+    """Return the folder with a model's files: itself, or the Hub snapshot in the local cache, downloaded if needed."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    if Path(name).is_dir():
+        return Path(name)
+    patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+    try:
+        return Path(snapshot_download(name, allow_patterns=patterns))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise RevisitError(
+            f"There is no model {name!r}: it is neither a local folder nor a reachable Hub id ({reason})."
+        ) from error
+
+
+def fingerprint(folder: Path) -> str:
+    """Return a hash of every file of a model folder that could change an answer.
+
+    The Hub's cache names the files it links to by their own hash, so those need not be read.
+    """
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        relative = path.relative_to(folder).as_posix()
+        if not path.is_file() or relative.startswith(".") or (path.suffix in _IGNORED and path.name not in _KEPT_TEXT):
+            continue
+        target = path.resolve()
+        hashed = target.parent.name == "blobs" and len(target.name) == 64
+        found[relative] = target.name if hashed else file_digest(path)
+    if not found:
+        raise RevisitError(f"{folder} contains no model files.")
+    return digest(found)
+
+
+def loaded_fingerprint(model: Model) -> str:
+    """Return a hash of the configuration and all weights of a loaded model, which may differ from any file."""
+    import hashlib
+
+    import torch
+
+    found = {}
+    for name, tensor in model.state_dict().items():
+        data = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+        found[name] = [list(tensor.shape), hashlib.sha256(data.tobytes()).hexdigest()]
+    return digest([model.config.to_dict(), found])
+
+
+# -- environment ----------------------------------------------------------------------------------------------------
+
+
+def version(distribution: str) -> str | None:
+    """Return the installed version of a distribution, or None; nothing is imported."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def libraries(*names: str) -> dict[str, str | None]:
+    """Return the versions of this package and of these distributions."""
+    return {"revisit": revisit.__version__, **{name: version(name) for name in names}}
+
+
+@cache
+def git_commit(package: Path = _PACKAGE) -> str | None:
+    """Return the commit this package runs from, with "+changes" if the tree differs from it; None outside a checkout.
+
+    A virtual environment may be inside another repository, so the package's own file must be tracked.
+    """
+    try:
+        _git(package, "ls-files", "--error-unmatch", "__init__.py")
+        commit = _git(package, "rev-parse", "HEAD")
+        return commit + ("+changes" if _git(package, "status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(package: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(package), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+
+def command_line() -> list[str]:
+    """Return the command of this process, as one would type it."""
+    program = Path(sys.argv[0]).name
+    return ["revisit" if program == "__main__.py" else program, *sys.argv[1:]]
+
+
+def environment() -> dict[str, Any]:
+    """Return the machine and the versions."""
+    return {
+        "revisit": revisit.__version__,
+        "git": git_commit(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "libraries": {name: found for name in _REPORTED if (found := version(name))},
+        "argv": command_line(),
+    }

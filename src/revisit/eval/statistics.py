@@ -1,0 +1,315 @@
+"""Intervals and paired tests for metrics that are ratios of sums over units, computed with scipy and statsmodels.
+
+Every benchmark metric here is sum(numerators) / sum(denominators) over units (items, or the groups the metric
+counts): a plain mean has denominators of one, CHAIR_I has hallucinated over all mentions, F1 has 2TP over
+2TP + FP + FN. One form, so one bootstrap and one permutation test serve them all.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from revisit.errors import RevisitError
+from revisit.eval.benchmarks import base
+
+Floats = NDArray[np.float64]
+Terms = Mapping[str, tuple[float, float]]  # unit -> (numerator, denominator)
+
+LEVEL = 0.95
+RESAMPLES = 4999  # so that (count + 1) / (RESAMPLES + 1) is a round number
+_BATCH_ELEMENTS = 1_000_000  # bounds the memory of resampling: at most this many indices at once
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A 95 % confidence interval and its kind (`wilson` or `bootstrap`); NaN if it is undefined."""
+
+    low: float
+    high: float
+    kind: str
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Method minus baseline on the same units: the difference, its bootstrap interval, and two-sided p-values."""
+
+    difference: float
+    low: float
+    high: float
+    p_bootstrap: float
+    p_permutation: float
+    units: int
+    level: float = LEVEL
+    draws: Floats | None = field(default=None, repr=False, compare=False)  # the bootstrap's differences
+
+    def at(self, level: float) -> Paired:
+        """Return the same with the interval at another level."""
+        if self.draws is None:
+            return replace(self, level=level)
+        low, high = _percentiles(self.draws, level)
+        return replace(self, low=low, high=high, level=level)
+
+
+def wilson(successes: float, trials: float) -> tuple[float, float]:
+    """Return the 95 % Wilson score interval of a proportion."""
+    if not 0 <= successes <= trials or trials <= 0:
+        raise RevisitError(f"A proportion needs 0 <= successes <= trials and trials > 0, not {successes} of {trials}.")
+    from statsmodels.stats.proportion import proportion_confint
+
+    low, high = proportion_confint(successes, trials, alpha=1 - LEVEL, method="wilson")
+    # At 0 or all successes the exact bound is 0 or 1; rounding may pass it by 1e-17.
+    return max(0.0, float(low)), min(1.0, float(high))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return Holm's step-down adjusted p-values, in the order given; undefined ones (NaN) are not part of the family."""
+    known = [p for p in p_values if not math.isnan(p)]
+    if not known:
+        return list(p_values)
+    from statsmodels.stats.multitest import multipletests
+
+    adjusted = iter(multipletests(known, method="holm")[1].tolist())
+    return [p if math.isnan(p) else float(next(adjusted)) for p in p_values]
+
+
+def holm_levels(p_values: Sequence[float]) -> list[float]:
+    """Return for each p-value the level of an interval that excludes zero exactly where Holm's correction rejects.
+
+    The k-th smallest of m p-values is tested at 0.05 / (m - k + 1) as long as all before it were rejected; from the first that
+    is not, all have that level. An undefined p-value is outside the family and keeps 95 %.
+    """
+    order = sorted((p, place) for place, p in enumerate(p_values) if not math.isnan(p))
+    found, error = [LEVEL] * len(p_values), 1 - LEVEL
+    share, stopped = error, False
+    for rank, (p, place) in enumerate(order):
+        if not stopped:
+            share = error / (len(order) - rank)
+            stopped = p > share
+        found[place] = 1 - share
+    return found
+
+
+def ratio(numerators: Floats, denominators: Floats) -> Any:
+    """Divide two arrays of sums; NaN where the denominator is zero."""
+    return np.divide(
+        numerators, denominators, out=np.full(np.shape(numerators), np.nan), where=np.asarray(denominators) != 0
+    )
+
+
+def strata(name: str, value: float, per_item: Mapping[str, Terms]) -> list[str]:
+    """Return the terms whose mean ratio a metric is: its own, or those of its sub-settings (`"coco_random/F1"`); else none."""
+    if name in per_item:
+        return [name]
+    parts = [part for part in per_item if part.endswith(f"/{name}")]
+    ratios = [base.ratio(per_item[part].values()) for part in parts]
+    if not parts or not math.isclose(sum(ratios) / len(ratios), value, rel_tol=1e-9):
+        return []
+    return parts
+
+
+def metric_interval(name: str, value: float, per_item: Mapping[str, Terms], full: float = 1.0) -> Interval | None:
+    """Return a metric's interval: from its own terms, or from those of its sub-settings if it is their plain mean."""
+    parts = strata(name, value, per_item)
+    if parts == [name]:
+        return interval(per_item[name], full=full)
+    return mean_interval([[per_item[part]] for part in parts]) if parts else None
+
+
+def interval(terms: Terms, resamples: int = RESAMPLES, full: float = 1.0) -> Interval:
+    """Return the interval of one metric: Wilson if it is a proportion, else the percentile bootstrap over units.
+
+    `full` is the metric's value for "all": 1, or 100 for a metric in percent.
+    """
+    numerators, denominators = _arrays([terms], list(terms))
+    if scale := _proportion_scale(numerators, denominators, full):
+        low, high = wilson(numerators.sum() / scale, denominators.sum())
+        return Interval(low * scale, high * scale, "wilson")
+    if len(terms) < 2:
+        return Interval(math.nan, math.nan, "bootstrap")
+    return mean_interval([[terms]], resamples)
+
+
+def mean_interval(strata: Sequence[Sequence[Terms]], resamples: int = RESAMPLES) -> Interval:
+    """Return the bootstrap interval of the mean of ratios over strata and, within a stratum, over runs of the same units.
+
+    Units are resampled within each stratum, a unit with its terms in all runs (sampling seeds) together: answers to one
+    question under several seeds are not independent.
+    """
+    total = np.zeros(resamples)
+    for number, runs in enumerate(strata):
+        array = _same_units(runs)  # (2 * runs, units)
+        if not array[len(runs) :].any(-1).all():
+            return Interval(math.nan, math.nan, "bootstrap")
+        total += _bootstrap(array, _mean_ratio, resamples, number)
+    low, high = _percentiles(total / len(strata), LEVEL)
+    return Interval(low, high, "bootstrap")
+
+
+def paired(baseline: Terms, method: Terms, resamples: int = RESAMPLES) -> Paired:
+    """Compare two methods on the same units; the order of the units does not matter, their names must agree."""
+    return paired_runs([[baseline]], [[method]], resamples)
+
+
+def paired_runs(
+    baseline: Sequence[Sequence[Terms]], method: Sequence[Sequence[Terms]], resamples: int = RESAMPLES
+) -> Paired:
+    """Compare means of ratios over strata and, within a stratum, over runs (sampling seeds) of the same units.
+
+    The bootstrap resamples the units of each stratum with both methods' terms in all runs together. The permutation test,
+    for one stratum only, swaps the two methods unit by unit, all runs of a unit at once (exactly enumerated for few units).
+    """
+    parts = [
+        np.stack([_same_units([b, m]) for b, m in zip(base_runs, method_runs, strict=True)])
+        for base_runs, method_runs in zip(baseline, method, strict=True)
+    ]  # each (runs, 4, units)
+    units = sum(part.shape[-1] for part in parts)
+    observed = float(np.mean([_mean_difference(part.sum(-1).reshape(-1)) for part in parts]))
+    if math.isnan(observed) or min(part.shape[-1] for part in parts) < 2:
+        return Paired(observed, math.nan, math.nan, math.nan, math.nan, units)
+    if all(np.array_equal(p[:, 0], p[:, 1]) and np.array_equal(p[:, 2], p[:, 3]) for p in parts):
+        return Paired(0.0, 0.0, 0.0, 1.0, 1.0 if len(parts) == 1 else math.nan, units)
+    draws = np.mean(
+        [
+            _bootstrap(part.reshape(-1, part.shape[-1]), _mean_difference, resamples, seed=number)
+            for number, part in enumerate(parts)
+        ],
+        axis=0,
+    )
+    low, high = _percentiles(draws, LEVEL)
+    known = draws[~np.isnan(draws)]
+    tail = int(min(np.count_nonzero(known <= 0), np.count_nonzero(known >= 0)))
+    p_bootstrap = min(1.0, 2 * (tail + 1) / (len(known) + 1))
+    p_permutation = _permutation(parts[0], resamples) if len(parts) == 1 else math.nan
+    return Paired(observed, low, high, p_bootstrap, p_permutation, units, draws=draws)
+
+
+def _same_units(runs: Sequence[Terms]) -> Floats:
+    """Stack the runs' numerators, then their denominators (2 * runs, units); raise RevisitError if the units differ."""
+    for terms in runs[1:]:
+        if odd := sorted(runs[0].keys() ^ terms.keys()):
+            raise RevisitError(
+                f"A paired test needs the same units on both sides; {len(odd)} are only on one side, such as {odd[0]!r}."
+            )
+    return _arrays(runs, sorted(runs[0]))
+
+
+def _arrays(tables: Sequence[Terms], units: Sequence[str]) -> Floats:
+    """Stack the tables' numerators, then their denominators (2 * tables, units)."""
+    values = np.array([[table[unit] for unit in units] for table in tables], dtype=np.float64)
+    values = values.reshape(len(tables), len(units), 2)  # keeps the last axis when there are no units
+    return np.concatenate([values[..., 0], values[..., 1]])
+
+
+def _proportion_scale(numerators: Floats, denominators: Floats, full: float) -> float:
+    """Return what a success is worth (1 or `full`) if the terms are successes out of trials of 0 or 1; 0 if they are not."""
+    if not np.isin(denominators, (0.0, 1.0)).all() or denominators.sum() == 0:
+        return 0.0
+    scale = float(numerators.max()) or full  # with no success at all the terms do not show what one is worth
+    if scale not in (1.0, full) or not np.isin(numerators, (0.0, scale)).all():
+        return 0.0
+    return scale if bool((numerators <= denominators * scale).all()) else 0.0
+
+
+def _difference(sums: Floats) -> Any:
+    """Return the method's ratio minus the baseline's, from sums (4, ...): both numerators, then both denominators."""
+    return ratio(sums[1], sums[3]) - ratio(sums[0], sums[2])
+
+
+def _mean_difference(sums: Floats) -> Any:
+    """Return the mean over runs of `_difference`, from sums (4 * runs, ...): four rows a run."""
+    runs = sums.reshape(-1, 4, *sums.shape[1:])
+    return np.mean([_difference(run) for run in runs], axis=0)
+
+
+def _mean_ratio(sums: Floats) -> Any:
+    """Return the mean over runs of a ratio, from sums (2 * runs, ...): the runs' numerators, then their denominators."""
+    half = len(sums) // 2
+    return np.mean(ratio(sums[:half], sums[half:]), axis=0)
+
+
+def _bootstrap(terms: Floats, statistic: Callable[[Floats], Any], resamples: int, seed: int) -> Floats:
+    """Return `statistic` of the terms' sums on `resamples` draws of units with replacement; `terms` is (rows, units)."""
+    from scipy.stats import DegenerateDataWarning, bootstrap
+
+    units = terms.shape[-1]
+    constant = [bool((row == row[0]).all()) for row in terms]  # its sum is the same in every draw
+
+    def on_draw(index: NDArray[np.int64], axis: int = -1) -> Any:
+        shape = index.shape[:-1]
+        return statistic(
+            np.stack(
+                [
+                    np.full(shape, row[0] * units) if same else row[index].sum(axis)
+                    for row, same in zip(terms, constant, strict=True)
+                ]
+            )
+        )
+
+    with warnings.catch_warnings():
+        # The denominator of a draw may be zero; `_percentiles` leaves its NaN out, and scipy's own interval is not used.
+        warnings.simplefilter("ignore", DegenerateDataWarning)
+        result = bootstrap(
+            (np.arange(units),),
+            on_draw,
+            n_resamples=resamples,
+            batch=max(1, _BATCH_ELEMENTS // units),
+            vectorized=True,
+            method="percentile",
+            rng=np.random.default_rng(seed),
+        )
+    return np.asarray(result.bootstrap_distribution, dtype=np.float64)
+
+
+def _permutation(terms: Floats, resamples: int) -> float:
+    """Return the two-sided p-value of swapping the methods unit by unit; `terms` is (runs, 4, units), a run as in `_difference`."""
+    from scipy.stats import permutation_test
+
+    units = terms.shape[-1]
+    differs = ((terms[:, 0] != terms[:, 1]) | (terms[:, 2] != terms[:, 3])).any(0)
+    fixed = terms[:, :, ~differs].sum(-1)  # (runs, 4): units whose terms agree are the same under every swap
+    changed = np.flatnonzero(differs)
+    if len(changed) == 1:  # both orders are equally likely: one unit decides nothing
+        return 1.0
+    # (2 * units,) for each run: the baseline's, then the method's
+    flat = [(run[:2].reshape(-1), run[2:].reshape(-1)) for run in terms]
+
+    def on_swap(first: NDArray[np.int64], second: NDArray[np.int64], axis: int = -1) -> Any:
+        differences = []
+        for (numerators, denominators), rest in zip(flat, fixed, strict=True):
+            sums = [numerators[first], numerators[second], denominators[first], denominators[second]]
+            differences.append(_difference(np.stack([s.sum(axis) + f for s, f in zip(sums, rest, strict=True)])))
+        return np.mean(differences, axis=0)
+
+    result = permutation_test(
+        (changed, changed + units),
+        on_swap,
+        permutation_type="samples",
+        vectorized=True,
+        n_resamples=resamples,
+        batch=max(1, _BATCH_ELEMENTS // len(changed)),
+        rng=np.random.default_rng(0),
+    )
+    null = np.asarray(result.null_distribution)
+    if not np.isnan(null).any():
+        return float(result.pvalue)
+    null = null[~np.isnan(null)]  # swaps that leave a denominator empty are left out
+    seen, extra = result.statistic, 0 if 2 ** len(changed) <= resamples else 1
+    near = 1e-14 * abs(seen)
+    tails = ((null <= seen + near).sum(), (null >= seen - near).sum())
+    return float(min(1.0, 2 * (min(tails) + extra) / (len(null) + extra)))
+
+
+def _percentiles(draws: Floats, level: float) -> tuple[float, float]:
+    """Return the central `level` of the draws; undefined draws (nothing in the denominator) are left out."""
+    draws = draws[~np.isnan(draws)]
+    if not len(draws):
+        return math.nan, math.nan
+    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)

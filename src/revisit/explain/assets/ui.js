@@ -1,0 +1,193 @@
+// The interactive page: choose, ask, watch the answers grow. The viewer does the showing.
+// Answers are streamed chat completions; the field `decoding` of each chunk has what the viewer shows.
+function base64(bytes) {
+  let text = "";
+  for (let i = 0; i < bytes.length; i += 32768) text += String.fromCharCode(...bytes.subarray(i, i + 32768));
+  return btoa(text);
+}
+
+async function dataUri(file) {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result);
+    reader.onerror = () => reject(new Error(`'${file.name}' cannot be read.`));
+    reader.readAsDataURL(file);
+  });
+}
+
+class Studio {
+  constructor(root, setup) {
+    this.setup = setup; this.image = null; this.viewer = null; this.running = null; this.settings = {};
+    this.key = this.takeKey();
+    this.file = make("input", { type: "file", accept: "image/*", id: "file", onchange: () => this.file.files[0] && this.upload(this.file.files[0]) });
+    this.drop = make("label", { class: "drop", for: "file" }, make("span", {}, "Drop an image here, paste one, or click to choose"), this.file);
+    this.prompt = make("textarea", { id: "prompt", rows: 2, "aria-label": "Question" });
+    this.prompt.value = setup.prompt;
+    this.length = make("input", { type: "number", id: "length", min: 1, max: setup.longest, value: Math.min(128, setup.longest) });
+    this.add = make("select", { "aria-label": "Add a method", onchange: () => { this.choose(this.add.value); this.add.value = ""; } },
+      make("option", { value: "" }, "Add a method…"), ...setup.methods.map((m) => make("option", { value: m.name }, `${m.name}: ${m.summary}`)));
+    this.go = make("button", { type: "button", class: "go", id: "go", disabled: true, onclick: () => this.start() }, "Ask");
+    this.stop = make("button", { type: "button", class: "quiet", id: "stop", hidden: true, onclick: () => this.halt("Stopped.") }, "Stop");
+    this.save = make("button", { type: "button", class: "quiet", id: "save", hidden: true, onclick: () => this.download() }, "Download the page");
+    this.sample = make("button", { type: "button", class: "quiet", id: "sample", onclick: () => this.upload(null) }, "Sample image");
+    this.samples = 0; // taken so far: the first is the demo's image
+    this.tell = make("p", { class: "tell", role: "status", "aria-live": "polite" }, "Choose an image to begin.");
+    this.chosen = make("div", { class: "methods" });
+    this.show = make("div", {});
+    root.append(make("div", { class: "ui" }, make("section", { class: "ask", "aria-label": "Ask" }, make("div", {}, this.drop, make("p", { class: "line", style: "margin-top:8px" }, this.sample)),
+      make("div", { class: "form" }, this.prompt, make("div", { class: "line" }, make("span", {}, `Model: ${setup.model}`), make("label", { for: "length" }, "At most", this.length, "tokens"), this.add),
+        this.chosen, make("div", { class: "line" }, this.go, this.stop, this.save), this.tell)), this.show));
+    for (const name of setup.start) this.choose(name);
+    for (const kind of ["dragover", "dragleave", "drop"]) document.addEventListener(kind, (event) => {
+      event.preventDefault();
+      this.drop.classList.toggle("over", kind === "dragover");
+      if (kind === "drop" && event.dataTransfer.files[0]) this.upload(event.dataTransfer.files[0]);
+    });
+    document.addEventListener("paste", (event) => { const file = [...event.clipboardData.files][0]; if (file) this.upload(file); });
+    this.prompt.addEventListener("keydown", (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.start(); });
+  }
+
+  takeKey() { // from the address, #key=…, which then forgets it; it lasts as long as the tab
+    const key = new URLSearchParams(window.location.hash.slice(1)).get("key");
+    if (key) {
+      window.sessionStorage.setItem("key", key);
+      window.history.replaceState(null, "", window.location.pathname);
+    }
+    return key || window.sessionStorage.getItem("key") || "";
+  }
+
+  async ask(path, options = {}) { // the server's answer, or an error with its sentence
+    const response = await fetch(path, { ...options, headers: { ...options.headers, ...(this.key ? { Authorization: `Bearer ${this.key}` } : {}) } });
+    if (response.ok) return response;
+    const body = await response.json().catch(() => ({}));
+    throw new Error((body.error && body.error.message) || `The server answered ${response.status}.`);
+  }
+
+  say(text, bad = false) { this.tell.textContent = text; this.tell.classList.toggle("bad", bad); }
+
+  async upload(file) {
+    this.say(file ? `Reading ${file.name || "the image"}…` : "Drawing a sample…");
+    try {
+      if (file && file.size * 4 / 3 > this.setup.bytes) throw new Error(`The file has ${(file.size / 1e6).toFixed(0)} MB; at most ${(this.setup.bytes * 0.75 / 1e6).toFixed(0)} MB are taken.`);
+      const image = file ? { src: await dataUri(file), objects: null } : await (await this.ask(`sample/${this.samples}`)).json();
+      const shown = make("img", { src: image.src, alt: "Your image" });
+      try { await shown.decode(); } catch (error) { throw new Error(`'${file ? file.name : "sample"}' is not an image that this browser can show.`); }
+      this.image = image;
+      if (!file) { this.samples += 1; this.sample.textContent = "Another sample"; }
+      this.drop.replaceChildren(shown, make("span", {}, `${shown.naturalWidth} × ${shown.naturalHeight}; drop another to change it`), this.file);
+      this.go.disabled = false;
+      this.say("Ready.");
+    } catch (error) { this.say(error.message, true); }
+    this.file.value = "";
+  }
+
+  choose(name) {
+    const method = this.setup.methods.find((m) => m.name === name);
+    if (!method || this.settings[name]) return;
+    if (Object.keys(this.settings).length >= 4) return this.say("At most four methods can be compared; remove one first.", true);
+    this.settings[name] = {};
+    const fields = method.settings.filter((f) => !f.slider).map((f) => {
+      const set = (value) => { this.settings[name][f.name] = String(value); this.again(); };
+      let input;
+      if (f.kind === "choice") input = make("select", { onchange: (e) => set(e.target.value) }, ...f.choices.map((c) => make("option", { value: c, selected: c === f.default }, c)));
+      else input = make("input", { type: "text", value: f.default, onchange: (e) => set(e.target.value) });
+      return make("label", {}, f.name, input);
+    });
+    const alpha = method.settings.find((f) => f.slider);
+    let slider = null;
+    if (alpha) {
+      const shown = make("output", {}, Number(alpha.default).toExponential(0));
+      const range = make("input", { type: "range", min: -6, max: 0, step: 0.25, value: Math.log10(Number(alpha.default)), "aria-label": `alpha of ${name}`, id: `alpha-${name}`,
+        oninput: () => { const value = 10 ** Number(range.value); shown.textContent = value.toExponential(1); this.settings[name].alpha = String(value); this.again(); } });
+      slider = make("div", { class: "alpha" }, "alpha", range, shown);
+    }
+    const card = make("div", { class: "method", "data-method": name }, make("div", { class: "line" }, make("b", {}, name),
+      make("button", { type: "button", class: "quiet", style: "margin-left:auto", "aria-label": `Remove ${name}`, onclick: () => { delete this.settings[name]; card.remove(); } }, "×")),
+      make("p", { class: "about" }, method.summary), slider, fields.length ? make("details", {}, make("summary", {}, "Settings"), make("div", { class: "fields" }, ...fields)) : null);
+    this.chosen.append(card);
+  }
+
+  again() { // a setting changed: ask again, shortly after the last change
+    if (!this.image || !this.viewer) return;
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.start(), 300);
+  }
+
+  halt(text) {
+    if (this.running) this.running.abort();
+    this.running = null;
+    this.stop.hidden = true; this.go.disabled = !this.image;
+    if (text) this.say(text);
+  }
+
+  async start() {
+    if (!this.image) return this.say("Choose an image first.", true);
+    if (!this.prompt.value.trim()) { this.prompt.focus(); return this.say("The question is empty; say what to ask.", true); }
+    const methods = Object.entries(this.settings);
+    if (!methods.length) return this.say("Choose at least one method.", true);
+    this.halt();
+    const control = (this.running = new AbortController());
+    this.stop.hidden = false; this.save.hidden = true;
+    this.say("Asking…");
+    try {
+      const image = this.image;
+      for (const [number, [method, settings]] of methods.entries()) { // one after the other, the image's patches once
+        await this.answer(number, image, { method, settings, record: number ? "steps" : "patches", objects: image.objects }, control);
+        if (this.running !== control) return;
+      }
+      this.halt("Done. Click a word to see where it came from.");
+      this.viewer.compare();
+      if (this.viewer.follow) this.viewer.first(); // open at the biggest change, unless the reader has chosen a step
+      this.save.hidden = false;
+    } catch (error) {
+      if (control.signal.aborted) return;
+      this.halt();
+      this.say(error.message, true);
+    }
+  }
+
+  async answer(number, image, decoding, control) { // one chat completion, streamed
+    const content = [{ type: "image_url", image_url: { url: image.src } }, { type: "text", text: this.prompt.value }];
+    const body = { model: this.setup.model, messages: [{ role: "user", content }], max_tokens: Number(this.length.value), stream: true, stream_options: { include_usage: true }, decoding };
+    const response = await this.ask("v1/chat/completions", { method: "POST", signal: control.signal, headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    for (let rest = ""; ;) {
+      const { value, done } = await reader.read();
+      if (done) throw new Error("The connection ended before the answer did.");
+      const events = (rest + value).split("\n\n");
+      rest = events.pop();
+      for (const event of events) {
+        if (this.running !== control || event === "data: [DONE]") return;
+        this.take(number, JSON.parse(event.slice("data: ".length)));
+      }
+    }
+  }
+
+  take(number, { error, decoding }) { // what a chunk adds to the viewer
+    if (error) throw new Error(error.message);
+    if (!decoding) return;
+    if (decoding.scene) {
+      if (this.viewer) this.viewer.dispose();
+      this.show.replaceChildren();
+      if (window.location.hash) window.history.replaceState(null, "", window.location.pathname); // the step of an earlier answer
+      this.viewer = new Viewer(this.show, { ...decoding.scene, answers: [] });
+    }
+    if (decoding.answer) {
+      this.viewer.addAnswer(decoding.answer);
+      this.say(`Answering with ${decoding.answer.name}…`);
+    }
+    if (decoding.step) this.viewer.addStep(number, decoding.step, decoding.map);
+    if (decoding.wrong) this.viewer.wrong(number, decoding.wrong);
+    if (decoding.words) Object.assign(this.viewer.data, decoding.words);
+  }
+
+  async download() { // this page with the answers in the place of its setup
+    const answers = this.viewer.data.answers.map(({ bytes: rows, ...answer }) => ({ ...answer, maps: base64(rows) }));
+    const data = JSON.stringify({ ...this.viewer.data, answers, prompt: this.prompt.value, model: this.setup.model });
+    const text = await (await this.ask("")).text();
+    const saved = text.replace(/(id="data">)[^<]*/, (all, tag) => tag + data.replace(/</g, "\\u003c"));
+    const link = make("a", { href: URL.createObjectURL(new Blob([saved], { type: "text/html" })), download: "revisit.html" });
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 60000);
+  }
+}

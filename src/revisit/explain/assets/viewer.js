@@ -1,0 +1,535 @@
+"use strict";
+// Shows a decode: an image with its patches, answers token by token, and the candidates of one step.
+// `new Viewer(root, data)` draws it; `addAnswer` and `addStep` let answers grow while they are decoded.
+
+
+function make(tag, attributes = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name === "class") node.className = value;
+    else if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else node.setAttribute(name, value === true ? "" : value);
+  }
+  node.append(...children.filter((child) => child !== null && child !== undefined));
+  return node;
+}
+
+function bytes(base64) {
+  const text = atob(base64);
+  const out = new Uint8Array(text.length);
+  for (let i = 0; i < text.length; i++) out[i] = text.charCodeAt(i);
+  return out;
+}
+
+// [start, end, word] of each content word of some steps, in lower case. The page defines FUNCTION_WORDS.
+function contentWords(steps) {
+  const text = steps.map(({ t }) => (SPECIAL.test(t) ? " ".repeat(t.length) : t)).join("");
+  return [...text.matchAll(/[\p{L}\p{N}]+(?:['’-][\p{L}\p{N}]+)*/gu)].map((found) => [found.index, found.index + found[0].length, found[0].toLowerCase()])
+    .filter(([, , word]) => /\p{L}/u.test(word) && !FUNCTION_WORDS.has(word));
+}
+
+const SPECIAL = /^\s*<.*>\s*$/; // a token such as </s>
+
+// The heat map is one ramp of luminance over the gray image, from 0 (disagrees) to 1 (agrees); base.css has the same colors in its legend.
+const DARK = [18, 20, 42, 0.4], BRIGHT = [255, 205, 60, 0.8];
+const heatColor = (t) => `rgba(${DARK.map((from, k) => (from + (BRIGHT[k] - from) * Math.max(0, Math.min(1, t))).toFixed(k < 3 ? 0 : 3))})`;
+
+function percent(p) {
+  if (p === null || p === undefined) return "–";
+  const v = 100 * p;
+  if (v > 0 && v < 0.01) return "<0.01";
+  return v >= 10 ? v.toFixed(1) : v.toFixed(2);
+}
+
+const visible = (text) => text.replace(/\n/g, "⏎") || "·";
+const number = (x) => (x === null || x === undefined ? "–" : Math.abs(x) < 0.001 && x !== 0 ? x.toExponential(1) : x.toFixed(3));
+
+// Images with a heat map and a highlighted patch; coordinates are pixels of the original image.
+class Stage {
+  constructor(root, images, grids) {
+    this.images = images; this.grids = grids; this.heat = true; this.lines = false; this.values = null; this.view = null;
+    this.frames = make("div", { class: "frames" });
+    this.parts = images.map((image, i) => {
+      const spot = make("div", { class: "spot", hidden: true });
+      const canvas = make("canvas", { "aria-hidden": "true" });
+      const marks = make("div", { class: "marks-on-image" });
+      const stage = make("div", { class: "stage" },
+        make("img", { src: image.src, alt: images.length > 1 ? `Image ${i + 1}` : "The image that was asked about" }), canvas, marks, spot);
+      stage.style.aspectRatio = `${image.w} / ${image.h}`;
+      this.frames.append(make("figure", { class: "frame" }, stage));
+      return { stage, canvas, marks, spot };
+    });
+    root.append(this.frames);
+    this.imageButton = make("button", { class: "quiet", type: "button", "aria-pressed": "false", title: "The image alone (o)", onclick: () => this.bare() }, "Image");
+    this.fit();
+    this.watch = new ResizeObserver(() => { this.fit(); this.draw(); });
+    this.watch.observe(this.frames);
+  }
+
+  bare() { // toggle everything drawn over the image
+    this.imageButton.setAttribute("aria-pressed", String(this.frames.classList.toggle("bare")));
+  }
+
+  fit() { // the largest size that neither the column nor the window cuts off
+    const narrow = window.innerWidth <= 760;
+    const high = narrow ? 0.2 * window.innerHeight : Math.max(220, window.innerHeight - 420) / Math.min(2, this.images.length);
+    this.images.forEach((image, i) => {
+      const wide = this.frames.clientWidth || 400;
+      this.parts[i].stage.style.width = `${Math.round(Math.min(wide, (high * image.w) / image.h))}px`;
+    });
+  }
+
+  locate(index) { // {grid, row, column} of a vision token, or null
+    for (const grid of this.grids) {
+      const offset = index - grid.first, across = grid.columns + grid.gap;
+      if (offset < 0 || offset >= grid.rows * across) continue;
+      const row = Math.floor(offset / across), column = offset % across;
+      return column < grid.columns ? { grid, row, column } : null;
+    }
+    return null;
+  }
+
+  at(image, event, view) { // the vision token under the pointer
+    const shown = this.parts[image].stage.getBoundingClientRect(), { w, h } = this.images[image];
+    const x = ((event.clientX - shown.left) / shown.width) * w, y = ((event.clientY - shown.top) / shown.height) * h;
+    for (const grid of this.grids) {
+      if (grid.image !== image || (view && grid.view !== view)) continue;
+      const column = grid.xs.findIndex(([a, b]) => x >= a && x < b), row = grid.ys.findIndex(([a, b]) => y >= a && y < b);
+      if (column >= 0 && row >= 0) return grid.first + row * (grid.columns + grid.gap) + column;
+    }
+    return null;
+  }
+
+  spot(token) { // "row 3, column 4", with the image and view where there are several
+    const place = this.locate(token);
+    if (!place) return null;
+    const many = this.images.length > 1 ? `image ${place.grid.image + 1}, ` : "", part = place.grid.view !== "image" ? `${place.grid.view}, ` : "";
+    return `${many}${part}row ${place.row + 1}, column ${place.column + 1}`;
+  }
+
+  box(image, x0, y0, x1, y1) {
+    const { w, h } = this.images[image];
+    const clip = (v, top) => Math.max(0, Math.min(top, v));
+    return [clip(x0, w) / w, clip(y0, h) / h, clip(x1, w) / w, clip(y1, h) / h];
+  }
+
+  point(index) { // highlight one vision token; returns its place
+    this.parts.forEach(({ spot }) => { spot.hidden = true; });
+    const place = index === null || index === undefined ? null : this.locate(index);
+    if (!place) return null;
+    const { grid } = place;
+    const spot = this.parts[grid.image].spot;
+    this.lay(spot, place);
+    spot.dataset.token = index;
+    spot.hidden = false;
+    return place;
+  }
+
+  lay(node, { grid, row, column }) { // put an element over one patch
+    const [a, b, c, d] = this.box(grid.image, grid.xs[column][0], grid.ys[row][0], grid.xs[column][1], grid.ys[row][1]);
+    Object.assign(node.style, { left: `${100 * a}%`, top: `${100 * b}%`, width: `${100 * (c - a)}%`, height: `${100 * (d - b)}%` });
+  }
+
+  outline(tokens, selected = 0) { // numbered frames from 2, because the highlighted patch is the first; those that the method selected are thicker
+    this.near = tokens; this.selected = selected;
+    this.parts.forEach(({ marks }) => marks.replaceChildren());
+    tokens.forEach((token, k) => this.frame(token, k < selected ? "near chosen" : "near", String(k + 2)));
+    if (this.ringed !== undefined && this.ringed !== null) this.frame(this.ringed, "ring", "");
+  }
+
+  ring(token) { // a dashed frame around the patch that was clicked
+    this.ringed = token;
+    this.outline(this.near || [], this.selected);
+  }
+
+  frame(token, kind, text) {
+    const place = this.locate(token);
+    if (!place) return;
+    const mark = make("div", { class: kind }, text);
+    this.lay(mark, place);
+    this.parts[place.grid.image].marks.append(mark);
+  }
+
+  paint(values, view) { // values: token -> 0..1, or null
+    this.values = values; this.view = view; this.draw();
+  }
+
+  draw() {
+    const ratio = window.devicePixelRatio || 1;
+    this.frames.classList.toggle("heated", Boolean(this.heat && this.values));
+    this.parts.forEach(({ stage, canvas }, image) => {
+      const w = Math.round(stage.clientWidth * ratio), h = Math.round(stage.clientHeight * ratio);
+      if (canvas.width !== w || canvas.height !== h) { canvas.width = w; canvas.height = h; }
+      const pen = canvas.getContext("2d");
+      pen.clearRect(0, 0, w, h);
+      for (const grid of this.grids) {
+        if (grid.image !== image || (this.view && grid.view !== this.view)) continue;
+        for (let r = 0; r < grid.rows; r++) for (let c = 0; c < grid.columns; c++) {
+          const [x0, y0, x1, y1] = this.box(image, grid.xs[c][0], grid.ys[r][0], grid.xs[c][1], grid.ys[r][1]);
+          if (x1 <= x0 || y1 <= y0) continue;
+          const left = Math.round(x0 * w), top = Math.round(y0 * h);
+          const rect = [left, top, Math.round(x1 * w) - left, Math.round(y1 * h) - top];
+          if (this.heat && this.values) {
+            const value = this.values(grid.first + r * (grid.columns + grid.gap) + c);
+            if (value !== null) { pen.fillStyle = heatColor(value); pen.fillRect(...rect); }
+          }
+          if (this.lines) {
+            pen.strokeStyle = "rgba(255,255,255,.55)"; pen.lineWidth = Math.max(1, ratio / 2);
+            pen.strokeRect(rect[0] + .5, rect[1] + .5, rect[2], rect[3]);
+          }
+        }
+      }
+    });
+  }
+}
+
+// What the marks mean; the style sheet hides those that the answers do not have.
+const LEGEND = [["changed", "changed by the method"], ["differs", "not in another answer"], ["wrong", "not in the image"]];
+const ACCOUNT = "At every step ReVisiT keeps the plausible next tokens, checks which of those words each image patch supports, selects the patch (or the few patches) that agrees most with the model, and multiplies the two distributions: words that the image does not support become less likely.";
+const KEYS = [["← →", "previous, next step"], ["↑ ↓", "other answer"], ["n p", "next, previous change"], ["Home End", "first, last step"],
+  ["h", "heat map"], ["g", "patch grid"], ["o", "image alone"], ["?", "this help"]];
+const TERMS = [["plausible tokens", "tokens at least alpha times as likely as the likeliest one; only they can be chosen"],
+  ["model, %", "the model's own probability, among the plausible tokens"], ["vision token, %", "the selected patch's distribution over the plausible tokens: its hidden state through the model's own head; the mean where several patches are selected"],
+  ["after, %", "the distribution that the next token is chosen from: model × vision token to the power of the weight, normalized"],
+  ["divergence", "how far a patch is from the model's distribution; the smallest is selected"],
+  ["weight", "how much the vision token counts at this step: 1 is the plain product, as in the paper, and 0 leaves the model unchanged"],
+  ["heat map", "the brighter a patch, the more it agrees with the model at this step; the scale is the same at all steps with the default divergence"],
+  ["frames", "the patches that agree most with the model, numbered from the best; a thick frame is selected by the method"],
+  ["shading", "the share of probability that the method moved at a step"]];
+
+class Viewer {
+  constructor(root, data) {
+    this.data = data; this.now = null; this.pinned = null; this.cards = []; this.patch = null;
+    const look = (this.look = make("section", { class: `look${data.images.length === 1 ? " single" : ""}`, "aria-label": "Image" }));
+    this.answersBox = make("div", { class: "answers" });
+    this.why = make("section", { class: "why", "aria-label": "Candidates at this step", tabindex: "0" });
+    this.table = make("div", { class: "sheet" }); // on a phone the candidates are folded under their heading
+    this.unfold = make("button", { type: "button", class: "quiet unfold", "aria-expanded": "false", onclick: () => this.fold(!this.why.classList.toggle("open")) }, "Candidates ▴");
+    this.stepTitle = make("h2");
+    this.why.append(make("div", { class: "handle" }, this.stepTitle, this.unfold), this.table);
+    this.said = make("p", { class: "sr", role: "status", "aria-live": "polite" });
+    this.help = this.makeHelp();
+    root.append(this.guide(), make("div", { class: "viewer" }, look, make("div", { class: "read" }, this.answersBox, this.said), this.why), this.help);
+    this.stage = new Stage(look, data.images, data.grids);
+    this.stage.parts.forEach(({ stage }, image) => stage.addEventListener("click", (event) => this.pick(image, event)));
+    this.heatButton = make("button", { class: "quiet", type: "button", "aria-pressed": "true", title: "Which patches agree with the model at this step (h)", onclick: () => this.toggle("heat") }, "Heat map");
+    this.gridButton = make("button", { class: "quiet", type: "button", "aria-pressed": "false", title: "The borders of the patches (g)", onclick: () => this.toggle("lines") }, "Patches");
+    const views = [...new Set(data.grids.map((grid) => grid.view))];
+    this.viewSelect = make("select", { class: "quiet", "aria-label": "Which tokens the heat map shows", onchange: () => this.show() },
+      make("option", { value: "" }, "view of the selected patch"), ...views.map((view) => make("option", { value: view }, view === "tile" ? "tiles" : view)));
+    this.viewSelect.hidden = views.length < 2;
+    this.where = make("p", { class: "where" });
+    this.patchCard = make("div", { class: "patch", hidden: true });
+    look.append(make("div", { class: "tools" }, this.heatButton, this.gridButton, this.stage.imageButton, this.viewSelect,
+      make("span", { class: "legend" }, "disagrees", make("i"), "agrees")), this.where, this.patchCard);
+    if (data.reason) look.append(make("p", { class: "note" }, `Patches are not available: ${data.reason}`));
+    data.answers.forEach((answer, i) => this.addCard(i));
+    this.compare();
+    this.life = new AbortController();
+    this.follow = true; // the newest token of the first answer is shown, until the reader picks one
+    document.addEventListener("keydown", (event) => this.key(event), { signal: this.life.signal });
+    window.addEventListener("hashchange", () => this.goToHash(), { signal: this.life.signal });
+    this.first();
+  }
+
+  dispose() { this.life.abort(); this.stage.watch.disconnect(); }
+
+  guide() { // one line: what is in the image, and the marks that occur
+    const { objects } = this.data;
+    return make("div", { class: "guide" },
+      objects ? make("p", { class: "shown" }, "In the image: ", make("b", {}, objects.join(", ") || "no known object"), ".") : null,
+      make("ul", { class: "marks" }, ...LEGEND.map(([kind, text]) => make("li", { class: kind }, make("span", { class: `mark ${kind}` }, "word"), ` ${text}`))),
+      make("button", { type: "button", class: "quiet", title: "Help (?)", onclick: () => this.help.showModal() }, make("span", { class: "wide" }, "How to read this "), "(?)"));
+  }
+
+  makeHelp() {
+    const close = make("button", { type: "button", class: "quiet", onclick: () => this.help.close() }, "Close ×");
+    const list = (pairs, tag) => make("dl", {}, ...pairs.flatMap(([name, text]) => [make("dt", {}, make(tag, {}, name)), make("dd", {}, text)]));
+    return make("dialog", { class: "help", "aria-label": "Help" }, make("div", { class: "bar-of-help" }, make("h2", {}, "How to read this page"), close), make("p", {}, ACCOUNT),
+      make("p", {}, "Point at a word to see its step, click to stay there. Click a patch of the image to see what it predicts and at which steps it was selected. The address contains the step, so you can link to it."),
+      list(TERMS, "b"), make("h2", {}, "Keys"), list(KEYS, "kbd"));
+  }
+
+  first() { // begin at the step in the address, else where the method mattered most
+    if (this.goToHash()) return;
+    let best = null, most = -1;
+    this.data.answers.forEach((answer, a) => answer.steps.forEach((step, s) => {
+      const weight = (step.was !== undefined ? 1 : 0) + (step.v || 0) + (step.i !== undefined ? 1e-6 : 0);
+      if (weight > most) { most = weight; best = [a, s]; }
+    }));
+    if (best) this.select(...best, true, false); else this.show();
+  }
+
+  goToHash() { // #step=14, or #answer=2&step=14
+    const named = new URLSearchParams(window.location.hash.slice(1)), step = Number(named.get("step")), answer = Number(named.get("answer") || 1);
+    const there = this.data.answers[answer - 1];
+    if (!Number.isInteger(step) || !there || !there.steps[step - 1]) return false;
+    if (!this.now || this.now[0] !== answer - 1 || this.now[1] !== step - 1) this.select(answer - 1, step - 1, true, false);
+    return true;
+  }
+
+  remember(i, s) { // the address of the step that is shown; not while an answer grows
+    if (this.follow && !this.data.prompt) return;
+    const address = `#${i ? `answer=${i + 1}&` : ""}step=${s + 1}`;
+    if (window.location.hash !== address) try { window.history.replaceState(null, "", address); } catch (error) { /* not allowed in a frame */ }
+  }
+
+  addAnswer(answer) { this.data.answers.push(answer); this.addCard(this.data.answers.length - 1); }
+
+  addCard(i) {
+    const answer = this.data.answers[i];
+    answer.bytes = answer.maps ? bytes(answer.maps) : new Uint8Array(0);
+    const facts = make("span", { class: "facts" });
+    const tokens = make("div", { class: "tokens", role: "group", "aria-label": `Answer of ${[answer.name, answer.settings].filter(Boolean).join(", ")}; arrow keys walk its tokens` });
+    const bars = make("div", { class: "bars", "aria-hidden": "true" }), strip = make("div", { class: "strip" }, bars, make("p", {}, "Shading and bars: share of probability moved"));
+    const changes = make("ol", { class: "changes", "aria-label": "Where the best token changed" });
+    const card = make("article", { class: "answer" }, make("header", {}, make("h2", {}, answer.name), answer.settings ? make("span", { class: "settings", title: "Settings that are not the method's defaults" }, answer.settings) : null, facts), tokens, strip, changes);
+    this.answersBox.append(card);
+    this.cards[i] = { card, facts, tokens, strip, changes, buttons: [], bars: [] };
+    bars.addEventListener("click", (event) => {
+      const at = this.cards[i].bars.indexOf(event.target);
+      if (at >= 0) this.select(i, at, true);
+    });
+    answer.steps.forEach((_, s) => this.addToken(i, s));
+    this.count(i);
+  }
+
+  addToken(i, s) {
+    const step = this.data.answers[i].steps[s], card = this.cards[i];
+    const changed = step.was !== undefined;
+    const special = SPECIAL.test(step.t);
+    const told = [`step ${s + 1}`, changed ? `instead of “${step.was.trim()}”` : "", step.v > 0.0005 ? `${percent(step.v)} % of probability moved` : "",
+      step.w ? "not in the image" : ""].filter(Boolean).join(", ");
+    const button = make("button", {
+      type: "button", class: `tok${changed ? " changed" : ""}${step.w ? " wrong" : ""}${special ? " special" : ""}`,
+      "aria-pressed": "false", tabindex: "-1", title: told, "aria-label": `${step.t.trim() || "blank"}, ${told}`,
+      onclick: () => { this.follow = false; this.select(i, s, true); }, onmouseenter: () => this.select(i, s, false),
+      onmouseleave: () => { if (this.pinned) this.select(...this.pinned, false); },
+      onfocus: () => this.select(i, s, true, false),
+    }, step.t.trim() || (step.t.includes("\n") ? "⏎" : step.t ? "␣" : "·"));
+    button.style.setProperty("--shift", (step.v || 0).toFixed(3));
+    // Blanks stand between the buttons, so that lines break where the text would.
+    const lead = /^\s*/.exec(step.t)[0], breaks = (step.t.match(/\n/g) || []).length;
+    card.tokens.append(lead && step.t.trim() ? lead.replace(/\n/g, "") || " " : "", button, ...Array.from({ length: breaks }, () => make("br")));
+    card.buttons.push(button);
+    const bar = make("i", { class: changed ? "changed" : "", title: `step ${s + 1}: ${step.t.trim()}` });
+    bar.style.setProperty("--shift", (step.v || 0).toFixed(3));
+    card.strip.firstChild.append(bar);
+    card.bars.push(bar);
+    if (changed) card.changes.append(make("li", {}, make("button", { type: "button", onclick: () => this.select(i, s, true) },
+      make("span", { class: "n" }, String(s + 1)), " ", visible(step.t.trim()), " ", make("s", {}, visible(step.was.trim())))));
+    return button;
+  }
+
+  count(i) {
+    const { steps } = this.data.answers[i], card = this.cards[i];
+    const changed = steps.filter((step) => step.was !== undefined).length;
+    const detailed = steps.some((step) => step.c && step.c.some((entry) => entry[2] !== null));
+    card.facts.textContent = `${steps.length} token${steps.length === 1 ? "" : "s"}` + (detailed ? `, ${changed} changed` : "");
+    card.strip.hidden = !steps.some((step) => step.v > 0.0005);
+    card.changes.hidden = !changed;
+  }
+
+  addStep(i, step, map) { // an answer grows
+    const answer = this.data.answers[i];
+    if (map) {
+      const row = bytes(map), all = new Uint8Array(answer.bytes.length + row.length);
+      all.set(answer.bytes); all.set(row, answer.bytes.length);
+      step.m = answer.bytes.length / row.length;
+      answer.bytes = all;
+    }
+    answer.steps.push(step);
+    this.addToken(i, answer.steps.length - 1);
+    this.count(i);
+    if (this.follow && i === 0) this.select(i, answer.steps.length - 1, true, false);
+  }
+
+  compare() { // mark the content words that another answer lacks
+    const { answers } = this.data, words = answers.map(({ steps }) => contentWords(steps));
+    const known = words.map((found) => new Set(found.map(([, , word]) => word)));
+    const names = answers.map(({ name, settings }) => [name, settings].filter(Boolean).join(":"));
+    answers.forEach(({ steps }, i) => {
+      let start = 0;
+      const spans = steps.map(({ t }) => [start, (start += t.length)]);
+      for (const [from, to, word] of words[i]) {
+        const lacking = names.filter((_, j) => j !== i && !known[j].has(word));
+        if (lacking.length) spans.forEach(([a, b], s) => { if (a < to && b > from) this.note(i, s, "differs", `not in the answer of ${lacking.join(", ")}`); });
+      }
+    });
+  }
+
+  wrong(i, steps) { // steps of an answer that name an object that is not in the image
+    steps.forEach((s) => {
+      this.data.answers[i].steps[s].w = 1;
+      this.note(i, s, "wrong", "not in the image");
+    });
+  }
+
+  note(i, s, kind, text) { // mark a word and add to its tooltip
+    const button = this.cards[i].buttons[s];
+    if (button.classList.contains(kind)) return;
+    button.classList.add(kind);
+    button.title += `, ${text}`;
+    button.setAttribute("aria-label", `${button.getAttribute("aria-label")}, ${text}`);
+  }
+
+  toggle(what) {
+    this.stage[what] = !this.stage[what];
+    (what === "heat" ? this.heatButton : this.gridButton).setAttribute("aria-pressed", String(this.stage[what]));
+    this.stage.draw();
+  }
+
+  step() { return this.now ? this.data.answers[this.now[0]].steps[this.now[1]] : null; }
+
+  select(i, s, pin, focus = pin) {
+    const steps = this.data.answers[i].steps;
+    if (!steps.length) return;
+    s = Math.max(0, Math.min(steps.length - 1, s));
+    if (this.now) this.mark(...this.now, false);
+    this.now = [i, s];
+    if (pin) { this.pinned = [i, s]; this.remember(i, s); }
+    this.mark(i, s, true);
+    if (focus && document.activeElement !== this.cards[i].buttons[s]) this.cards[i].buttons[s].focus({ preventScroll: false });
+    this.show();
+    if (pin && !(this.follow && !this.data.prompt)) this.reveal(); // not while an answer grows
+  }
+
+  fold(folded) {
+    this.unfold.textContent = folded ? "Candidates ▴" : "Close ×";
+    this.unfold.setAttribute("aria-expanded", String(!folded));
+    this.reveal();
+  }
+
+  reveal() { // on a phone: the word stays in view between the image above and the candidates below
+    if (window.innerWidth > 760 || !this.now) return;
+    const word = this.cards[this.now[0]].buttons[this.now[1]].getBoundingClientRect();
+    const top = this.look.getBoundingClientRect().bottom + 8, bottom = (this.why.hidden ? window.innerHeight : this.why.getBoundingClientRect().top) - 8;
+    if (word.bottom > bottom) window.scrollBy(0, word.bottom - bottom);
+    else if (word.top < top) window.scrollBy(0, word.top - top);
+  }
+
+  mark(i, s, on) {
+    const card = this.cards[i], button = card.buttons[s];
+    button.setAttribute("aria-pressed", String(on));
+    button.tabIndex = on ? 0 : -1;
+    card.bars[s].classList.toggle("now", on);
+    card.card.classList.toggle("current", on);
+  }
+
+  show() {
+    const step = this.step();
+    this.why.hidden = !step || !step.c;
+    if (!step) { this.where.textContent = ""; return; }
+    const [i, s] = this.now, answer = this.data.answers[i];
+    const place = this.stage.point(step.i);
+    const view = this.viewSelect.value || (place || { grid: this.data.grids[0] || { view: null } }).grid.view;
+    if (step.m !== undefined && answer.n) {
+      const start = step.m * answer.n, map = answer.bytes;
+      this.stage.paint((token) => { const close = 1 - map[start + token] / 255; return answer.far ? 1 - close : close; }, view);
+    } else this.stage.paint(null, view);
+    const neighbors = answer.method.neighbors || 1; // how many vision tokens the method selects
+    this.tell(step, place, neighbors);
+    this.stage.outline((step.p || []).map(([token]) => token).filter((token) => token !== step.i), neighbors - 1);
+    if (step.c) this.candidates(answer, step, s);
+  }
+
+  tell(step, place, neighbors) {
+    this.where.replaceChildren();
+    if (step.i === undefined) {
+      const plain = step.c && step.c.every((entry) => entry[2] === null);
+      this.where.append(step.c && step.k === 1 ? "Only one token was plausible at this step." : plain ? "Plain decoding uses no patch." : "No patch was selected at this step.");
+    } else {
+      const spot = place ? this.stage.spot(step.i) : null, also = Math.min(neighbors, step.p ? step.p.length : 1) - 1;
+      this.where.append("For ", make("b", {}, visible(step.t.trim())), ` ${spot ? `the patch at ${spot} was selected` : `vision token ${step.i}, which has no place on the image, was selected`}${also ? ` with the ${also} next best` : ""}; layer ${step.l}, divergence ${number(step.d)}${step.g === undefined || step.g === 1 ? "" : `, weight ${number(step.g)}`}.`);
+    }
+    this.said.textContent = `${step.t.trim()}. ${this.where.textContent}`;
+  }
+
+  pick(image, event) { // a patch was clicked
+    const token = this.stage.at(image, event, this.viewSelect.value || this.stage.view || null);
+    if (token !== null) this.showPatch(token === this.patch ? null : token);
+  }
+
+  showPatch(token) { // what a patch predicts, and the steps at which it was selected
+    this.patch = token;
+    this.stage.ring(token);
+    this.patchCard.hidden = token === null;
+    if (token === null) return;
+    const says = this.data.says && this.data.says[token];
+    const steps = this.data.answers.flatMap((answer, i) => answer.steps.flatMap((step, s) => (step.i === token ? [[i, s, step.t.trim()]] : [])));
+    this.patchCard.replaceChildren(
+      make("button", { type: "button", class: "quiet close", "aria-label": "Close", onclick: () => this.showPatch(null) }, "×"),
+      make("b", {}, this.stage.spot(token) ? `The patch at ${this.stage.spot(token)}` : `Vision token ${token}`), ...(says ? [" predicts ", ...says.flatMap(([text, p], k) => [k ? ", " : "", make("span", { class: "said" }, visible(text.trim() || text)), ` ${percent(p)} %`]), " (last layer, whole vocabulary). "] : [this.data.silent ? `. ${this.data.silent} ` : " "]),
+      steps.length ? `Selected at ${steps.length} step${steps.length === 1 ? "" : "s"}: ` : "It was never selected.",
+      ...steps.slice(0, 40).map(([i, s, text]) => make("button", { type: "button", class: "quiet", onclick: () => this.select(i, s, true) }, `${s + 1} ${visible(text)}`)));
+  }
+
+  candidates(answer, step, s) {
+    const alone = step.c.reduce((best, entry, at) => (entry[1] > step.c[best][1] ? at : best), 0);
+    const plain = step.c.every((entry) => entry[2] === null); // only the model: one column
+    const columns = plain ? [["base", "model, %", 1]] : [["base", "model, %", 1], ["vision", step.i !== undefined ? "vision token, %" : "contrast, %", 2], ["final", "after, %", 3]];
+    const row = (entry, at) => {
+      const kind = [at === step.o ? "chosen" : "", at === alone && step.was !== undefined ? "alone" : ""].join(" ").trim();
+      const title = [at === step.o ? "chosen" : "", at === alone ? "the model's own best" : ""].filter(Boolean).join(", ");
+      return make("tr", { class: kind || null, title: title || null }, make("td", { title: JSON.stringify(entry[0]) }, visible(entry[0])), ...columns.map(([name, , at]) => {
+        const bar = make("div", { class: `bar ${name}${entry[at] === null ? " none" : ""}` }, percent(entry[at]));
+        bar.style.setProperty("--p", entry[at] || 0);
+        return make("td", {}, bar);
+      }));
+    };
+    const [likely, rare] = [[], []];
+    step.c.forEach((entry, at) => (at === step.o || at === alone || Math.max(...entry.slice(1)) >= 0.01 ? likely : rare).push(row(entry, at)));
+    const meaning = Object.fromEntries(TERMS);
+    this.stepTitle.replaceChildren(`Step ${s + 1}: “${visible(step.t.trim())}”`, ...(step.was !== undefined ? [` instead of “${visible(step.was.trim())}”`] : []));
+    this.table.replaceChildren(
+      make("p", { class: "sub" }, `${answer.name} · `, make("span", { title: meaning["plausible tokens"] }, `${step.k} plausible token${step.k === 1 ? "" : "s"}`), step.c.length < step.k ? `, the best ${step.c.length} shown` : ""),
+      make("table", { class: "cands" }, make("thead", {}, make("tr", {}, make("th", { scope: "col" }, "token"),
+        ...columns.map(([kind, name]) => make("th", { scope: "col", class: kind, title: meaning[name] || "the distribution of the method's second branch" }, name)))), make("tbody", {}, ...likely)),
+      rare.length ? make("details", { class: "rare" }, make("summary", {}, `${rare.length} more under 1 %`), make("table", { class: "cands" }, make("tbody", {}, ...rare))) : "",
+      ...this.reason(step, alone), ...this.formula(answer, step));
+    this.table.scrollTop = this.why.scrollTop = 0;
+  }
+
+  reason(step, alone) { // why the best word after the step is not the favorite of the model, or not that of the patch
+    if (step.i === undefined || step.c.some((entry) => entry[2] === null)) return [];
+    const best = (column) => step.c.reduce((a, entry, b) => (entry[column] > step.c[a][column] ? b : a), 0);
+    const name = (at) => `“${visible(step.c[at][0].trim())}”`, share = (at, column) => `${percent(step.c[at][column])} %`;
+    const winner = best(3), patch = best(2), parts = [];
+    if (alone !== winner) parts.push(`The model prefers ${name(alone)} (${share(alone, 1)}). The vision token gives it ${share(alone, 2)} and ${name(winner)} ${share(winner, 2)}, so ${name(winner)} wins.`);
+    if (patch !== winner && patch !== alone) parts.push(`The vision token prefers ${name(patch)} (${share(patch, 2)}). The model gives ${name(patch)} ${share(patch, 1)}, so it cannot win.`);
+    return parts.map((text) => make("p", { class: "reason" }, text));
+  }
+
+  formula(answer, step) { // how the last column came from the other two
+    if (step.i === undefined || step.c.every((entry) => entry[2] === null)) return [];
+    const many = Math.min(answer.method.neighbors || 1, step.p ? step.p.length : 1), weight = step.g === undefined ? 1 : step.g;
+    return [make("p", { class: "formula" }, "after ∝ model × vision token", weight === 1 ? null : make("sup", {}, number(weight)),
+      many > 1 ? `; vision token: the mean of ${many} patches` : answer.method.select === "soft" ? "; vision token: the patches mixed by agreement" : "")];
+  }
+
+  key(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target.closest && event.target.closest("input, select, textarea, [contenteditable]")) return;
+    if (event.key === "?") return this.help.open ? this.help.close() : this.help.showModal();
+    if (!this.now || this.help.open) return;
+    const [i, s] = this.now, answers = this.data.answers;
+    const go = (a, b) => { event.preventDefault(); this.follow = false; this.select(a, b, true); };
+    const change = (way) => {
+      for (let at = s + way; at >= 0 && at < answers[i].steps.length; at += way) if (answers[i].steps[at].was !== undefined) return go(i, at);
+    };
+    switch (event.key) {
+      case "ArrowLeft": return go(i, s - 1);
+      case "ArrowRight": return go(i, s + 1);
+      case "ArrowUp": if (i > 0 && answers[i - 1].steps.length) go(i - 1, s); return;
+      case "ArrowDown": if (i + 1 < answers.length && answers[i + 1].steps.length) go(i + 1, s); return;
+      case "Home": return go(i, 0);
+      case "End": return go(i, answers[i].steps.length - 1);
+      case "n": return change(1);
+      case "p": return change(-1);
+      case "h": return this.toggle("heat");
+      case "g": return this.toggle("lines");
+      case "o": return this.stage.bare();
+    }
+  }
+}

@@ -1,0 +1,152 @@
+"""Measure how well a model checks texts, and recommend the settings for its generation_config.json.
+
+The model describes images whose objects are known. On the first half of the images, the layer with the largest AUROC of support
+for present against absent objects is chosen, and the threshold with the largest F1 of flagging absent ones; the second half
+measures the AUROC at that layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from revisit.decoding.generate import generate
+from revisit.errors import RevisitError
+from revisit.explain.check import settings_of
+from revisit.explain.checkable import is_object
+from revisit.explain.support import first_tokens, read_texts, token_support
+from revisit.models import DESCRIBE
+from revisit.models.images import open_image
+from revisit.models.parts import ModelParts
+from revisit.models.prompts import chat_text, encode, generated_text
+from revisit.words import WORDS, object_words
+
+if TYPE_CHECKING:
+    from revisit.models.types import ImageLike, Model, Processor
+
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The recommended settings of `check` for a model.
+
+    Attributes:
+        layer: The hidden state whose vision tokens are read.
+        threshold: Words with less support are flagged.
+        auroc: AUROC of support for present against absent objects, on images that chose neither.
+        words: Object words in the model's own captions of those images.
+        absent: How many of them name an absent object.
+    """
+
+    layer: int
+    threshold: float
+    auroc: float
+    words: int
+    absent: int
+
+
+def calibrate(
+    model: Model,
+    processor: Processor,
+    images: Sequence[ImageLike],
+    objects: Sequence[Collection[str]],
+    *,
+    batch_size: int = 8,
+    max_new_tokens: int = 512,
+    advance: Callable[[int], None] = lambda _: None,
+) -> Calibration:
+    """Recommend a layer and a threshold for `check` from images whose objects are known.
+
+    Args:
+        model: A loaded model.
+        processor: Its processor.
+        images: The images.
+        objects: The COCO categories of the objects in each image.
+        batch_size: Images described together.
+        max_new_tokens: The longest caption, in tokens.
+        advance: Called with the number of images after each batch.
+
+    Raises:
+        RevisitError: If the captions of either half name only present objects, or only absent ones.
+    """
+    layers, half = candidate_layers(model), len(images) // 2
+    supports: tuple[list[list[float]], list[list[float]]] = ([], [])  # of each half: one row per object word
+    present: tuple[list[bool], list[bool]] = ([], [])
+    for start in range(0, len(images), batch_size):
+        batch = [[open_image(image)] for image in images[start : start + batch_size]]
+        prompts = [chat_text(processor, DESCRIBE, 1)] * len(batch)
+        inputs = encode(processor, prompts, batch, model.device)
+        output = generate(model, **inputs, method="greedy", max_new_tokens=max_new_tokens, do_sample=False)
+        captions = generated_text(processor, output, inputs)
+        kept = [row for row, caption in enumerate(captions) if object_words().search(caption)]
+        if kept:
+            batch, prompts, captions = (
+                [batch[row] for row in kept],
+                prompts[: len(kept)],
+                [captions[row] for row in kept],
+            )
+            inputs = encode(processor, prompts, batch, model.device)
+            read = read_texts(model, processor, inputs, prompts, batch, captions, layers)
+            for row, text in zip(kept, read, strict=True):
+                number = start + row
+                words = [(text.text[a:b], at[0]) for a, b, at in text.words if is_object(text.text[a:b])]
+                firsts = [first_tokens(processor.tokenizer, word, text.tokens[at]) for word, at in words]
+                ids = sorted({token for group in firsts for token in group})
+                found = [token_support(text.head, text.vision[layer], ids) for layer in layers] if ids else []
+                for (word, _), group in zip(words, firsts, strict=True):
+                    supports[number >= half].append([max(at[token][0] for token in group) for at in found])
+                    present[number >= half].append(category(word) in objects[number])
+        advance(min(batch_size, len(images) - start))
+    if any(len(set(labels)) < 2 for labels in present):
+        raise RevisitError(
+            "The captions of each half of the images must name present and absent objects; use more images."
+        )
+    (first, second), (labels, held_out) = map(np.array, supports), map(np.array, present)
+    best = max(range(len(layers)), key=lambda n: auroc(first[:, n], labels))
+    return Calibration(
+        layers[best],
+        best_threshold(first[:, best], labels),
+        auroc(second[:, best], held_out),
+        len(held_out),
+        int((~held_out).sum()),
+    )
+
+
+def category(word: str) -> str | None:
+    """Return the COCO category that an object word names, singular or plural; None for other words."""
+    found = object_words().fullmatch(word)
+    return None if found is None else WORDS[found.group(1).lower()]
+
+
+def candidate_layers(model: Model) -> list[int]:
+    """Return the layer that `check` reads, and up to eleven from the first to the last."""
+    depth = ModelParts.of(model).depth
+    return sorted({settings_of(model)[0], *(n * depth // 10 for n in range(11))})
+
+
+def auroc(scores: Floats, present: Flags) -> float:
+    """Return the probability that a present word scores higher than an absent one; ties count half."""
+    _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
+    n1 = int(present.sum())
+    n0 = len(present) - n1
+    return float((ranks[present].sum() - n1 * (n1 + 1) / 2) / (n1 * n0)) if n1 and n0 else float("nan")
+
+
+def f1(scores: Floats, present: Flags, threshold: float) -> float:
+    """Return the F1 of flagging the words below the threshold as absent."""
+    flagged, absent = scores < threshold, ~present
+    return float(2 * (flagged & absent).sum() / max(1, flagged.sum() + absent.sum()))
+
+
+def best_threshold(scores: Floats, present: Flags) -> float:
+    """Return the threshold with the largest F1, half way between two scores."""
+    values = np.unique(scores)
+    cuts = [*((values[1:] + values[:-1]) / 2), values[-1] + 1e-9]
+    return float(max(cuts, key=lambda cut: f1(scores, present, cut)))

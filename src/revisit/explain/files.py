@@ -1,0 +1,154 @@
+"""Files on disk: read without surprises, written whole or not at all.
+
+Names that come from data go through `below`, and everything that a name may lead to goes through `read_file` or `file_digest`: pipes and
+devices, which block or never end, raise an error.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from filelock import FileLock, Timeout
+
+from revisit.errors import RevisitError
+
+MAX_BYTES = 8 << 30  # of a data file; a folder of large tables has 1 GB files
+
+
+def digest(value: Any) -> str:
+    """Return the SHA-256 (hex) of `value` as canonical JSON; values that JSON lacks enter by their repr."""
+    text = json.dumps(value, sort_keys=True, ensure_ascii=True, separators=(",", ":"), default=repr)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def slug(text: str, limit: int = 40) -> str:
+    """Return `text` as a piece of a file name."""
+    return re.sub(r"[^A-Za-z0-9._]+", "_", text).strip("_.")[-limit:] or "x"
+
+
+# -- reading --------------------------------------------------------------------------------------------------------
+
+
+def below(root: Path, name: str | Path) -> Path:
+    """Return the path of a file that data names; raise RevisitError if the name leads out of `root`.
+
+    The test is about names: links inside a data folder were put there by its owner and are followed.
+    """
+    base, path = os.path.abspath(root), os.path.abspath(root / name)
+    if "\0" in str(name) or not path.startswith(base.rstrip(os.sep) + os.sep):
+        raise RevisitError(f"{str(name)[:200]!r} is outside the folder {root}; such files are not read.")
+    return Path(path)
+
+
+def open_regular(path: Path) -> IO[bytes]:
+    """Open a regular file for reading; raise OSError for pipes, devices and folders."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a pipe would wait for its writer
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.ENXIO, "not a regular file", str(path))
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_file(path: Path, limit: int = MAX_BYTES) -> bytes:
+    """Return the content of a regular file of at most `limit` bytes; raise OSError for anything else."""
+    with open_regular(path) as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise OSError(errno.EFBIG, f"larger than {limit:,} bytes", str(path))
+    return data
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 (hex) of a regular file's bytes."""
+    state = hashlib.sha256()
+    with open_regular(path) as file:
+        while block := file.read(1 << 20):
+            state.update(block)
+    return state.hexdigest()
+
+
+# -- writing --------------------------------------------------------------------------------------------------------
+
+
+def disk_error(error: OSError, path: Path, todo: str = "Choose another --out") -> RevisitError:
+    """Return the error for a failed write."""
+    return RevisitError(f"Cannot write {path}: {error.strerror or error}. {todo}.")
+
+
+def make_folder(path: Path) -> Path:
+    """Create a folder if needed and return it; raise RevisitError unless files can be written into it."""
+    if path.suffix.lower() in (".html", ".htm", ".json"):
+        raise RevisitError(f"--out must be a folder: use {path.with_suffix('')}, not {path}.")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    except OSError as error:
+        raise disk_error(error, path) from error
+    return path
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace `path` by `value` in one step: a reader, or a kill, meets the old file or the new one, never a part."""
+    data = (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.unlink(missing_ok=True)  # a link there may lead anywhere
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise disk_error(error, path, "Make room or fix that, and run the same command again") from error
+
+
+@contextmanager
+def new_folder(folder: Path, *, resume: bool = False) -> Iterator[Path]:
+    """Yield a hidden folder that is renamed to `folder` when the block succeeds and removed when it fails.
+
+    What a killed process left is removed first; with `resume` it is kept and filled further. One process at a time can fill a folder.
+    """
+    place = folder.with_name(f".{folder.name}.draft")
+    lock = FileLock(place.with_suffix(".lock"), timeout=0, is_singleton=False)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with lock:
+            try:
+                if not resume:
+                    shutil.rmtree(place, ignore_errors=True)
+                place.mkdir(exist_ok=True)
+                yield place
+                place.rename(folder)  # replaces an empty folder, never one with files
+            except BaseException:
+                if not resume:
+                    shutil.rmtree(place, ignore_errors=True)
+                raise
+            finally:
+                Path(lock.lock_file).unlink(missing_ok=True)  # before the release: nobody else can hold it yet
+    except Timeout as error:
+        raise RevisitError(f"Another process is writing {folder}; wait until it ends.") from error
+    except OSError as error:
+        left = "What is complete was kept" if resume else "Nothing was left there"
+        raise RevisitError(
+            f"Cannot write {folder}: {error.strerror or error}. {left}; make room or choose another folder (REVISIT_CACHE names the "
+            "cache), and run the same command again."
+        ) from error

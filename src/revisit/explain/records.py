@@ -1,0 +1,257 @@
+"""Rows of data and answer files, in every layout in use; errors name the file and the line."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from revisit.errors import RevisitError
+from revisit.explain.files import below, read_file
+
+# Fields with generated text. `answer` is not among them: it is the gold answer as often.
+TEXTS = ("text", "caption", "response", "prediction", "model_prediction")
+IDS = ("id", "question_id", "image_id", "index")
+IMAGES = ("image", "image_source", "image_file", "image_path", "img_path", "filename")
+
+
+class Record(dict[str, Any]):
+    """One object of a file, with its place in the file for error messages."""
+
+    def __init__(self, data: Mapping[str, Any], where: str) -> None:
+        super().__init__(data)
+        self.where = where
+
+    def need(self, key: str) -> Any:
+        """Return the value of `key`; raise RevisitError if there is none."""
+        if key not in self:
+            raise RevisitError(f"{self.where} has no {key!r} (it has: {', '.join(map(str, self)) or 'nothing'}).")
+        return self[key]
+
+    def need_text(self, key: str) -> str:
+        """Return the value of `key`, which must be text."""
+        value = self.need(key)
+        if not isinstance(value, str):
+            raise RevisitError(f"{self.where}: {key!r} must be text, not {type(value).__name__}.")
+        return value
+
+    def need_list(self, key: str) -> list[Any]:
+        """Return the value of `key`, which must be a list."""
+        value = self.need(key)
+        if not isinstance(value, list):
+            raise RevisitError(f"{self.where}: {key!r} must be a list, not {type(value).__name__}.")
+        return value
+
+    def need_int(self, key: str) -> int:
+        """Return the value of `key`, which must be a whole number or the text of one."""
+        value = self.need(key)
+        try:
+            return int(value)
+        except (TypeError, ValueError) as error:
+            raise RevisitError(f"{self.where}: {key!r} must be a whole number, not {value!r}.") from error
+
+    def need_choice(self, key: str, allowed: Iterable[str], *, lower: bool = True) -> str:
+        """Return the value of `key`, by default in lower case, which must be one of `allowed`."""
+        allowed = tuple(allowed)
+        text = str(self.need(key)).strip()
+        text = text.lower() if lower else text
+        if text not in allowed:
+            raise RevisitError(f"{self.where}: {key!r} must be one of {', '.join(allowed)}, not {self[key]!r}.")
+        return text
+
+
+def read_text(path: Path) -> str:
+    """Return a file as UTF-8 text, unpacked if its name ends in .gz."""
+    try:
+        raw = read_file(path)
+        if path.suffix == ".gz":
+            raw = gzip.decompress(raw)
+        return raw.decode("utf-8-sig")
+    except FileNotFoundError as error:
+        raise RevisitError(f"{path} does not exist.") from error
+    except UnicodeDecodeError as error:
+        raise RevisitError(f"{path} is not UTF-8 text (byte {error.start}).") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise RevisitError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
+
+
+def read_json(path: Path) -> Any:
+    """Return the JSON value in a file."""
+    return _parse(read_text(path), str(path))
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"an object has the key {next(n for n in names if names.count(n) > 1)!r} twice")
+    return found
+
+
+def _parse(text: str, where: str, one_line: bool = False) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=_once)
+    except json.JSONDecodeError as error:
+        place = f"{where} is" if one_line else f"{where} line {error.lineno} is"
+        raise RevisitError(f"{place} not valid JSON ({error.msg} at column {error.colno}).") from error
+    except (ValueError, RecursionError) as error:  # thousands of digits, thousands of brackets, a key twice
+        raise RevisitError(f"{where} is JSON that cannot be read ({error}).") from error
+
+
+def read_records(path: Path) -> list[Record]:
+    """Return the objects of a JSON array, of JSON lines, or of a .csv/.tsv table, in file order."""
+    suffixes = [s.lower() for s in path.suffixes]
+    if suffixes[-1:] in ([".xlsx"], [".xls"], [".pkl"], [".pickle"]):
+        raise RevisitError(
+            f"{path} is a {suffixes[-1]} file, which is not supported; save it as .tsv, .csv, .json or .jsonl first."
+        )
+    text = read_text(path)
+    if ".csv" in suffixes or ".tsv" in suffixes:
+        return _table(path, text, "\t" if ".tsv" in suffixes else ",")
+    if text.lstrip().startswith("["):
+        return _array(path, text)
+    return _lines(path, text)
+
+
+def _table(path: Path, text: str, delimiter: str) -> list[Record]:
+    csv.field_size_limit(2**31 - 1)
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
+    names = reader.fieldnames or []
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise RevisitError(f"{path} has a duplicate column {twice!r}.")
+    records = []
+    for row in reader:
+        columns = len([value for value in row.values() if value is not None]) + len(row.get(None, [])) - (None in row)
+        if columns != len(names):
+            raise RevisitError(f"{path} line {reader.line_num} has {columns} columns; the header has {len(names)}.")
+        records.append(Record(row, f"{path} line {reader.line_num}"))
+    return records
+
+
+def _array(path: Path, text: str) -> list[Record]:
+    values = _parse(text, str(path))
+    return [record(value, f"{path} entry {number}") for number, value in enumerate(values, 1)]
+
+
+def _lines(path: Path, text: str) -> list[Record]:
+    records = []
+    # Not splitlines(): a JSON string may hold U+2028 and other line separators.
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        where = f"{path} line {number}"
+        records.append(record(_parse(line, where, one_line=True), where))
+    return records
+
+
+def record(value: Any, where: str) -> Record:
+    """Return an object with its place; raise RevisitError for any other value."""
+    if not isinstance(value, dict):
+        raise RevisitError(f"{where} is a {type(value).__name__}, not an object.")
+    return Record(value, where)
+
+
+def read_map(path: Path) -> dict[str, Any] | None:
+    """Return the JSON object in a file, or None for an array or JSON lines."""
+    text = read_text(path)
+    if not text.lstrip().startswith("{"):
+        return None
+    try:
+        value = json.loads(text, object_pairs_hook=_once)
+    except (ValueError, RecursionError):  # JSON lines, or broken: their reader says where
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def folder(data_dir: Path, name: str, *inside: str) -> Path:
+    """Return `data_dir/name`, or `data_dir` itself if there is no such folder and one of the files `inside` is here."""
+    sub = data_dir / name
+    return data_dir if not sub.is_dir() and any((data_dir / file).exists() for file in inside) else sub
+
+
+def find_image(data_dir: Path, name: str, *places: str) -> Path:
+    """Return the path of an image that data names: in the first of `places` that has it, else where it should be put."""
+    for place in places:
+        path = below(data_dir, Path(place) / name)
+        if path.exists():
+            return path
+    return below(data_dir, Path(places[0]) / name)
+
+
+# -- answers --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AnswerRow:
+    """One generated text and its row."""
+
+    text: str
+    record: Record
+
+    @property
+    def where(self) -> str:
+        """The file and the line."""
+        return self.record.where
+
+    def key(self, fields: Sequence[str] = IDS) -> str | None:
+        """Return the answer's id: the first of `fields` that its row has."""
+        return next((str(self.record[name]) for name in fields if self.record.get(name) is not None), None)
+
+    def need(self, fields: Sequence[str] = IDS) -> str:
+        """Return the answer's id; raise RevisitError if it has none."""
+        found = self.key(fields)
+        if found is None:
+            raise RevisitError(f"{self.where} has none of {', '.join(map(repr, fields))} to identify its item.")
+        return found
+
+
+def read_answers(path: Path, field: str | None = None) -> list[AnswerRow]:
+    """Return all answers of a file, in order.
+
+    Args:
+        path: JSON lines, a JSON array, a JSON map of ids to texts, a .csv or .tsv table, or a log of `revisit eval`.
+        field: The field with the generated text; without it, rows must have exactly one of `TEXTS`.
+    """
+    whole = read_map(path) if ".json" in path.suffixes else None
+    if whole is not None and not {*TEXTS, field} & whole.keys():
+        rows = [Record({"id": key, "text": text}, f"{path} entry {key!r}") for key, text in whole.items()]
+        answers = [_answer(row, "text") for row in rows]
+    else:
+        headers = {"spec", "request"}  # of a log
+        rows = [row for row in read_records(path) if not headers <= row.keys()]
+        answers = [_answer(row, field or _text_field(row)) for row in rows]
+    if not answers:
+        raise RevisitError(f"{path} contains no answers.")
+    return answers
+
+
+def _text_field(row: Record) -> str:
+    """Return the field with the generated text; raise RevisitError unless there is exactly one."""
+    found = [name for name in TEXTS if name in row]
+    if len(found) != 1:
+        problem = f"several texts ({', '.join(found)})" if found else "no answer"
+        raise RevisitError(
+            f"{row.where} has {problem} among its fields {', '.join(map(str, row)) or '(none)'}; choose one with --field."
+        )
+    return found[0]
+
+
+def _answer(row: Record, field: str) -> AnswerRow:
+    text = row.need(field)
+    if isinstance(text, int) and not isinstance(text, bool):
+        text = str(text)  # a label
+    if not isinstance(text, str):
+        raise RevisitError(f"{row.where}: {field!r} must be text, not {type(text).__name__}.")
+    return AnswerRow(text, row)
+
+
+def plain_cell(text: str) -> str:
+    """Return a text for a CSV cell, quoted if a spreadsheet would read it as a formula."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text

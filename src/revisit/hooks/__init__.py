@@ -1,0 +1,1 @@
+"""Hooks that read or change a running model."""

@@ -1,0 +1,212 @@
+"""Hooks that read or change the attention of a model's decoder, with the eager and the sdpa kernel.
+
+transformers selects its attention function by a name in the decoder's configuration. While a hook is installed, that name
+is ours, and our function calls the hooks and then the kernel that was selected before. Queries come with positions applied
+and keys come from the cache, so the code is the same for every model family.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
+
+from revisit.errors import RevisitError
+from revisit.hooks.states import paused
+from revisit.models.parts import ModelParts, describe, multiply
+
+KERNELS = ("eager", "sdpa")
+PREFIX = "revisit_"
+# Arguments of kernels whose softmax has further terms besides q·k and the mask.
+MORE_TERMS = ("position_bias", "sinks", "s_aux")
+
+_lock = threading.Lock()
+_users: dict[int, int] = {}  # id of a configuration -> number of hooks installed in it
+_here = threading.local()  # .hooks: the hooks of this thread
+
+
+@dataclass
+class Call:
+    """The arguments of one layer's attention, before the kernel runs."""
+
+    layer: int
+    query: Tensor  # (rows, heads, q, d)
+    key: Tensor  # (rows, key heads, columns, d)
+    value: Tensor
+    mask: (
+        Tensor | None
+    )  # (rows or 1, 1, q, columns): True or 0 where visible; None: all for one query, else causal from column 0 on
+    scaling: float
+    softcap: float | None
+    more: str = ""  # the argument with further terms of the kernel's softmax
+
+    def scores(self, first: int = -1) -> Tensor:
+        """Return scores of the queries from `first` on, before the softmax, -inf where masked.  -> (rows, heads, q, columns), float32"""
+        if self.more:
+            raise RevisitError(
+                f"Attention scores cannot be read in decoder layer {self.layer}, whose attention adds {self.more!r} to them: use a method "
+                "that does not use attention."
+            )
+        query = self.query[:, :, first:]
+        rows, heads, q, width = query.shape
+        grouped = query.reshape(rows * self.key.shape[1], -1, width)  # (rows · key heads, group · q, d)
+        scores = multiply(grouped, self.key.flatten(0, 1)).mul_(self.scaling)  # (rows · key heads, group · q, columns)
+        scores = scores.view(rows, heads, q, -1)
+        if self.softcap is not None:
+            scores = torch.tanh(scores / self.softcap) * self.softcap
+        if (
+            self.mask is None and q == 1 and self.query.shape[2] in (1, scores.shape[-1])
+        ):  # the newest attends to everything
+            return scores
+        seen = self.visible() if self.mask is None else self.mask
+        seen = seen[..., -q:, : scores.shape[-1]]  # (rows or 1, 1, q, columns)
+        return scores.masked_fill(~seen, -torch.inf) if seen.dtype == torch.bool else scores + seen.float()
+
+    def last_scores(self) -> Tensor:
+        """Return the scores of the last query before the softmax, -inf where masked.  -> (rows, heads, columns), float32"""
+        return self.scores()[:, :, 0]
+
+    def last_attention(self) -> Tensor:
+        """Return the attention of the last query in every head.  -> (rows, heads, columns), float32"""
+        return self.last_scores().softmax(-1)
+
+    def attend(self, scores: Tensor, where: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+        """Return a change of the kernel's output that makes the last queries of the first rows attend by these scores.
+
+        Args:
+            scores: Before the softmax.  (rows, heads, q, columns)
+            where: The queries to change; None for all.  (rows, q) bool
+        """
+        rows, _, q, _ = scores.shape
+        weights = scores.softmax(-1).unflatten(1, (self.value.shape[1], -1))  # (rows, key heads, group, q, columns)
+        grouped = weights.flatten(2, 3) @ self.value[:rows].to(scores.dtype)  # (rows, key heads, group · q, d)
+        attended = grouped.unflatten(2, (-1, q)).flatten(1, 2).transpose(1, 2)  # (rows, q, heads, d)
+
+        def change(output: Tensor) -> Tensor:
+            new = attended.to(output.dtype)
+            output[:rows, -q:] = new if where is None else new.where(where[..., None, None], output[:rows, -q:])
+            return output
+
+        return change
+
+    def columns(self, prompt: Tensor, shift: int) -> Tensor:
+        """Turn a mask over prompt positions (rows, T) into one over key columns, of which `shift` come before the prompt."""
+        total = self.key.shape[2]
+        if total < shift + prompt.shape[1]:
+            raise RevisitError(
+                f"Decoder layer {self.layer} no longer attends to the whole prompt (a sliding window), so the image's columns in its "
+                "attention are unknown: use a shorter prompt, or a method that does not use attention."
+            )
+        return nn.functional.pad(prompt.to(self.key.device), (shift, total - shift - prompt.shape[1]))
+
+    def visible(self) -> Tensor:
+        """Return the columns that each query may attend to.  -> (rows or 1, 1, q, columns) bool"""
+        if self.mask is not None:
+            return self.mask if self.mask.dtype == torch.bool else self.mask > torch.finfo(self.mask.dtype).min / 2
+        q, columns = self.query.shape[2], self.key.shape[2]
+        seen = torch.ones(q, columns, dtype=torch.bool, device=self.query.device)
+        return seen[None, None] if q == 1 else seen.tril()[None, None]
+
+    def hide(self, visible: Tensor) -> None:
+        """Restrict the columns that queries attend to.  (rows, 1, q, columns) bool"""
+        if self.mask is None or self.mask.dtype == torch.bool:
+            self.mask = visible
+        else:
+            self.mask = torch.where(visible, 0.0, torch.finfo(self.mask.dtype).min).to(self.mask.dtype)
+
+
+# Called before the kernel; may change the call's mask, and may return a function that changes the kernel's output
+# (rows, q, heads, d).
+AttentionHook = Callable[[Call], Callable[[Tensor], Tensor] | None]
+
+
+@contextlib.contextmanager
+def watching(parts: ModelParts, attention_hook: AttentionHook, method_name: str) -> Iterator[None]:
+    """Call the hook before every attention call of this thread in this model's decoder, within the context."""
+    found = (getattr(layer, "self_attn", None) or getattr(layer, "attention", None) for layer in parts.layers)
+    attentions = [(n, m) for n, m in enumerate(found) if isinstance(m, nn.Module) and hasattr(m, "config")]
+    modules = {id(module): number for number, module in attentions}
+    configs = {id(module.config): cast("PretrainedConfig", module.config) for _, module in attentions}
+    if len(modules) < len(parts.layers):
+        raise RevisitError(
+            f"{method_name} needs the attention of every decoder layer, and only {len(modules)} of the {len(parts.layers)} layers of "
+            f"{describe(parts.model)} have one: use another method, or a model without linear attention or other recurrent layers."
+        )
+    hooks = _here.__dict__.setdefault("hooks", [])
+    entry = (modules, attention_hook)
+    for config in configs.values():
+        _enter(config, method_name, parts)
+    hooks.append(entry)
+    try:
+        yield
+    finally:
+        hooks.remove(entry)
+        for config in configs.values():
+            _leave(config)
+
+
+def _enter(config: PretrainedConfig, method_name: str, parts: ModelParts) -> None:
+    with _lock:
+        name = config._attn_implementation or "eager"
+        if not name.startswith(PREFIX):
+            if name not in KERNELS:
+                raise RevisitError(
+                    f"{method_name} needs attention weights, which the {name!r} kernel of {describe(parts.model)} does not provide: load "
+                    "the model with attn_implementation='sdpa' or 'eager'."
+                )
+            AttentionInterface.register(PREFIX + name, _through(name))
+            AttentionMaskInterface.register(PREFIX + name, ALL_MASK_ATTENTION_FUNCTIONS[name])
+            config._attn_implementation = PREFIX + name
+        _users[id(config)] = _users.get(id(config), 0) + 1
+
+
+def _leave(config: PretrainedConfig) -> None:
+    with _lock:
+        _users[id(config)] -= 1
+        if not _users[id(config)]:
+            del _users[id(config)]
+            config._attn_implementation = config._attn_implementation.removeprefix(PREFIX)
+
+
+def _through(name: str) -> Callable[..., Any]:
+    """Return the attention function that calls this thread's hooks and then the kernel of this name."""
+
+    def attend(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Any]:
+        home = sys.modules[type(module).__module__]
+        registry = getattr(home, "ALL_ATTENTION_FUNCTIONS", ALL_ATTENTION_FUNCTIONS)
+        eager: Any = getattr(home, "eager_attention_forward", None)
+        kernel = registry.get_interface(name, eager)
+        scaling = kwargs.get("scaling")
+        scaling = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+        more = next((name for name in MORE_TERMS if kwargs.get(name) is not None), "")
+        afterwards = []
+        for modules, attention_hook in () if paused() else getattr(_here, "hooks", ()):
+            if id(module) in modules:
+                softcap = kwargs.get("softcap")
+                call = Call(modules[id(module)], query, key, value, attention_mask, scaling, softcap, more)
+                change = attention_hook(call)
+                attention_mask = call.mask
+                if change is not None:
+                    afterwards.append(change)
+        output, weights = kernel(module, query, key, value, attention_mask, **kwargs)
+        for change in afterwards:
+            output = change(output)
+        return output, weights
+
+    return attend

@@ -1,0 +1,135 @@
+"""Early exits: logits of intermediate layers at the last position, through the model's own head.
+
+The states are added as further rows to the head's own product of the same step, so its weight, the largest matrix of
+a small model, is read once for the final and all early logits. Products of a few rows with a large matrix are slow on CPUs,
+so a copy of the weight, packed for such products, is kept there as long as the model lives.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from revisit.errors import RevisitError
+from revisit.hooks.states import Hooks, normed
+from revisit.models.parts import ModelParts, describe
+
+PACK_FROM = 1 << 24  # numbers in a head's weight above which packing pays off
+
+# head -> (version of its weight, the packed copy)
+_PACKED: weakref.WeakKeyDictionary[nn.Module, tuple[tuple[int, int], Tensor]] = weakref.WeakKeyDictionary()
+
+
+def packs(head: nn.Module) -> bool:
+    """Whether products with this head are faster with a packed copy of its weight."""
+    weight = getattr(head, "weight", None)
+    return (
+        type(head) is nn.Linear
+        and weight is not None
+        and weight.device.type == "cpu"
+        and weight.dtype == torch.float32
+        and weight.numel() >= PACK_FROM
+        and torch.backends.mkldnn.is_available()
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    )
+
+
+def packed_product(head: nn.Linear, rows: Tensor) -> Tensor:
+    """Apply the head to (n, d) rows through its packed weight.  -> (n, V)"""
+    weight = head.weight.detach()
+    version = (weight.data_ptr(), head.weight._version)
+    known = _PACKED.get(head)
+    if known is None or known[0] != version:
+        known = _PACKED[head] = version, torch.ops.mkldnn._reorder_linear_weight(weight, len(rows))
+    bias = None if head.bias is None else head.bias.detach()
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, known[1], bias, "none", [], "")
+    return product
+
+
+class EarlyExits:
+    """Keeps `logits` (rows, layers, V) of the chosen hidden states for every forward that contains the clean rows.
+
+    These are the first `rows` of the batch, which may be followed by a contrasted branch. Forwards for which `ignore()` is
+    true do not contain them.
+    """
+
+    def __init__(
+        self,
+        parts: ModelParts,
+        layers: tuple[int, ...],
+        rows: int,
+        stack: ExitStack,
+        *,
+        final_norm: bool,
+        ignore: Callable[[], bool],
+    ) -> None:
+        self.parts, self.layers, self.rows, self.ignore = parts, layers, rows, ignore
+        self.norm = parts.final_norm if final_norm else None
+        self.logits: Tensor | None = None
+        self._states: dict[int, Tensor] = {}  # layer -> (rows, d), of the running forward
+        self._shape: torch.Size | None = None
+        self._rows: Tensor | None = None  # all rows of the head's product, if it is not left to the head
+        self._final: Tensor | None = None  # (d,) final state of the first row, to find what follows the head
+        hooks = Hooks(stack)
+        for layer in layers:
+            hooks.state(parts, layer, partial(self._keep, layer))
+        hooks.before(parts.head.module, self._before_head)
+        hooks.after(parts.head.module, self._after_head)
+
+    def take(self, logits: Tensor, *, model_dtype: bool = False) -> Tensor:
+        """Return the early logits of this step, in at least float32 or the head's dtype; `logits` (rows, V) are the model's own.
+
+        -> (rows, layers, V)
+        """
+        if self.logits is None or self._final is None:
+            raise RevisitError(
+                f"The forward of {describe(self.parts.model)} did not pass through its layers and its LM head as modules, so its early "
+                "exits were not captured; this way of running the model is not supported."
+            )
+        head = self.parts.head
+        if head.transform is None:
+            head.calibrate(self._final, logits[0], describe(self.parts.model))
+        early, self.logits = self.logits[..., : logits.shape[-1]], None  # without the rows that pad a head
+        assert head.transform is not None
+        if not model_dtype:
+            early = early.to(torch.promote_types(early.dtype, torch.float32))
+        return head.transform(early.to(logits.device))
+
+    def _keep(self, layer: int, hidden: Tensor) -> None:
+        if not self.ignore():
+            self._states[layer] = hidden[: self.rows, -1]
+
+    def _before_head(self, hidden: Tensor) -> Tensor | None:
+        """Append the early states to the head's rows.  (batch, positions, d) -> (n, d)"""
+        if self.ignore() or len(self._states) < len(self.layers):
+            return None
+        self._shape = hidden.shape
+        self._final = hidden[0, -1]
+        found = [self._states[layer].to(hidden.device) for layer in self.layers]  # layers may sit on several devices
+        early = torch.stack(found, dim=1)  # (rows, layers, d)
+        self._states.clear()
+        if self.norm is not None:
+            early = normed(self.norm, early)
+        rows = torch.cat([hidden.flatten(0, -2), early.to(hidden.device, hidden.dtype).flatten(0, 1)])
+        if packs(self.parts.head.module):
+            self._rows = rows
+            return rows[:0]  # leaves nothing to the head
+        return rows  # (batch·positions + rows·layers, d)
+
+    def _after_head(self, output: Tensor) -> Tensor | None:
+        if self.ignore() or self._shape is None:
+            return None
+        if self._rows is not None:
+            head = cast("nn.Linear", self.parts.head.module)
+            output, self._rows = packed_product(head, self._rows), None
+        own = self._shape[:-1].numel()
+        shape, self._shape = self._shape, None
+        self.logits = output[own:].unflatten(0, (self.rows, len(self.layers)))  # (rows, layers, V)
+        rest: Tensor = output[:own].unflatten(0, shape[:-1])
+        return rest

@@ -1,0 +1,285 @@
+"""Changes of the processed pixels of a prompt, image by image, so that an image is treated alike in every batch.
+
+Random numbers come from a generator that is seeded by the image's pixels: neither its place in the batch nor the state of the
+global generator matters, and the same image and seed give the same result on every device.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from revisit.errors import RevisitError
+from revisit.hooks.states import run_lengths
+from revisit.models.families import PACKED, PIXELS
+from revisit.models.parts import describe
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+    from revisit.decoding.run import Run
+
+Change = Callable[[Tensor, torch.Generator], Tensor]
+DrawTransform = Callable[[torch.Generator, tuple[int, int]], Callable[[Tensor], Tensor]]
+
+
+def content_seed(pixels: Tensor, seed: int) -> int:
+    """Return a seed that depends on an image's pixels and on `seed` only."""
+    digest = hashlib.blake2b(digest_size=8, key=(seed % (1 << 64)).to_bytes(8, "little"))
+    digest.update(pixels.detach().to("cpu", torch.float32).contiguous().numpy().tobytes())
+    return int.from_bytes(digest.digest(), "little") >> 1
+
+
+def changed_pixels(run: Run, change: Change, seed: int) -> dict[str, Any]:
+    """Return the inputs of the prompt with the pixels of every image, or of every tile, changed.
+
+    `change` takes float32 numbers on the CPU. Equal tiles get equal changes, also within one image.
+    """
+    inputs = prompt_inputs(run)
+    for name, pixels in pixel_inputs(run).items():
+        images, axis = split_images(run, name, pixels)
+        known = _sizes(pixels, run.inputs.get("image_sizes"))
+        sizes: list[list[int] | None] = list(known) if known else [None] * len(images)
+        pieces = [_change(image, change, seed, size) for image, size in zip(images, sizes, strict=True)]
+        inputs[name] = torch.cat(pieces, dim=axis).to(pixels.device, pixels.dtype)
+    return inputs
+
+
+def transformed_images(run: Run, mask: Tensor, draw: DrawTransform, seed: int) -> dict[str, Any]:
+    """Return the inputs of the prompt with every image transformed, all tiles of an image in the same way.
+
+    `draw` takes a generator and the image's (height, width), and returns a function of (n, channels, height, width).
+    Tiles are assembled first if their layout is known; otherwise each is transformed on its own.
+    """
+    inputs = prompt_inputs(run)
+    for name, pixels in pixel_inputs(run).items():
+        grids = run.inputs.get(PACKED.get(name, ""))
+        packed = grids is not None and pixels.ndim == 2
+        if split_images(run, name, pixels)[1] != 0:
+            raise _unknown_layout(run)
+        counts = (
+            units(pixels, grids) if packed or pixels.ndim != 4 else tiles_of_images(len(pixels), mask[:: run.copies])
+        )
+        known = run.inputs.get("image_sizes")
+        pieces, first = [], 0
+        for number, image in enumerate(pixels.split(counts)):
+            numbers = image.detach().to("cpu", torch.float32)
+            if packed and grids is not None:
+                layout: PackedLayout | PatchLayout | TileLayout = PackedLayout(run, grids[number])
+            elif numbers.ndim == 3 or grids is not None:
+                layout = PatchLayout(run, number)
+            else:
+                size = None if known is None or len(known) != len(pixels) else torch.as_tensor(known[first]).tolist()
+                layout = TileLayout(run, numbers, size)
+            views = layout.views(numbers)
+            generator = torch.Generator().manual_seed(content_seed(views[0], seed))
+            transform = draw(generator, (views[0].shape[-2], views[0].shape[-1]))
+            pieces.append(layout.pixels(numbers, [transform(view) for view in views]))
+            first += counts[number]
+        inputs[name] = torch.cat(pieces).to(pixels.device, pixels.dtype)
+    return inputs
+
+
+def pixel_inputs(run: Run) -> dict[str, Tensor]:
+    """Return the pixels of the prompt by the name of their input."""
+    check_empty_cache(run)
+    found = {name: value for name in PIXELS if isinstance(value := run.inputs.get(name), Tensor)}
+    if not found:
+        raise RevisitError(
+            f"{type(run.method).__name__} changes the pixels of the image, but the prompt of {describe(run.model)} has none: pass "
+            "what the processor returned (pixel_values), not embeddings or encoder outputs."
+        )
+    return found
+
+
+def tiles_of_images(entries: int, mask: Tensor) -> list[int]:
+    """Return the number of tiles of each image, from the unbroken runs of vision tokens (items, T) and their equal lengths."""
+    runs = [length for row in mask for length in run_lengths(row.nonzero().squeeze(-1))]
+    per_tile = sum(runs) // max(1, entries)
+    if not runs or per_tile * entries != sum(runs) or any(run % per_tile for run in runs):
+        return [1] * entries
+    return [run // per_tile for run in runs]
+
+
+def check_empty_cache(run: Run) -> None:
+    """Raise RevisitError if the call's KV cache holds a part of the prompt, which it does for the clean run only."""
+    cache = run.model_kwargs.get("past_key_values")
+    if cache is not None and cache.get_seq_length() > 0:
+        raise RevisitError(
+            f"{type(run.method).__name__} contrasts two runs of the whole prompt, but the KV cache passed as past_key_values already "
+            "holds a part of it: start from an empty cache."
+        )
+
+
+def prompt_inputs(run: Run) -> dict[str, Any]:
+    """Return the arguments of the call that describe the prompt: no generation settings, cache or positions."""
+    check_empty_cache(run)
+    settings = run.generation_config.to_dict()
+    skip = {"past_key_values", "position_ids", "inputs", "generation_config", "input_ids"}
+    inputs = {name: value for name, value in run.inputs.items() if name not in settings and name not in skip}
+    if run.input_ids.shape[1]:
+        inputs["input_ids"] = run.input_ids[:: run.copies]
+    return inputs
+
+
+def split_images(run: Run, name: str, pixels: Tensor) -> tuple[tuple[Tensor, ...], int]:
+    """Return the images, or their tiles, of a pixel input, and the axis along which they are concatenated."""
+    slices = run.inputs.get("target_sizes")  # MiniCPM-V's: patches of each slice, all side by side as one strip
+    if slices is not None and pixels.ndim == 4 and len(pixels) == 1:
+        return pixels.split((slices.prod(-1) * pixels.shape[-2]).tolist(), dim=-1), -1
+    return pixels.split(units(pixels, run.inputs.get(PACKED.get(name, "")))), 0
+
+
+def units(pixels: Tensor, grid: Tensor | None) -> list[int]:
+    """Return the number of entries of the first axis for each image: its patches if there is a grid, else one."""
+    if grid is not None and pixels.ndim == 2:
+        return [int(count) for count in grid.prod(-1).tolist()]
+    return [1] * pixels.shape[0]
+
+
+def _unknown_layout(run: Run) -> RevisitError:
+    return RevisitError(
+        f"{type(run.method).__name__} transforms the image, and the pixel layout of "
+        f"{describe(run.model)} is unknown: use another method."
+    )
+
+
+class PackedLayout:
+    """Patches of one image as Qwen-VL's processors pack them: (t · h · w, channels · time · patch · patch).
+
+    `views` returns the image as (n, channels, height, width), and further views of it; `pixels` packs changed views again.
+    """
+
+    def __init__(self, run: Run, grid: Tensor) -> None:
+        vision = getattr(run.model.config, "vision_config", None)
+        names = ("patch_size", "temporal_patch_size", "spatial_merge_size")
+        patch, time, merge = (getattr(vision, name, None) for name in names)
+        if not isinstance(patch, int) or not isinstance(time, int) or not isinstance(merge, int):
+            raise _unknown_layout(run)
+        t, h, w = (int(n) for n in grid.tolist())
+        self.packed = (t, h // merge, w // merge, merge, merge, -1, time, patch, patch)
+        self.frames = (t * time, -1, h * patch, w * patch)
+
+    def views(self, pixels: Tensor) -> list[Tensor]:
+        # -> (frames, channels, height, width): t·time, channels, h/merge·merge·patch, w/merge·merge·patch
+        return [pixels.view(self.packed).permute(0, 6, 5, 1, 3, 7, 2, 4, 8).reshape(self.frames)]
+
+    def pixels(self, pixels: Tensor, views: list[Tensor]) -> Tensor:
+        laid = pixels.view(self.packed).permute(0, 6, 5, 1, 3, 7, 2, 4, 8).shape
+        return views[0].view(laid).permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(pixels.shape)
+
+
+class PatchLayout:
+    """Patches of one image, row by row and padded, whose places are an input (Gemma 4): (1, n, patch · patch · channels)."""
+
+    def __init__(self, run: Run, number: int) -> None:
+        patch = getattr(getattr(run.model.config, "vision_config", None), "patch_size", None)
+        places = run.inputs.get("image_position_ids")
+        if not isinstance(patch, int) or places is None:
+            raise _unknown_layout(run)
+        columns, rows = (int(n) + 1 for n in places[number].amax(0))
+        self.grid = (rows, columns, patch, patch, -1)
+
+    def views(self, pixels: Tensor) -> list[Tensor]:
+        used = pixels[0, : self.grid[0] * self.grid[1]].view(self.grid)
+        return [used.permute(4, 0, 2, 1, 3).flatten(3, 4).flatten(1, 2)[None]]  # (1, channels, height, width)
+
+    def pixels(self, pixels: Tensor, views: list[Tensor]) -> Tensor:
+        rows, columns, patch, _, _ = self.grid
+        # -> (channels, rows, patch, columns, patch)
+        apart = views[0][0].unflatten(2, (columns, patch)).unflatten(1, (rows, patch))
+        result = pixels.clone()
+        result[0, : rows * columns] = apart.permute(1, 3, 2, 4, 0).reshape(rows * columns, -1)
+        return result
+
+
+class TileLayout:
+    """Tiles or frames (..., channels, height, width), padded if a stack or an image is smaller than the tensor.
+
+    If the model declares the layout of its tiles (LLaVA-NeXT, LLaVA-OneVision), they are assembled to the image, and the
+    thumbnail before them is a second view.
+    """
+
+    def __init__(self, run: Run, pixels: Tensor, size: list[int] | None) -> None:
+        self.tiles = pixels.flatten(0, -4)  # (tiles, channels, height, width)
+        self.used = [number for number, tile in enumerate(self.tiles) if pixels.ndim < 5 or bool(tile.any())]
+        self.region = size if pixels.ndim == 4 and size is not None else list(pixels.shape[-2:])
+        shape = _tile_grid(run.model.config, size) if pixels.ndim == 5 and size is not None else None
+        self.shape = shape if shape is not None and shape[0] * shape[1] + 1 == len(self.used) > 2 else None
+
+    def views(self, pixels: Tensor) -> list[Tensor]:
+        tiles = self.tiles[self.used][..., : self.region[0], : self.region[1]]
+        if self.shape is None:
+            return [tiles]
+        whole = tiles[1:].unflatten(0, self.shape).permute(2, 0, 3, 1, 4)  # (channels, rows, height, columns, width)
+        return [whole.flatten(3, 4).flatten(1, 2)[None], tiles[:1]]
+
+    def pixels(self, pixels: Tensor, views: list[Tensor]) -> Tensor:
+        made = views[0]
+        if self.shape is not None:
+            apart = views[0][0].unflatten(2, (self.shape[1], -1)).unflatten(1, (self.shape[0], -1))
+            made = torch.cat([views[1], apart.permute(1, 3, 0, 2, 4).flatten(0, 1)])
+        result = self.tiles.clone()
+        for number, tile in zip(self.used, made, strict=True):
+            result[number, :, : self.region[0], : self.region[1]] = tile
+        return result.view(pixels.shape)
+
+
+def _tile_grid(config: PretrainedConfig, size: list[int]) -> tuple[int, int] | None:
+    """Return (rows, columns) of the tiles of an image of this (height, width), if the configuration declares them."""
+    pinpoints = getattr(config, "image_grid_pinpoints", None)
+    side = getattr(getattr(config, "vision_config", None), "image_size", None)
+    if not pinpoints or not isinstance(side, int):
+        return None
+    from transformers.models.llava_next.modeling_llava_next import get_anyres_image_grid_shape
+
+    rows, columns = get_anyres_image_grid_shape(size, [list(pin) for pin in pinpoints], side)
+    return int(rows), int(columns)
+
+
+def _sizes(pixels: Tensor, image_sizes: Sequence[Tensor] | Tensor | None) -> list[list[int]] | None:
+    """Return (height, width) of images that are padded to a common size (Pixtral); None if each fills its tensor."""
+    if image_sizes is None or pixels.ndim != 4 or len(image_sizes) != len(pixels):
+        return None
+    return torch.as_tensor(image_sizes).tolist()  # type: ignore[no-any-return]
+
+
+def _change(image: Tensor, change: Change, seed: int, size: list[int] | None = None) -> Tensor:
+    """Change one image: the tiles of a padded stack (1, tiles, ...) one by one, and padding not at all."""
+    image = image.detach().to("cpu", torch.float32)
+    if size is not None:
+        whole = image.clone()
+        whole[..., : size[0], : size[1]] = _change(image[..., : size[0], : size[1]], change, seed)
+        return whole
+    if image.ndim == 5:
+        tiles = [
+            tile if not tile.any() else _change(tile, change, seed + number) for number, tile in enumerate(image[0])
+        ]
+        return torch.stack(tiles)[None]
+    return change(image, torch.Generator().manual_seed(content_seed(image, seed)))
+
+
+def item_digests(run: Run, mask: Tensor) -> list[str]:
+    """Return a digest of each item's images: equal for equal pixels, whatever the batch.
+
+    Unless every item has one image, the digest also depends on the rest of the batch.
+    """
+    items = len(mask) // run.copies
+    digests = [hashlib.blake2b(digest_size=16) for _ in range(items)]
+    for name in PIXELS:
+        pixels = run.inputs.get(name)
+        if not isinstance(pixels, Tensor):
+            continue
+        images, _ = split_images(run, name, pixels)
+        one_each = len(images) == items
+        for number, image in enumerate(images):
+            tiles = [tile for tile in image[0] if tile.any()] if image.ndim == 5 else [image]  # without padding
+            content = b"".join(tile.detach().to("cpu", torch.float32).contiguous().numpy().tobytes() for tile in tiles)
+            for item, digest in enumerate(digests):
+                if not one_each or number == item:
+                    digest.update(content if one_each else content + str(item).encode())
+    return [digest.hexdigest() for digest in digests]

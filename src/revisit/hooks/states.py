@@ -1,0 +1,402 @@
+"""Hidden states of a running model: forward hooks, and the states of the prompt's vision tokens.
+
+Hooks belong to one thread and are removed when the call ends. Those that capture vision tokens keep only the chosen layers,
+and are removed after the prefill, so that later steps run the model without hooks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+from transformers import Cache
+
+from revisit.errors import RevisitError
+from revisit.models.parts import ModelParts, describe
+from revisit.models.types import Model
+
+# Called with hidden states (rows, q, d); its result, unless None, replaces them.
+StateHook = Callable[[Tensor], "Tensor | None"]
+
+
+_here = threading.local()  # .paused: whether this thread's hooks are paused
+
+
+@contextlib.contextmanager
+def hooks_paused() -> Iterator[None]:
+    """Pause the hooks of this thread within the context."""
+    before, _here.paused = paused(), True
+    try:
+        yield
+    finally:
+        _here.paused = before
+
+
+def paused() -> bool:
+    """Whether hooks are paused in this thread."""
+    return bool(getattr(_here, "paused", False))
+
+
+class Hooks:
+    """Forward hooks for the forwards of the thread that made them, until released or the stack closes.
+
+    `force_eager` disables compiled code until then, because it would bypass the hooks.
+    """
+
+    def __init__(self, stack: ExitStack, *, force_eager: bool = False) -> None:
+        self._thread = threading.get_ident()
+        self._handles: list[RemovableHandle] = []
+        self._eager = force_eager
+        if force_eager:
+            _FORCE_EAGER.begin()
+        stack.callback(self.release)
+
+    def before(self, module: nn.Module, callback: StateHook) -> None:
+        """Call `callback` with the module's input, which its result replaces."""
+
+        def hook(
+            _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> tuple[Any, dict[str, Any]] | None:
+            if not self._mine():
+                return None
+            changed = callback(args[0] if args else kwargs["hidden_states"])
+            if changed is None:
+                return None
+            return ((changed, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": changed})
+
+        self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+
+    def after(self, module: nn.Module, callback: StateHook) -> None:
+        """Call `callback` with the states that the module returned, which its result replaces.
+
+        Some networks return the tokens of all rows in one dimension, and further outputs (the experts of Llama 4).
+        """
+
+        def hook(_module: nn.Module, args: tuple[Any, ...], output: object) -> object:
+            if not self._mine():
+                return None
+            states = states_of(output)
+            flat = states.ndim == 2 and bool(args) and args[0].ndim == 3
+            changed = callback(states.view(args[0].shape) if flat else states)
+            if changed is None:
+                return None
+            changed = changed.flatten(0, 1) if flat else changed
+            return (changed, *output[1:]) if isinstance(output, tuple) else changed
+
+        self._handles.append(module.register_forward_hook(hook))
+
+    def output(self, module: nn.Module, callback: Callable[[Any], None]) -> None:
+        """Call `callback` with everything that the module returned."""
+
+        def hook(_module: nn.Module, _args: object, output: object) -> None:
+            if self._mine():
+                callback(output)
+
+        self._handles.append(module.register_forward_hook(hook))
+
+    def state(self, parts: ModelParts, layer: int, callback: StateHook) -> None:
+        """Call `callback` with hidden state number `layer`: the input of decoder layer `layer`, or the normed final state.
+
+        That is the output of the layer below, with whatever the model adds in between (DeepStack features).
+        """
+        if layer < parts.depth:
+
+            def checked(hidden: Tensor) -> Tensor | None:
+                parts.check_state(layer, hidden)
+                return callback(hidden)
+
+            self.before(parts.layers[layer], checked)
+        else:
+            self.after(parts.decoder, callback)
+
+    def every_position(self, decoder: nn.Module) -> None:
+        """Make every decoder layer run for every position.
+
+        Otherwise Gemma 4 runs the layers that reuse keys and values for the last position only (transformers 5.23).
+        """
+
+        def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+            return args, {name: value for name, value in kwargs.items() if name != "logits_to_keep" or not self._mine()}
+
+        self._handles.append(decoder.register_forward_pre_hook(hook, with_kwargs=True))
+
+    def _mine(self) -> bool:
+        return threading.get_ident() == self._thread and not paused()
+
+    def release(self) -> None:
+        """Remove every hook."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        if self._eager:
+            self._eager = False
+            _FORCE_EAGER.end()
+
+
+def states_of(output: object) -> Tensor:
+    """Return the hidden states in a module's output."""
+    first = output[0] if isinstance(output, tuple) else getattr(output, "last_hidden_state", output)
+    assert isinstance(first, Tensor)
+    return first
+
+
+def normed(norm: nn.Module, states: Tensor) -> Tensor:
+    """Apply a norm that may be on another device; the result is on the norm's device."""
+    weight = next(norm.parameters(), None)
+    return norm(states if weight is None or weight.is_meta else states.to(weight.device))  # type: ignore[no-any-return]
+
+
+class ForceEager:
+    """Disables compiled code between the first `begin` and the last `end`."""
+
+    def __init__(self) -> None:
+        self.lock, self.open = threading.Lock(), 0
+        self.stance: Any = None
+
+    def begin(self) -> None:
+        with self.lock:
+            self.open += 1
+            if self.stance is None and "torch._dynamo" in sys.modules:  # otherwise nothing was compiled
+                self.stance = torch.compiler.set_stance("force_eager")
+
+    def end(self) -> None:
+        with self.lock:
+            self.open -= 1
+            if self.open == 0 and self.stance is not None:
+                self.stance.__exit__(None, None, None)
+                self.stance = None
+
+
+_FORCE_EAGER = ForceEager()
+
+
+STATE = "rope_deltas"  # (rows, 1): difference between positions and the number of tokens
+
+
+@contextlib.contextmanager
+def saved_positions(model: Model, *, clear: bool = False) -> Iterator[None]:
+    """Restore the model's position state after the context; `clear` starts without any."""
+    kept = [(module, getattr(module, STATE)) for module in model.modules() if hasattr(module, STATE)]
+    try:
+        if clear:
+            for module, _ in kept:
+                setattr(module, STATE, None)
+        yield
+    finally:
+        for module, deltas in kept:
+            setattr(module, STATE, deltas)
+
+
+# Vision states of the prompts in KV caches: a later call that reuses a cache does not compute them in its prefill.
+_OF_CACHE: weakref.WeakKeyDictionary[Cache, list[VisionStates]] = weakref.WeakKeyDictionary()
+
+
+def remember(cache: Cache, items: list[VisionStates]) -> None:
+    """Keep the vision states of a batch with the KV cache of its prompt, for later calls that reuse the cache."""
+    _OF_CACHE[cache] = items
+
+
+def remembered(cache: Cache) -> list[VisionStates] | None:
+    """Return the vision states of each item in a KV cache, if they were kept."""
+    return _OF_CACHE.get(cache)
+
+
+def vision_mask(input_ids: Tensor, vision_ids: Sequence[int]) -> Tensor:
+    """Return the mask of vision tokens in a prompt.  (B, T) -> (B, T)"""
+    return torch.isin(input_ids, torch.tensor(vision_ids, device=input_ids.device))
+
+
+def run_lengths(positions: Tensor) -> list[int]:
+    """Return the lengths of the unbroken runs of ascending positions, in order.  (n,)"""
+    if not len(positions):
+        return []
+    breaks = (positions.diff() != 1).nonzero().squeeze(-1) + 1
+    return [end - start for start, end in itertools.pairwise([0, *breaks.tolist(), len(positions)])]
+
+
+@dataclass
+class VisionStates:
+    """The hidden states of one item's vision tokens: state j·N + i is vision token i at the j-th chosen layer."""
+
+    positions: Tensor  # (N,) absolute positions in the padded prompt, on the CPU
+    layers: tuple[int, ...]
+    by_layer: dict[int, Tensor] = field(default_factory=dict)  # layer -> (N, d), views of one tensor
+    _all: Tensor | None = None  # (|J|, N, d)
+
+    @property
+    def tokens(self) -> int:
+        return len(self.positions)
+
+    def keep_in(self, buffer: Tensor) -> None:
+        """Use this (|J|, N, d) tensor for all layers."""
+        self._all = buffer
+
+    def filled(self, layer: int) -> Tensor:
+        """Return the part (N, d) of the buffer for one layer, to be filled with its states."""
+        assert self._all is not None
+        self.by_layer[layer] = self._all[self.layers.index(layer)]
+        return self.by_layer[layer]
+
+    def stacked(self) -> Tensor:
+        """Return all states, layer-major.  -> (|J|·N, d)"""
+        assert self._all is not None
+        assert len(self.by_layer) == len(self.layers)
+        return self._all.flatten(0, 1)
+
+    def place(self, state: int) -> tuple[int, int]:
+        """Return (layer, vision token) of a state of `stacked`."""
+        j, i = divmod(state, self.tokens)
+        return self.layers[j], i
+
+
+class Capture:
+    """Captures the vision tokens' states at the chosen layers in the first forward of a generate call.
+
+    Rows of the batch that are copies of one item (beams, return sequences) share one set of states. The last position's state
+    is captured too, to find how the model turns states into logits.
+    """
+
+    def __init__(
+        self,
+        parts: ModelParts,
+        mask: Tensor,
+        layers: tuple[int, ...],
+        copies: int,
+        stack: ExitStack,
+        *,
+        final_norm: bool = False,
+        cache: Cache | None = None,
+        ignore: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.parts, self.layers, self.copies, self._ignore = parts, layers, copies, ignore
+        self.length = mask.shape[1]
+        self.items = [VisionStates(row.nonzero().squeeze(-1), layers) for row in mask[::copies].cpu()]
+        self.last: Tensor | None = None  # (items, d) normed state of the last prompt position
+        self.norm = parts.final_norm if final_norm else None
+        self.cache = cache
+        self.cached = 0 if cache is None else int(cache.get_seq_length())  # positions that the first forward skips
+        self.kept = remembered(cache) if cache is not None else None
+        self.store: Tensor | None = None  # (items, |J|, N, d), padded to the largest item
+        self._indices: dict[torch.device, tuple[Tensor, Tensor]] = {}
+        self._hooks = Hooks(stack, force_eager=True)
+        self._hooks.every_position(parts.decoder)
+        for layer in layers:
+            if layer < parts.depth:
+                self._hooks.state(parts, layer, partial(self._keep, layer))
+        self._hooks.state(parts, parts.depth, self._keep_last)
+
+    def after_forward(self, model: Model, callback: Callable[[Any], None]) -> None:
+        """Call `callback` with the output of the whole model, until the capture is released."""
+        self._hooks.output(cast("nn.Module", model), callback)
+
+    def release(self) -> None:
+        """Remove every hook and keep the states."""
+        self._hooks.release()
+
+    @property
+    def complete(self) -> bool:
+        return self.last is not None
+
+    def check_reached(self) -> None:
+        """Raise RevisitError if the forward pass did not reach every hook."""
+        missed = [layer for layer in self.layers if layer not in self.items[0].by_layer]
+        if self.complete and not missed:
+            return
+        where = f"decoder layer {missed[0]}" if self.complete else "its decoder"
+        raise RevisitError(
+            f"The prefill of {describe(self.parts.model)} did not call {where} as a module, so the hooks that read its vision states "
+            "were not reached; this way of running the model is not supported."
+        )
+
+    def _keep_last(self, hidden: Tensor) -> None:
+        """Keep the final states and the last position's of every item, which completes the capture."""
+        if self.complete or self._ignore():
+            return
+        if self.parts.depth in self.layers:
+            self._keep(self.parts.depth, hidden)
+        self.last = hidden[:: self.copies, -1].clone()
+        if self.cache is not None:
+            remember(self.cache, self.items)
+
+    def _keep(self, layer: int, hidden: Tensor) -> None:
+        """Store the vision tokens' part of one layer's (rows, q, d) states; q < T if a cache holds the start of the prompt."""
+        if self.complete or self._ignore():
+            return
+        offset = self.length - hidden.shape[1]
+        if offset < 0 or hidden.shape[0] != len(self.items) * self.copies:
+            raise RevisitError(
+                f"The prompt has {self.length} positions × {len(self.items) * self.copies} rows but the decoder ran "
+                f"{hidden.shape[1]} × {hidden.shape[0]}: this way of running the model is not supported."
+            )
+        if offset > self.cached:
+            raise RevisitError(
+                f"{describe(self.parts.model)} ran for only {hidden.shape[1]} of the prompt's {self.length} positions at hidden state "
+                f"{layer}, and its KV cache held {self.cached}, so the states of the vision tokens were not computed: use another "
+                "version of transformers, or method='greedy'."
+            )
+        if self.store is None:
+            longest = max(item.tokens for item in self.items)
+            shape = (len(self.items), len(self.layers), longest, hidden.shape[-1])
+            self.store = torch.zeros(shape, dtype=hidden.dtype, device=self.parts.head.device)
+            for item, buffer in zip(self.items, self.store, strict=True):
+                item.keep_in(buffer[:, : item.tokens])
+        norm = self.norm if layer < self.parts.depth else None
+        if offset == 0:
+            states = hidden[self.index(hidden.device)]  # (items, N, d), by one kernel
+            self.store[:, self.layers.index(layer)] = states if norm is None else normed(norm, states)
+            for item in self.items:
+                item.filled(layer)
+            return
+        for number, item in enumerate(self.items):
+            new = item.positions[item.positions >= offset]
+            states = hidden[number * self.copies, (new - offset).to(hidden.device)]  # (N_new, d), a copy
+            states = (states if norm is None else normed(norm, states)).to(self.store.device)
+            if len(new) < item.tokens:
+                states = torch.cat([self._from_cache(number, layer, item.tokens - len(new)), states])
+            item.filled(layer).copy_(states)
+
+    def index(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return row and position of every item's vision tokens, padded with position 0.  -> (items, 1), (items, N)"""
+        if device not in self._indices:
+            rows = torch.arange(len(self.items))[:, None] * self.copies
+            columns = torch.nn.utils.rnn.pad_sequence([item.positions for item in self.items], batch_first=True)
+            self._indices[device] = rows.to(device), columns.to(device)
+        return self._indices[device]
+
+    def padded(self) -> tuple[Tensor, Tensor]:
+        """Return the states of all items and a mask that is False for padding.  -> (items, |J| · N, d), (items, |J| · N)"""
+        assert self.store is not None
+        counts = torch.tensor([item.tokens for item in self.items], device=self.store.device)
+        inside = torch.arange(self.store.shape[2], device=self.store.device) < counts[:, None]  # (items, N)
+        return self.store.flatten(1, 2), inside.repeat(1, len(self.layers))
+
+    def _from_cache(self, number: int, layer: int, count: int) -> Tensor:
+        """Return states of the first `count` vision tokens, which this prefill skipped because the cache holds them."""
+        if self.kept is not None and number < len(self.kept):
+            old = self.kept[number]
+            if layer in old.by_layer and torch.equal(old.positions[:count], self.items[number].positions[:count]):
+                return old.by_layer[layer][:count]
+        raise RevisitError(
+            "The KV cache passed as past_key_values already holds the image, and the hidden states of its vision tokens at layer "
+            f"{layer} were not kept with it: start from an empty cache, or reuse a cache that the same method filled with the "
+            "same layers on the same prompt."
+        )
+
+
+def no_image(model: Model) -> RevisitError:
+    """Return the error for prompts without an image."""
+    return RevisitError(
+        f"There is no image in the prompt: none of its tokens is a vision token of {describe(model)}; pass an image (with its "
+        "placeholder in the text, which the processor's chat template writes), or use method='greedy'."
+    )

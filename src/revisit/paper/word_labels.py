@@ -1,0 +1,166 @@
+"""Texts whose wrong words are labeled, and how well a detector finds these words.
+
+DetailVerifyBench (arXiv:2604.05623) marks them with tags in the text, HalLoc (arXiv:2506.10286) lists them beside it. A detector gives
+each word a score, higher for words that the image supports.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from revisit.errors import RevisitError
+from revisit.explain.calibration import Flags, Floats, auroc, f1
+from revisit.explain.records import Record, read_records, record
+from revisit.paper.check import average_precision
+
+WORD = re.compile(r"[^\W_]+(?:[-'’.@_][^\W_]+)*")
+TAG = re.compile(r"<(/?)hallucination>", re.IGNORECASE)
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Span:
+    """A wrong part of a text: from `start` to `end` (excluded), and what kind of mistake it is."""
+
+    start: int
+    end: int
+    kind: str
+
+
+@dataclass(frozen=True)
+class LabeledText:
+    """A text about an image, and its wrong parts."""
+
+    image: str  # file, or id of the image
+    text: str
+    wrong: tuple[Span, ...]
+
+    def words(self) -> list[tuple[int, int, str | None]]:
+        """Return start, end and kind of mistake of every word; None for words that are right."""
+        return [
+            (*found.span(), next((s.kind for s in self.wrong if s.start < found.end() and found.start() < s.end), None))
+            for found in WORD.finditer(self.text)
+        ]
+
+
+# -- readers --------------------------------------------------------------------------------------------------------
+
+
+def read_detail_verify(path: Path) -> list[LabeledText]:
+    """Read DetailVerifyBench's real_test.jsonl or synthetic_test.jsonl."""
+    return [_detail_verify(row) for row in read_records(path)]
+
+
+def _detail_verify(row: Record) -> LabeledText:
+    tagged = row.need_text("description_tag")
+    image = str(row["image_path"] if "image_path" in row else row.need("filename"))
+    kinds: dict[str, list[str]] = {}  # text of a label -> its kinds, in the order of the file
+    for label in row.get("hallucination_labels") or ():
+        if label.get("applied", True):
+            text = label.get("text") or label.get("final_replacement") or ""
+            kind = label.get("attribute_type") or next(iter(label.get("labels") or ()), UNKNOWN)
+            kinds.setdefault(_key(text), []).append(str(kind).lower())
+    parts = TAG.split(tagged)  # text, "" or "/", text, ...
+    text, spans = parts[0], []
+    for number in range(1, len(parts), 2):
+        if (parts[number] == "/") != (number % 4 == 3):
+            raise RevisitError(f"{row.where}: <Hallucination> tags must open and close in turn.")
+        if number % 4 == 1:
+            listed = kinds.get(_key(parts[number + 1]), [])
+            spans.append(Span(len(text), len(text + parts[number + 1]), listed.pop(0) if listed else UNKNOWN))
+        text += parts[number + 1]
+    if len(parts) % 4 == 3:
+        raise RevisitError(f"{row.where}: the last <Hallucination> tag is not closed.")
+    return LabeledText(image, text, tuple(spans))
+
+
+def _key(text: str) -> str:
+    return re.sub(r"[^\w\s]", "", text.strip().lower())
+
+
+def read_halloc(path: Path) -> list[LabeledText]:
+    """Read one of HalLoc's files (halloc_vqa.json, halloc_instruct.json, halloc_caption.json).
+
+    `annotations` is a list of objects with `type` and either `start` and `end` or the wrong words as `text`, or a mapping from types to
+    lists of wrong words.
+    """
+    return [_halloc(row) for row in read_records(path)]
+
+
+def _halloc(row: Record) -> LabeledText:
+    text, annotations = row.need_text("hallucinated_text"), row.need("annotations")
+    if isinstance(annotations, dict):
+        annotations = [{"type": kind, "text": words} for kind, found in annotations.items() for words in found]
+    spans, after = [], dict[str, int]()  # the same words twice: labels are in the order of the text
+    for number, value in enumerate(annotations, 1):
+        label = record(value, f"{row.where}, annotation {number}")
+        if "start" in label:
+            start, end = label.need_int("start"), label.need_int("end")
+        else:
+            words = label.need_text("text")
+            start = text.find(words, after.get(words, 0))
+            end = after[words] = start + len(words)
+        if not 0 <= start < end <= len(text):
+            raise RevisitError(f"{label.where} is not part of the text: {dict(label)}.")
+        spans.append(Span(start, end, label.need_text("type").lower()))
+    return LabeledText(str(row.need("image_id")), text, tuple(spans))
+
+
+READERS: dict[str, Callable[[Path], list[LabeledText]]] = {
+    "detailverifybench": read_detail_verify,
+    "halloc": read_halloc,
+}
+
+
+# -- scores of a detector -------------------------------------------------------------------------------------------
+
+Scored = Sequence[tuple[int, int, float]]  # start and end of a detector's word, and its score
+
+
+def score_words(texts: Sequence[LabeledText], scores: Sequence[Scored], threshold: float) -> dict[str, Any]:
+    """Return AUROC, average precision and token F1 over all words, and by kind of mistake.
+
+    A word takes the lowest score of the detector's words that overlap it. Words without a score count as not flagged in F1 and are left
+    out of the other two. A kind is compared with all right words. `f1` counts words; `text_f1` is the mean over texts, as DetailVerifyBench
+    reports it, in which a text without wrong words counts 0.
+    """
+    rows = [list(_joined(text, found)) for text, found in zip(texts, scores, strict=True)]
+    flat = [row for text in rows for row in text]
+    each = [f1(*_columns(text, missing=np.inf), threshold) if text else 0.0 for text in rows]
+    kinds = sorted({kind for _, kind in flat if kind is not None})
+    return {
+        "texts": len(texts),
+        **_measures(flat, threshold),
+        "text_f1": float(np.mean(each)) if each else float("nan"),
+        "kinds": {kind: _measures([row for row in flat if row[1] in (None, kind)], threshold) for kind in kinds},
+    }
+
+
+def _joined(text: LabeledText, scores: Scored) -> Iterator[tuple[float | None, str | None]]:
+    for start, end, kind in text.words():
+        yield min((score for a, b, score in scores if a < end and start < b), default=None), kind
+
+
+def _columns(rows: Sequence[tuple[float | None, str | None]], missing: float | None = None) -> tuple[Floats, Flags]:
+    kept = [(missing if score is None else score, kind) for score, kind in rows if score is not None or missing]
+    return np.array([score for score, _ in kept], float), np.array([kind is None for _, kind in kept], bool)
+
+
+def _measures(rows: Sequence[tuple[float | None, str | None]], threshold: float) -> dict[str, Any]:
+    known, every = _columns(rows), _columns(rows, missing=np.inf)
+    wrong = ~every[1]
+    return {
+        "words": len(rows),
+        "wrong": int(wrong.sum()),
+        "scored": len(known[0]),
+        "auroc": auroc(*known),
+        "average_precision": average_precision(*known),
+        "f1": f1(*every, threshold),
+        "recall": float((every[0] < threshold)[wrong].mean()) if wrong.any() else float("nan"),
+    }

@@ -1,0 +1,135 @@
+"""The choice between the implementations of ReVisiT's step, and the step as one function."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from revisit import settings
+from revisit.errors import RevisitError, unknown
+from revisit.models.parts import LinearHead, Projection
+from revisit.step.batched import BatchedStep
+from revisit.step.compiled import kernel
+from revisit.step.interface import PaddedStates, Step
+from revisit.step.reference import ReferenceStep
+from revisit.step.rule import Rule
+
+Implementation = Literal["reference", "torch", "compiled", "triton"]
+
+
+@torch.no_grad()
+def refine_logits(
+    states: Tensor | Sequence[Tensor],
+    head: Tensor | Projection,
+    logits: Tensor,
+    method: Rule | None = None,
+    implementation: Implementation | None = None,
+) -> Tensor:
+    """Return ReVisiT's scores for one decoding step of a loop of your own.
+
+    Args:
+        states: Hidden states of each item's vision tokens, (items, n, d) or a list of (n, d); n = 0 without an image.
+        head: The LM head's (V, d) weight, or a `LinearHead` with its bias, scale and cap.
+        logits: (B, V) of the step. B is a multiple of the items: consecutive rows are copies of one item (beams).
+        method: A `ReVisiT` with the settings; the paper's by default. select="random" draws from torch's generator.
+        implementation: "reference", "torch", "compiled" (CPUs) or "triton" (GPUs); by default the one that `choose` selects.
+
+    Returns:
+        (B, V) log-scores, -inf outside the plausible set; their softmax and argmax are ReVisiT's.
+    """
+    items, rule = list(states), method or Rule()
+    projection = LinearHead(head) if isinstance(head, Tensor) else head
+    _check_shapes(items, projection, logits)
+    step = choose(projection, rule, logits.device, implementation)
+    padded = PaddedStates.of_items(items, copies=len(logits) // len(items))
+    draws = torch.rand(len(logits), 1, dtype=torch.double, device=logits.device) if rule.select == "random" else 0.0
+    return step.take(logits, padded, draws).scores
+
+
+def choose(
+    head: Projection,
+    rule: Rule,
+    device: torch.device,
+    implementation: Implementation | None = None,
+    *,
+    room: int | None = None,
+    record: bool = False,
+) -> Step:
+    """Choose the step implementation for these settings.
+
+    The reference handles the full vocabulary and, on a CPU, the rounding of the released code: batching gains nothing there,
+    and its result is exact. C code handles the usual settings on a CPU, Triton kernels on a GPU, and torch everything else.
+
+    Args:
+        head: The LM head.
+        rule: The settings.
+        device: Where the states are.
+        implementation: Use this one instead; raises RevisitError if it does not support the head or the settings.
+        room: Most blocks times candidates that the torch step compares at once; see `batched.room_for`.
+        record: Fill in `StepOutput.details`.
+    """
+    if implementation is None:
+        exact = rule.full_vocabulary or (rule.model_dtype and device.type == "cpu")
+        fast: Implementation = "compiled" if device.type == "cpu" else "triton"
+        implementation = "reference" if exact else fast if supports(fast, head, rule, device) else "torch"
+    if not supports(implementation, head, rule, device):
+        raise RevisitError(
+            f"The {implementation} step is not available here, or does not support this head, device or setting: leave "
+            'implementation out, or pass "torch" or "reference".'
+        )
+    if implementation == "compiled":
+        return kernel.CompiledStep(head, rule, record)
+    if implementation == "triton":
+        from revisit.step.triton import TritonStep
+
+        return TritonStep(head, rule, room, record)
+    return ReferenceStep(head, rule) if implementation == "reference" else BatchedStep(head, rule, room, record)
+
+
+def supports(implementation: Implementation, head: Projection, rule: Rule, device: torch.device) -> bool:
+    """Return whether an implementation is available on a device and supports the head and the settings."""
+    if implementation not in get_args(Implementation):
+        raise unknown("implementation", str(implementation), get_args(Implementation))
+    if implementation == "compiled":
+        return device.type == "cpu" and kernel.suits(head, rule)
+    if implementation == "triton":
+        if without_triton(device) is not None:
+            return False
+        from revisit.step import triton  # where torch was built for GPUs
+
+        return triton.suits(head, rule) and not triton.failed(device)
+    return True
+
+
+def usual_step(device: torch.device, dtype: torch.dtype) -> str:
+    """Return the name of the implementation that is used with a plain head and the paper's settings."""
+    return choose(LinearHead(torch.zeros(1, 16, dtype=dtype)), Rule(), device).name
+
+
+def without_triton(device: torch.device) -> str | None:
+    """Return why the Triton step cannot be used on a device, in a few words; None if it can."""
+    if not settings.compiled_step():
+        return "turned off by REVISIT_KERNEL"
+    if find_spec("triton") is None:
+        return "Triton is not installed"
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    return None if device.type == "cuda" or interpreted else "it needs a CUDA or ROCm device"
+
+
+def _check_shapes(items: Sequence[Tensor], head: Projection, logits: Tensor) -> None:
+    """Raise RevisitError unless the shapes of states, head and logits match."""
+    if not items or logits.ndim != 2 or not len(logits) or len(logits) % len(items):
+        raise RevisitError(
+            f"refine_logits: logits must be (B, V) with B a multiple of the {len(items)} items of the states, not {tuple(logits.shape)}."
+        )
+    vocabulary, width = head.weight.shape if isinstance(head, LinearHead) else (logits.shape[1], items[0].shape[-1])
+    if any(item.ndim != 2 or item.shape[1] != width for item in items) or logits.shape[1] > vocabulary:
+        raise RevisitError(
+            f"refine_logits: a head of shape ({vocabulary}, {width}) needs states (n, {width}) and at most {vocabulary} logits per row, "
+            f"not states {', '.join(str(tuple(item.shape)) for item in items[:8])} and {logits.shape[1]} logits."
+        )

@@ -1,0 +1,700 @@
+"""ReVisiT's usual step as seven Triton kernels, for CUDA and ROCm devices.
+
+`reference.py` defines the result; this file computes it for a whole batch (Jensen–Shannon divergence, product of experts,
+any weight, any number of neighbors). Read it top to bottom: `launches` lists the kernels in order, and each kernel is one
+line of the algorithm.
+
+    maxima    largest logit and normalizer of each tile of the vocabulary           (B, tiles)
+    count     plausible tokens of each tile, and their sum of probabilities         (B, tiles)
+    pack      plausible tokens in vocabulary order, with log P; scores outside them (B, V)
+    compare   divergence of every vision state; states are read from memory once    (B, N)
+    select    the nearest vision states                                             (B, n)
+    project   log Q of the selected states                                          (B, V)
+    fuse      weight, product, normalization, scores of the plausible tokens        (B, V)
+
+The host reads no value and the grids depend on shapes alone, so a step never synchronizes and can be captured in a CUDA
+graph. Loops over candidates end at the row's own count, so a plausible set may have any size. Rows that have ended, have no
+vision states or have one plausible token return before their states are read. The order of every sum is fixed: the same
+input gives the same bits.
+
+The vision states of row b are `counts[b]` states in blocks of S, in the blocks `table[b]` of one tensor (G, S, d): padded
+states of transformers have one block per item, vLLM's pool has blocks anywhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from revisit.models.parts import HALF, LARGEST_LOGIT, Projection
+from revisit.step import reference
+from revisit.step.batched import BatchedStep
+from revisit.step.interface import BlockTable, RowDetail, RowStates, Step, StepOutput
+from revisit.step.rule import Rule
+
+# -- kernels -------------------------------------------------------------------------------------------------------
+# B rows, V tokens, k plausible tokens of a row, N vision states of the longest row, d numbers in a state.
+
+LARGEST = tl.constexpr(LARGEST_LOGIT)
+STEPS = tl.constexpr(1e6)  # distances are compared in steps of 1 / STEPS, as in the reference
+LN2 = tl.constexpr(math.log(2))
+INFINITY = tl.constexpr(math.inf)
+VARYING = ("N", "S", "blocks", "tiles", "copies")  # numbers that change with the batch: a new value compiles nothing
+
+
+@triton.jit
+def is_left(row, ended, counts):
+    """Return whether a row keeps its logits: it has no vision states, or it has ended."""
+    left = tl.load(counts + row) == 0
+    if ended is not None:
+        left = left | (tl.load(ended + row) != 0)
+    return left
+
+
+@triton.jit
+def load_logits(logits, rows, row, tile, V, stride, TILE: tl.constexpr):
+    """Return a tile of a row's logits in float32, the token ids, and which row of the logits it is."""
+    at = row.to(tl.int64) if rows is None else tl.load(rows + row).to(tl.int64)
+    token = tile * TILE + tl.arange(0, TILE)
+    x = tl.load(logits + at * stride + token, mask=token < V, other=-INFINITY).to(tl.float32)
+    return x, token, at
+
+
+@triton.jit
+def maxima(logits, rows, ended, counts, largest, sums, V, stride, tiles, TILE: tl.constexpr):
+    """Find the largest logit of a tile, and the sum of exponentials below it: NaN if a logit is NaN or +inf."""
+    tile, row = tl.program_id(0), tl.program_id(1)
+    if is_left(row, ended, counts):
+        return
+    x, _, _ = load_logits(logits, rows, row, tile, V, stride, TILE)
+    top = tl.max(x, 0)
+    tl.store(largest + row * tiles + tile, top)
+    tl.store(sums + row * tiles + tile, tl.sum(tl.exp(x - tl.where(top == -INFINITY, 0.0, top)), 0))
+
+
+@triton.jit
+def find_plausible(x, largest, sums, row, tiles, log_alpha, TILES: tl.constexpr):
+    """Return which tokens of a tile are plausible, and the row's largest logit; none in a row that is no distribution.
+
+    The comparison is the reference's, by log-probabilities and not by logits, with the same rounding.
+    """
+    t = tl.arange(0, TILES)
+    tops = tl.load(largest + row * tiles + t, mask=t < tiles, other=-INFINITY)  # (tiles,)
+    parts = tl.load(sums + row * tiles + t, mask=t < tiles, other=0.0)
+    top = tl.max(tops, 0)
+    log_total = tl.log(tl.sum(parts * tl.exp(tops - top), 0))  # NaN if all logits are -inf
+    return (x - top) - log_total >= -log_total + log_alpha, top
+
+
+@triton.jit
+def count(
+    logits, rows, ended, counts, largest, sums, found, masses, V, stride, tiles, log_alpha, TILE: tl.constexpr, TILES: tl.constexpr
+):  # fmt: skip
+    """Count the plausible tokens of a tile, and add up their probabilities relative to the likeliest token's."""
+    tile, row = tl.program_id(0), tl.program_id(1)
+    if is_left(row, ended, counts):
+        return
+    x, _, _ = load_logits(logits, rows, row, tile, V, stride, TILE)
+    keep, top = find_plausible(x, largest, sums, row, tiles, log_alpha, TILES)
+    tl.store(found + row * tiles + tile, tl.sum(keep.to(tl.int32), 0))
+    tl.store(masses + row * tiles + tile, tl.sum(tl.where(keep, tl.exp(x - top), 0.0), 0))
+
+
+@triton.jit
+def pack(
+    logits, rows, ended, counts, largest, sums, found, masses, scores, sizes, ids, log_p, V, stride, score_stride, tiles,
+    log_alpha, gap, TILE: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    """List the plausible tokens of a tile behind those of earlier tiles, and write the scores of all other tokens.
+
+    Those are `gap` below their logit: -inf, or finite for vLLM. Rows that are left as they are keep their logits.
+    """
+    tile, row = tl.program_id(0), tl.program_id(1)
+    x, token, at = load_logits(logits, rows, row, tile, V, stride, TILE)
+    out = scores + at * score_stride + token
+    if is_left(row, ended, counts):
+        if tile == 0:
+            tl.store(sizes + row, 0)
+        tl.store(out, x, mask=token < V)
+        return
+    t = tl.arange(0, TILES)
+    each = tl.load(found + row * tiles + t, mask=t < tiles, other=0)  # (tiles,)
+    mass = tl.sum(tl.load(masses + row * tiles + t, mask=t < tiles, other=0.0), 0)
+    size, before = tl.sum(each, 0), tl.sum(tl.where(t < tile, each, 0), 0)
+    if tile == 0:
+        tl.store(sizes + row, size)
+    keep, top = find_plausible(x, largest, sums, row, tiles, log_alpha, TILES)
+    place = row.to(tl.int64) * V + before + tl.cumsum(keep.to(tl.int32), 0) - 1
+    tl.store(ids + place, token, mask=keep)
+    tl.store(log_p + place, (x - top) - tl.log(mass), mask=keep)
+    tl.store(out, tl.where(size > 0, x - gap, x), mask=(token < V) & ~keep)
+
+
+@triton.jit
+def load_candidates(ids, log_p, row, start, k, V, TOKENS: tl.constexpr):
+    """Return whether places from `start` on hold a plausible token, and its id and log-probability."""
+    place = start + tl.arange(0, TOKENS)
+    inside = place < k
+    at = row.to(tl.int64) * V + place
+    return inside, tl.load(ids + at, mask=inside, other=0), tl.load(log_p + at, mask=inside, other=-INFINITY)
+
+
+@triton.jit
+def multiply(
+    states, at, real, head, token, inside, D, STATES: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr, WIDE: tl.constexpr
+):  # fmt: skip
+    """Return the logits of some states over some tokens, with float32 sums.  -> (states, tokens)"""
+    x = tl.zeros((STATES, TOKENS), tl.float32)
+    row = token.to(tl.int64) * D
+    for start in range(0, D, WIDTH):
+        column = start + tl.arange(0, WIDTH)
+        some = column < D
+        h = tl.load(states + at[:, None] + column[None, :], mask=real[:, None] & some[None, :], other=0.0)
+        w = tl.load(head + row[None, :] + column[:, None], mask=inside[None, :] & some[:, None], other=0.0)
+        if WIDE:
+            h, w = h.to(tl.float32), w.to(tl.float32)
+        x = tl.dot(h, w, x, input_precision="ieee")
+    return x
+
+
+@triton.jit(do_not_specialize=VARYING)
+def compare(
+    states, table, counts, sizes, ids, log_p, head, distances, normalizers, nearest, V, N, S, D, blocks, tiles, copies, sign,
+    STATES: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Compute the divergence of a tile of states: `sign` times it, and inf for states that cannot be selected.
+
+    Q needs its normalizer before it can be compared, so sets of more than TOKENS candidates are projected twice; what the
+    second projection reads is still in the cache. Copies of an item run next to each other for the same reason.
+    """
+    tile, row = tl.program_id(1), tl.program_id(2) * copies + tl.program_id(0)
+    k, n = tl.load(sizes + row), tl.load(counts + row)
+    if (k < 2) | (tile * STATES >= n):
+        return
+    number = tile * STATES + tl.arange(0, STATES)  # (states,)
+    real = number < n
+    block = tl.load(table + row * blocks + number // S, mask=real, other=0).to(tl.int64)
+    at = (block * S + number % S) * D
+
+    top = tl.full((STATES,), -INFINITY, tl.float32)
+    total = tl.zeros((STATES,), tl.float32)
+    worst = tl.zeros((STATES,), tl.int32)
+    x = tl.zeros((STATES, TOKENS), tl.float32)
+    for start in range(0, k, TOKENS):
+        inside, token, _ = load_candidates(ids, log_p, row, start, k, V, TOKENS)
+        x = multiply(states, at, real, head, token, inside, D, STATES, TOKENS, WIDTH, WIDE)
+        bad = inside[None, :] & ~(tl.abs(x) < LARGEST)  # NaN is not below
+        worst = worst | tl.max(bad.to(tl.int32), 1)
+        masked = tl.where(inside[None, :], x, -INFINITY)
+        higher = tl.maximum(top, tl.max(masked, 1))
+        total = total * tl.exp(top - higher) + tl.sum(tl.exp(masked - higher[:, None]), 1)
+        top = higher
+    normalizer = top + tl.log(total)
+
+    jsd = tl.zeros((STATES,), tl.float32)
+    for start in range(0, k, TOKENS):
+        inside, token, log_of_p = load_candidates(ids, log_p, row, start, k, V, TOKENS)
+        if k > TOKENS:
+            x = multiply(states, at, real, head, token, inside, D, STATES, TOKENS, WIDTH, WIDE)
+        log_q = x - normalizer[:, None]
+        p, q = tl.exp(log_of_p)[None, :], tl.exp(log_q)
+        log_m = tl.log(0.5 * (p + q))
+        terms = p * (log_of_p[None, :] - log_m) + q * (log_q - log_m)
+        jsd += 0.5 * tl.sum(tl.where(inside[None, :] & (p + q > 0), terms, 0.0), 1)
+
+    distance = tl.where((worst == 0) & real, sign * jsd, INFINITY)
+    place = row.to(tl.int64) * N + number
+    tl.store(distances + place, distance, mask=real)
+    tl.store(normalizers + place, normalizer, mask=real)
+    tl.store(nearest + row * tiles + tile, tl.min(distance, 0))
+
+
+@triton.jit(do_not_specialize=VARYING)
+def select(
+    counts, sizes, distances, nearest, chosen, chosen_count, N, tiles, neighbors, STATES: tl.constexpr, TILES: tl.constexpr
+):  # fmt: skip
+    """Select the nearest states in order; equal distances (see STEPS) go to the first state.
+
+    The least distance of each tile tells in which tile the next state is, so only that tile's distances are read.
+    """
+    row = tl.program_id(0)
+    n = tl.load(counts + row)
+    tl.store(chosen_count + row, 0)
+    if tl.load(sizes + row) < 2:
+        return
+    t = tl.arange(0, TILES)
+    least_of_tile = tl.load(nearest + row * tiles + t, mask=t * STATES < n, other=INFINITY)
+    least = tl.min(least_of_tile, 0)
+    if least == INFINITY:
+        return
+    steps_of_tile = tl.floor((least_of_tile - least) * STEPS + 0.5)  # (tiles,)
+    last_step, last = least * 0 - 1, n * 0 - 1
+    selected = 0
+    for j in range(neighbors):
+        tile = tl.argmin(steps_of_tile, 0)
+        number = tile * STATES + tl.arange(0, STATES)
+        distance = tl.load(distances + row.to(tl.int64) * N + number, mask=number < n, other=INFINITY)
+        steps = tl.floor((distance - least) * STEPS + 0.5)  # (states,)
+        free = (steps > last_step) | ((steps == last_step) & (number > last))
+        steps = tl.where(free, steps, INFINITY)
+        last_step = tl.min(steps, 0)
+        last = tl.min(tl.where(steps == last_step, number, n), 0)
+        tl.store(chosen + row * neighbors + j, last)
+        selected += (last_step < INFINITY).to(tl.int32)
+        rest = tl.min(tl.where(number == last, INFINITY, steps), 0)
+        steps_of_tile = tl.where(t == tile, rest, steps_of_tile)
+    tl.store(chosen_count + row, selected)
+
+
+@triton.jit(do_not_specialize=VARYING)
+def project(
+    states, table, sizes, ids, log_p, head, normalizers, chosen, chosen_count, log_q, V, N, S, D, blocks, neighbors,
+    TOKENS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Compute log Q, the mean of the distributions of the selected states."""
+    first, row = tl.program_id(0), tl.program_id(1)
+    selected = tl.load(chosen_count + row)
+    if selected == 0:
+        return
+    k = tl.load(sizes + row)
+    for start in range(first * TOKENS, k, tl.num_programs(0) * TOKENS):
+        inside, token, _ = load_candidates(ids, log_p, row, start, k, V, TOKENS)
+        top = tl.full((TOKENS,), -INFINITY, tl.float32)
+        total = tl.zeros((TOKENS,), tl.float32)
+        for j in range(selected):
+            number = tl.load(chosen + row * neighbors + j)
+            block = tl.load(table + row * blocks + number // S).to(tl.int64)
+            terms = tl.zeros((TOKENS, WIDTH), tl.float32)
+            for begin in range(0, D, WIDTH):
+                column = begin + tl.arange(0, WIDTH)
+                some = column < D
+                h = tl.load(states + (block * S + number % S) * D + column, mask=some, other=0.0)
+                at = token.to(tl.int64)[:, None] * D + column[None, :]
+                w = tl.load(head + at, mask=inside[:, None] & some[None, :], other=0.0)
+                terms += w.to(tl.float32) * h.to(tl.float32)[None, :]
+            value = tl.sum(terms, 1) - tl.load(normalizers + row.to(tl.int64) * N + number)
+            higher = tl.maximum(top, value)
+            total = total * tl.exp(top - higher) + tl.exp(value - higher)
+            top = higher
+        mean = top + tl.log(total / selected)
+        tl.store(log_q + row.to(tl.int64) * V + start + tl.arange(0, TOKENS), mean, mask=inside)
+
+
+@triton.jit
+def fuse(
+    rows, sizes, ids, log_p, log_q, chosen, chosen_count, scores, applied, changed, state, weights, V, stride, neighbors, weight,
+    gap, AGREEMENT: tl.constexpr, UNCERTAINTY: tl.constexpr, NORMALIZE: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    """Multiply the two distributions and write the scores of the plausible tokens."""
+    row = tl.program_id(0)
+    k, selected = tl.load(sizes + row), tl.load(chosen_count + row)
+    used = selected > 0
+    projected = tl.where(used, k, 0)  # tokens with log Q
+    base, place = row.to(tl.int64) * V, tl.arange(0, TOKENS)
+    w = weight
+    if AGREEMENT or UNCERTAINTY:
+        jsd, top = weight * 0, weight * 0 - INFINITY
+        for start in range(0, k, TOKENS):
+            inside = start + place < k
+            lp = tl.load(log_p + base + start + place, mask=inside, other=-INFINITY)
+            lq = tl.load(log_q + base + start + place, mask=start + place < projected, other=0.0)
+            p, q = tl.exp(lp), tl.exp(lq)
+            log_m = tl.log(0.5 * (p + q))
+            terms = p * (lp - log_m) + q * (lq - log_m)
+            jsd += 0.5 * tl.sum(tl.where(inside & (p + q > 0), terms, 0.0), 0)
+            top = tl.maximum(top, tl.max(lp, 0))
+        w = weight * 0 + 1
+        if AGREEMENT:
+            w *= tl.minimum(tl.maximum(1 - jsd / LN2, 0.0), 1.0)
+        if UNCERTAINTY:
+            w *= tl.sqrt(tl.maximum(1 - tl.exp(top), 0.0))
+    w = tl.where(used, w, 0.0)
+
+    likeliest, best, before, total = w * 0 - INFINITY, w * 0 - INFINITY, w * 0 - INFINITY, w * 0
+    for start in range(0, k, TOKENS):
+        inside = start + place < k
+        lp = tl.load(log_p + base + start + place, mask=inside, other=-INFINITY)
+        fused = lp + w * tl.load(log_q + base + start + place, mask=start + place < projected, other=0.0)
+        top = tl.max(fused, 0)
+        first = tl.argmax(fused, 0)
+        before = tl.where(top > best, tl.max(tl.where(place == first, lp, -INFINITY), 0), before)
+        higher = tl.maximum(best, top)
+        total = total * tl.exp(best - higher) + tl.sum(tl.exp(fused - higher), 0)
+        best, likeliest = higher, tl.maximum(likeliest, tl.max(lp, 0))
+    tl.store(applied + row, used)
+    tl.store(changed + row, used & (before < likeliest))  # the log P of the token that is now the likeliest
+    tl.store(state + row, tl.load(chosen + row * neighbors, mask=used, other=-1))
+    tl.store(weights + row, w)
+    shift = best + tl.log(total) if NORMALIZE else 0.0
+
+    at = row.to(tl.int64) if rows is None else tl.load(rows + row).to(tl.int64)
+    for start in range(0, k, TOKENS):
+        inside = start + place < k
+        lp = tl.load(log_p + base + start + place, mask=inside, other=0.0)
+        fused = lp + w * tl.load(log_q + base + start + place, mask=start + place < projected, other=0.0)
+        token = tl.load(ids + base + start + place, mask=inside, other=0)
+        tl.store(scores + at * stride + token, tl.maximum(fused - shift, lp - gap), mask=inside)
+
+
+# -- launches ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How much one program computes, and with how many warps and pipeline stages."""
+
+    states: int  # vision states
+    warps: int  # of the programs that compare them
+    width: int  # numbers of a state multiplied at once
+    stages: int  # of the pipeline that loads these
+    tokens: int = 64  # candidates compared at once; larger sets are compared in several rounds
+    vocabulary: int = 2048  # logits
+    projections: int = 16  # programs of a row that project its selected states,
+    projected: int = 4  # on this many candidates at once
+
+
+def tiles_for(rows: int, states: int, dtype: torch.dtype, hip: bool = torch.version.hip is not None) -> Tiles:
+    """Choose tiles whose operands fit the shared memory of every GPU: 99 kB on NVIDIA's, 64 kB on AMD's.
+
+    Small tiles keep the device busy where there are few states, and save registers in float32.
+    """
+    many = dtype in HALF and rows * states >= 256 * 64
+    if hip:
+        return Tiles(64, warps=8, width=128, stages=2) if many else Tiles(16, warps=4, width=128, stages=2)
+    if many:
+        return Tiles(64, warps=8, width=128, stages=3)
+    return Tiles(16, warps=8, width=256, stages=3) if dtype in HALF else Tiles(16, warps=4, width=128, stages=3)
+
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # the interpreter cannot multiply bfloat16
+FEW_TILES, MANY_TILES = 1024, 8192  # tiles of states that `select` compares: two programs, so that few are compiled
+
+
+class Launch(NamedTuple):
+    """One kernel with what it is launched with."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: tuple[Any, ...]
+    constants: dict[str, Any]
+    warps: int = 4
+    stages: int = 1
+
+    def run(self) -> None:
+        self.kernel[self.grid](
+            *self.arguments, **self.constants, num_warps=self.warps, num_stages=self.stages, enable_fp_fusion=False
+        )
+
+
+class Buffers(NamedTuple):
+    """Memory between the kernels of a step; more than the step needs is fine."""
+
+    largest: Tensor  # (B, tiles of the vocabulary)
+    sums: Tensor
+    masses: Tensor
+    found: Tensor
+    ids: Tensor  # (B, V)
+    log_p: Tensor
+    log_q: Tensor
+    distances: Tensor  # (B, N)
+    normalizers: Tensor
+    nearest: Tensor  # (B, tiles of states)
+    chosen: Tensor  # (B, neighbors)
+    chosen_count: Tensor  # (B,)
+
+    @classmethod
+    def allocate(
+        cls,
+        rows: int,
+        vocabulary: int,
+        states: int,
+        rule: Rule,
+        tiles: Tiles,
+        device: torch.device,
+        old: Buffers | None,
+    ) -> Buffers:
+        """Return buffers for steps of this size; those of `old` that are large enough are used again."""
+        parts = rows * triton.cdiv(vocabulary, tiles.vocabulary)
+        counts = [*[parts] * 4, *[rows * vocabulary] * 3, *[rows * states] * 2]
+        counts += [rows * triton.cdiv(states, tiles.states), rows * rule.neighbors, rows]
+        whole = ("found", "ids", "chosen", "chosen_count")
+        made = []
+        for number, (name, count) in enumerate(zip(cls._fields, counts, strict=True)):
+            if old is not None and old[number].numel() >= count:
+                made.append(old[number])
+            else:
+                dtype = torch.int32 if name in whole else torch.float32
+                made.append(torch.empty(count, dtype=dtype, device=device))
+        return cls(*made)
+
+
+def launches(
+    logits: Tensor,
+    states: BlockTable,
+    head: Tensor,
+    rule: Rule,
+    buffers: Buffers,
+    out: StepOutput,
+    tiles: Tiles,
+    ended: Tensor | None = None,
+    rows: Tensor | None = None,
+    gap: float = math.inf,
+) -> Iterator[Launch]:
+    """Yield the kernels of a step in order.
+
+    Args:
+        logits: (·, V), of which row b of the step is row rows[b].
+        states: Where the vision states of the B rows are.
+        head: (≥ V, d).
+        rule: The settings.
+        buffers: Memory between the kernels.
+        out: Written to; `out.scores` may be `logits` itself.
+        tiles: Sizes of the programs.
+        ended: (B,) rows that keep their logits.
+        rows: (B,) int32; None for all rows in order.
+        gap: How far below its logit the score of a token outside the plausible set is.
+    """
+    batch, blocks = states.blocks.shape
+    vocabulary, longest = logits.shape[1], states.longest
+    size, width = states.states.shape[1:]
+    parts, state_tiles = triton.cdiv(vocabulary, tiles.vocabulary), triton.cdiv(longest, tiles.states)
+    b, log_alpha, weight = buffers, math.log(rule.alpha), rule.weight
+    tile = {"TILE": tiles.vocabulary}
+    whole = {**tile, "TILES": triton.next_power_of_2(parts)}
+    of_rows = (logits, rows, ended, states.counts)
+    shape = (vocabulary, logits.stride(0))
+
+    yield Launch(maxima, (parts, batch), (*of_rows, b.largest, b.sums, *shape, parts), tile)
+    yield Launch(
+        count,
+        (parts, batch),
+        (*of_rows, b.largest, b.sums, b.found, b.masses, *shape, parts, log_alpha),
+        whole,
+    )
+    yield Launch(
+        pack,
+        (parts, batch),
+        (
+            *(*of_rows, b.largest, b.sums, b.found, b.masses, out.scores, out.sizes, b.ids, b.log_p),
+            *(*shape, out.scores.stride(0), parts, log_alpha, gap),
+        ),
+        whole,
+        warps=8,
+    )
+    yield Launch(
+        compare,
+        (states.copies, state_tiles, batch // states.copies),
+        (
+            *(states.states, states.blocks, states.counts, out.sizes, b.ids, b.log_p, head),
+            *(b.distances, b.normalizers, b.nearest, vocabulary, longest, size, width, blocks, state_tiles),
+            *(states.copies, -1.0 if rule.select == "max" else 1.0),
+        ),
+        {"STATES": tiles.states, "TOKENS": tiles.tokens, "WIDTH": tiles.width, "WIDE": INTERPRETED},
+        tiles.warps,
+        tiles.stages,
+    )
+    yield Launch(
+        select,
+        (batch,),
+        (
+            *(states.counts, out.sizes, b.distances, b.nearest, b.chosen, b.chosen_count),
+            *(longest, state_tiles, rule.neighbors),
+        ),
+        {"STATES": tiles.states, "TILES": MANY_TILES if state_tiles > FEW_TILES else FEW_TILES},
+    )
+    yield Launch(
+        project,
+        (tiles.projections, batch),
+        (
+            *(states.states, states.blocks, out.sizes, b.ids, b.log_p, head, b.normalizers, b.chosen, b.chosen_count),
+            *(b.log_q, vocabulary, longest, size, width, blocks, rule.neighbors),
+        ),
+        {"TOKENS": tiles.projected, "WIDTH": 1024},
+    )
+    yield Launch(
+        fuse,
+        (batch,),
+        (
+            *(rows, out.sizes, b.ids, b.log_p, b.log_q, b.chosen, b.chosen_count, out.scores, out.applied, out.changed),
+            *(out.states, out.weights, vocabulary, out.scores.stride(0), rule.neighbors),
+            *(1.0 if isinstance(weight, str) else weight, gap),
+        ),
+        {
+            "AGREEMENT": weight in ("agreement", "both"),
+            "UNCERTAINTY": weight in ("uncertainty", "both"),
+            "NORMALIZE": rule.normalize,
+            "TOKENS": 1024,
+        },
+    )
+
+
+# -- the step ------------------------------------------------------------------------------------------------------
+
+CLOSE = 0.01  # by how much divergences of torch and Triton may differ at first use, and scores five times that
+_WORKS: dict[tuple[Any, ...], bool] = {}  # by device, dtypes and tiles: whether the first step agreed with torch's
+
+
+def is_usual(rule: Rule) -> bool:
+    """Return whether the kernels support these settings."""
+    usual = rule.divergence == "jsd" and rule.fusion == "poe" and rule.select in ("min", "max")
+    return usual and not (rule.full_vocabulary or rule.model_dtype)
+
+
+def suits(head: Projection, rule: Rule) -> bool:
+    """Return whether the kernels support this head and these settings."""
+    weight = head.plain_weight
+    return (
+        is_usual(rule)
+        and weight is not None
+        and weight.dtype in (torch.float32, *HALF)
+        and weight.is_contiguous()
+        and weight.shape[1] % 16 == 0  # else loads are not aligned
+    )
+
+
+def failed(device: torch.device) -> bool:
+    """Return whether the kernels have failed on a device in this process."""
+    return any(key[0] == device and not works for key, works in _WORKS.items())
+
+
+class TritonStep(Step):
+    """Compute steps with the kernels above.
+
+    They were compiled for many GPUs and tested in Triton's interpreter, not on every device. So the first step with a device
+    and dtype is compared with torch's; if they differ or Triton fails, one warning is given and torch computes all steps.
+    """
+
+    name = "triton"
+
+    def __init__(self, head: Projection, rule: Rule, room: int | None = None, record: bool = False) -> None:
+        weight = head.plain_weight
+        assert weight is not None
+        self.weight, self.rule, self.record = weight, rule, record
+        self.torch = BatchedStep(head, rule, room, record)
+        self.buffers: Buffers | None = None
+
+    @torch.no_grad()
+    def take(
+        self, logits: Tensor, states: RowStates, uniform: float | Tensor = 0.0, ended: Tensor | None = None
+    ) -> StepOutput:
+        if not self._works(logits, states):
+            return self.torch.take(logits, states, uniform, ended)
+        out = self.launch(logits, states.table(), torch.empty_like(logits), ended=ended)
+        return out._replace(details=self.details(out, states)) if self.record else out
+
+    @torch.no_grad()
+    def take_in_place(
+        self,
+        logits: Tensor,
+        rows: Tensor | None,
+        states: RowStates,
+        uniform: float | Tensor = 0.0,
+        gap: float = math.inf,
+    ) -> StepOutput:
+        if not self._works(logits, states, rows):
+            return self.torch.take_in_place(logits, rows, states, uniform, gap)
+        return self.launch(logits, states.table(), logits, rows=rows, gap=gap)
+
+    def launch(
+        self, logits: Tensor, table: BlockTable, scores: Tensor, tiles: Tiles | None = None, **options: Any
+    ) -> StepOutput:
+        """Launch the kernels; for `options` see `launches`."""
+        device, batch = logits.device, len(table.blocks)
+        tiles = tiles or tiles_for(batch, table.longest, table.states.dtype)
+        self.reserve(logits, table, tiles)
+        assert self.buffers is not None
+        sizes, state = (torch.empty(batch, dtype=torch.int32, device=device) for _ in range(2))
+        applied, changed = (torch.empty(batch, dtype=torch.bool, device=device) for _ in range(2))
+        out = StepOutput(scores, sizes, applied, changed, state, torch.empty(batch, device=device))
+        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+            for launch in launches(logits, table, self.weight, self.rule, self.buffers, out, tiles, **options):
+                launch.run()
+        return out
+
+    def reserve(self, logits: Tensor, states: BlockTable, tiles: Tiles | None = None) -> None:
+        batch, longest = len(states.blocks), states.longest
+        tiles = tiles or tiles_for(batch, longest, states.states.dtype)
+        self.buffers = Buffers.allocate(batch, logits.shape[1], longest, self.rule, tiles, logits.device, self.buffers)
+
+    def details(self, out: StepOutput, states: RowStates) -> tuple[RowDetail | None, ...]:
+        """Return what the last step did to each row, read by the host."""
+        assert self.buffers is not None
+        assert isinstance(out.weights, Tensor)
+        b, real, vocabulary = self.buffers, states.blocks().real_by_row(), out.scores.shape[1]
+        distances = b.distances[: real.numel()].view(real.shape)  # (B, N)
+        made: list[RowDetail | None] = []
+        for row, size in enumerate(out.sizes.tolist()):
+            if not size:
+                made.append(None)
+                continue
+            part = slice(row * vocabulary, row * vocabulary + size)
+            ids, base, state = b.ids[part].long(), b.log_p[part].clone(), int(out.states[row])
+            values = distances[row, real[row]] * (-1 if self.rule.select == "max" else 1)
+            made.append(
+                RowDetail(
+                    ids=ids,
+                    base=base,
+                    vision=base if state < 0 else b.log_q[part].clone(),
+                    final=out.scores[row, ids],
+                    state=-1 if state < 0 else int(real[row, :state].sum()),
+                    divergences=values.masked_fill(values.isinf(), math.nan) if size > 1 else None,
+                    weight=float(out.weights[row]),
+                )
+            )
+        return tuple(made)
+
+    # -- first use -------------------------------------------------------------------------------------------------
+
+    def _works(self, logits: Tensor, states: RowStates, rows: Tensor | None = None) -> bool:
+        """Return whether the kernels can be used for a step; the first of its kind is compared with torch's."""
+        table = states.table()
+        tiles = tiles_for(len(table.blocks), table.longest, table.states.dtype)
+        fits = triton.cdiv(table.longest, tiles.states) <= MANY_TILES and table.states.dtype == self.weight.dtype
+        if not fits or logits.dtype == torch.float64 or logits.stride(1) != 1:
+            return False
+        key = (logits.device, logits.dtype, table.states.dtype, tiles)
+        if key not in _WORKS:
+            try:
+                problem = self._compare(logits if rows is None else logits[rows], states)
+            except Exception as error:  # of the compiler, the driver, the device
+                problem = f"{type(error).__name__}: {str(error).strip()[:200]}"
+            _WORKS[key] = problem is None
+            if problem is not None:
+                name = torch.cuda.get_device_name(logits.device) if logits.is_cuda else str(logits.device)
+                warnings.warn(
+                    f"The Triton step of revisit cannot be used on {name} with triton {triton.__version__} and torch "
+                    f"{torch.__version__} ({problem}), so torch is used instead. Please report this; REVISIT_KERNEL=0 avoids it.",
+                    stacklevel=4,
+                )
+        return _WORKS[key]
+
+    def _compare(self, logits: Tensor, states: RowStates) -> str | None:
+        """Return how a step differs from torch's; None if it does not."""
+        ours = self.details(self.launch(logits, states.table(), torch.empty_like(logits)), states)
+        theirs = BatchedStep(self.torch.head, self.rule, self.torch.room, record=True).take(logits, states).details
+        for row, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+            if one is None or other is None:
+                if one is not other:
+                    return f"row {row} is refined by one of them only"
+                continue
+            if not torch.equal(one.ids, other.ids):
+                return f"row {row} has {one.size} plausible tokens instead of {other.size}"
+            if one.divergences is None or other.divergences is None:
+                continue
+            if not torch.allclose(one.divergences, other.divergences, rtol=0, atol=CLOSE, equal_nan=True):
+                return f"divergences of row {row} differ"
+            mine, their = (reference.select(x, one.size, self.rule)[0] for x in (one.divergences, other.divergences))
+            # Divergences nearly equal may be selected in another order.
+            if torch.equal(mine, their) and not torch.allclose(one.final, other.final, rtol=CLOSE, atol=5 * CLOSE):
+                return f"scores of row {row} differ"
+        return None

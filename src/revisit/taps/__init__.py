@@ -1,1 +1,0 @@
-"""What is read or changed inside a running model."""

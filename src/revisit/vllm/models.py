@@ -1,0 +1,168 @@
+"""Subclasses of vLLM's model classes whose states and logits pass through a `Worker`; created on demand by name.
+
+The forward is the in-tree one and its result is returned unchanged, so requests that did not opt in get what vanilla vLLM
+computes. States of intermediate layers come from vLLM's auxiliary-hidden-state outputs, which survive compilation and
+graph capture. Logits are refined where they are computed, before grammars, biases and penalties.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import vllm.envs
+from vllm.config import CUDAGraphMode, VllmConfig
+from vllm.distributed import get_pp_group, tensor_model_parallel_all_reduce
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+from vllm.model_executor.models.interfaces import EagleModelMixin, SupportsEagle3
+from vllm.model_executor.models.registry import _VLLM_MODELS
+
+from revisit.errors import RevisitError
+from revisit.models.families import FINAL_NORMS, resolve_layers, vllm_architectures
+from revisit.vllm.head import ShardedHead
+from revisit.vllm.hooks import follow_runner
+from revisit.vllm.interfaces import vllm_class
+from revisit.vllm.plan import describe, make_plan
+from revisit.vllm.pool import Pool
+from revisit.vllm.request import LAYERS_SWITCH, kept_layers
+from revisit.vllm.worker import Worker
+
+
+class WithWorker:
+    """Mix-in for a vLLM model class that adds a `Worker` on its last pipeline stage."""
+
+    revisit: Worker | None = None
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        check_supported(vllm_config)
+        super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
+        if get_pp_group().is_last_rank:
+            self.revisit = build_worker(self, vllm_config)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().forward(*args, **kwargs)  # type: ignore[misc]
+        if self.revisit is None:  # an earlier pipeline stage
+            return output
+        final, others = output if isinstance(output, tuple) else (output, ())
+        self.revisit.observe(final, others)
+        return final
+
+    def compute_logits(self, hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
+        logits = super().compute_logits(hidden_states, *args, **kwargs)  # type: ignore[misc]
+        if self.revisit is None or logits is None:
+            return logits
+        if not self.revisit.rehearsed and logits.device.type != "cpu":  # the first call profiles memory
+            self.revisit.rehearse(logits)
+        return self.revisit.refine(logits, hidden_states)
+
+
+def build_worker(model: Any, config: VllmConfig) -> Worker:
+    """Build the worker of a vLLM model whose weights are not loaded yet."""
+    vllm_class("model_executor.layers.logits_processor.LogitsProcessor", "soft_cap", "scale")
+    vllm_class(
+        "model_executor.layers.vocab_parallel_embedding.VocabParallelEmbedding",
+        "shard_indices",
+        "quant_method",
+        "tp_size",
+    )
+    text = model.get_language_model()
+    owner = next(
+        (part for part in (text, model) if hasattr(part, "lm_head") and hasattr(part, "logits_processor")), None
+    )
+    decoder: Any = getattr(text, "model", text)
+    if owner is None or not hasattr(decoder, "layers"):
+        raise RevisitError(
+            f"ReVisiT's vLLM plug-in found no decoder and LM head in {type(model).__name__}; this model is not supported."
+        )
+    if not isinstance(owner.lm_head.quant_method, (UnquantizedEmbeddingMethod, UnquantizedLinearMethod)):
+        raise RevisitError(
+            "ReVisiT's vLLM plug-in does not support quantized LM heads: "
+            "use another checkpoint, or disable the plug-in."
+        )
+    plan = make_plan(config)
+    layers = tuple(sorted({*resolve_layers(plan.kept, plan.depth, plan.tied), plan.depth}))
+    if layers != (plan.depth,):
+        if not isinstance(decoder, EagleModelMixin):
+            raise RevisitError(
+                f"{type(decoder).__name__} does not return intermediate states in vLLM; use {LAYERS_SWITCH}=last."
+            )
+        SupportsEagle3.set_aux_hidden_state_layers(model, layers[:-1])
+    norm = next((getattr(decoder, name) for name in FINAL_NORMS if hasattr(decoder, name)), None)
+    pool = Pool(plan.blocks, plan.block, plan.width, plan.dtype, owner.lm_head.weight.device)
+    follow_runner(config.use_v2_model_runner)
+    return Worker(plan, pool, lambda: sharded_head(owner), layers, norm)
+
+
+def sharded_head(owner: Any) -> ShardedHead:
+    """Wrap the head of a vLLM model with the scaling and cap of its logits layer."""
+    head, layer = owner.lm_head, owner.logits_processor
+    part = head.shard_indices
+    return ShardedHead(
+        weight=head.weight.data,
+        bias=getattr(head, "bias", None),
+        start=part.org_vocab_start_index,
+        stop=part.org_vocab_end_index,
+        sum_over_ranks=tensor_model_parallel_all_reduce if head.tp_size > 1 else None,
+        soft_cap=layer.soft_cap,
+        scale=layer.scale,
+    )
+
+
+def check_supported(config: VllmConfig) -> None:
+    """Raise RevisitError at start-up for options with which results would not be exact."""
+    vllm_class("config.VllmConfig", "lora_config", "speculative_config", "kv_transfer_config", "use_v2_model_runner")
+    vllm_class("config.CacheConfig", "kv_sharing_fast_prefill")
+    vllm_class("config.ModelConfig", "enable_prompt_embeds", "enforce_eager")
+    vllm_class("config.CompilationConfig", "cudagraph_mode")
+    vllm_class(
+        "config.ParallelConfig",
+        *(
+            "enable_dbo",
+            "enable_batch_sharded_sampling",
+            "decode_context_parallel_size",
+            "prefill_context_parallel_size",
+        ),
+        "pipeline_parallel_size",
+        "tensor_parallel_size",
+    )
+    parallel, model = config.parallel_config, config.model_config
+    reasons = {
+        "LoRA (the head may differ per request)": config.lora_config is not None,
+        "prompt embeddings (the position of the image is unknown)": model.enable_prompt_embeds,
+        "dual batch overlap": parallel.enable_dbo,
+        "batch-sharded sampling (ranks would score different tokens)": parallel.enable_batch_sharded_sampling,
+        "context parallelism": max(parallel.decode_context_parallel_size, parallel.prefill_context_parallel_size) > 1,
+        "speculative decoding": config.speculative_config is not None,
+        "KV transfer (states of tokens computed elsewhere are missing)": config.kv_transfer_config is not None,
+        "fast prefills over shared KV caches (they skip states)": config.cache_config.kv_sharing_fast_prefill,
+        f"pipeline parallelism and states of other layers than the last (set {LAYERS_SWITCH}=last)": parallel.pipeline_parallel_size
+        > 1
+        and kept_layers(describe(model)) != "last",
+        "whole-model graphs for prefills (cudagraph_mode FULL; use FULL_AND_PIECEWISE)": replays_prefills(config),
+        "breakable CUDA graphs (VLLM_USE_BREAKABLE_CUDAGRAPH; set it to 0)": vllm.envs.VLLM_USE_BREAKABLE_CUDAGRAPH
+        and not model.enforce_eager,
+    }
+    for what, enabled in reasons.items():
+        if enabled:
+            raise RevisitError(f"ReVisiT's vLLM plug-in does not support {what}: turn it off, or disable the plug-in.")
+
+
+def replays_prefills(config: VllmConfig) -> bool:
+    """Return whether prefills run as one replayed graph, without any Python code."""
+    mode = config.compilation_config.cudagraph_mode
+    return mode is not None and mode.mixed_mode() is CUDAGraphMode.FULL
+
+
+@functools.cache
+def with_worker(name: str) -> type:
+    """Derive the class of an architecture from vLLM's."""
+    module, cls = _VLLM_MODELS[name]
+    base = vllm_class(f"model_executor.models.{module}.{cls}", "forward", "compute_logits", "get_language_model")
+    return type(name, (WithWorker, base), {"__module__": __name__, "__doc__": f"{name} with vision states."})
+
+
+def __getattr__(name: str) -> Any:
+    if name in vllm_architectures():
+        return with_worker(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

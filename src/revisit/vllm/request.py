@@ -1,0 +1,96 @@
+"""The settings of one request, checked on arrival."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from revisit import settings
+from revisit.errors import RevisitError
+from revisit.methods.revisit import ReVisiT
+from revisit.models.families import LAYER_SETS
+from revisit.models.types import Configured
+from revisit.registry import parse_entry
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+KEY = "revisit"
+LAYERS_SWITCH = "REVISIT_VLLM_LAYERS"
+
+
+def parse(extra_args: Mapping[str, object] | None, model: Configured) -> ReVisiT | None:
+    """Return the method that a request names under "revisit", or None if it did not opt in.
+
+    Settings override those recommended for the model. They may be a mapping (from Python), or a JSON object or
+    `revisit:alpha=1e-3,layers=all` in a string (vLLM's HTTP interface passes only strings, numbers and lists); true, 1 and
+    "revisit" mean the recommended settings.
+
+    Args:
+        extra_args: Those of the request's sampling parameters.
+        model: Provides `config.model_type` and `generation_config.revisit`.
+    """
+    value = None if extra_args is None else extra_args.get(KEY)
+    if isinstance(value, str) and value.partition(":")[0].strip() == ReVisiT.name:
+        value = parse_entry(value)[1]
+    elif isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError as error:
+            raise RevisitError(
+                f"revisit: {value!r} is not JSON ({error.msg} at character {error.pos}); send an object in a string such as "
+                '"{\\"alpha\\": 1e-5}", or true for the recommended settings.'
+            ) from None
+    if value is None or value is False or value == 0:
+        return None
+    if value is True or value == 1:
+        value = {}
+    if not isinstance(value, Mapping):
+        raise RevisitError(
+            f'revisit: {value!r} is not a set of settings; send an object such as {{"alpha": 1e-5, "layers": "last"}} (over HTTP: as '
+            "a JSON string), or true for the recommended settings."
+        )
+    return ReVisiT.recommended(model, **value)
+
+
+def kept_layers(model: Configured) -> str | tuple[int, ...]:
+    """Return the layers whose states this server stores besides the last: `REVISIT_VLLM_LAYERS`, or the recommended ones.
+
+    They are fixed, because compiled models and captured graphs return the same outputs for every request.
+    """
+    text = settings.vllm_layers()
+    if text is None:
+        return ReVisiT.recommended(model).layers
+    if text in LAYER_SETS:
+        return text
+    try:
+        return ReVisiT(layers=text).layers  # type: ignore[arg-type]
+    except RevisitError:
+        raise RevisitError(
+            f"{LAYERS_SWITCH}={text!r} is neither one of {', '.join(LAYER_SETS)} nor a comma-separated list of layer numbers."
+        ) from None
+
+
+def check(method: ReVisiT, server: str | Sequence[int]) -> None:
+    """Raise RevisitError if a request needs layers that the server does not store."""
+    wanted = method.layers
+    if wanted in ("last", server):
+        return
+    if isinstance(wanted, tuple) and isinstance(server, tuple) and set(wanted) <= set(server):
+        return
+    here = server if isinstance(server, str) else ",".join(map(str, server))
+    asked = wanted if isinstance(wanted, str) else ",".join(map(str, wanted))
+    raise RevisitError(
+        f"revisit: this server stores vision states of layers {here!r} only, not {asked!r}; use 'last' or {here!r}, or start "
+        f"it with {LAYERS_SWITCH}={asked}."
+    )
+
+
+def admit(sampling_params: Any, model: Configured) -> ReVisiT | None:
+    """Check a request's settings; an opted-in request reads no cached prefix, which would skip its image."""
+    method = parse(sampling_params.extra_args, model)
+    if method is not None:
+        check(method, kept_layers(model))
+        sampling_params.skip_reading_prefix_cache = True
+    return method

@@ -1,0 +1,378 @@
+"""The opted-in requests of one worker: store their vision states, and refine their rows in every step.
+
+The positions of vision tokens follow from the prompt and the schedule, so nothing is read back from the device. An error in
+one request ends that request (see `hooks`), not the others. With tensor parallelism this holds only for errors that all ranks
+raise alike (RevisitError): a rank that handled another error alone would issue other collectives than the rest, and all would
+wait forever.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from revisit.errors import RevisitError
+from revisit.methods.revisit import ReVisiT
+from revisit.step.batched import fitting, refine_batch, room_for
+from revisit.step.choice import choose
+from revisit.step.interface import BlockTable, Item, StateBlocks, Step, to_device
+from revisit.step.rule import Rule
+from revisit.vllm.head import ShardedHead
+from revisit.vllm.plan import Plan
+from revisit.vllm.pool import Pool
+from revisit.vllm.request import parse
+
+log = logging.getLogger("vllm.revisit")  # below vLLM's own logger, which prints it
+
+# Tokens outside the plausible set are this far below the model's own logits: they are only sampled if a grammar or a list of
+# allowed tokens excludes the whole set, and then in the model's own order.
+MASKED_LOGIT_GAP = 1e5
+UNREAD = 512  # counters of steps that are kept before they are added up
+_SERIAL = itertools.count()
+
+
+class Request:
+    """One opted-in request: its settings, the positions of its vision tokens, and which of their states are stored."""
+
+    def __init__(self, method: ReVisiT, plan: Plan, prompt_ids: Sequence[int], pool: Pool) -> None:
+        self.serial = next(_SERIAL)
+        self.rule = method.rule()
+        self.final_norm = method.norm == "final"
+        self.layers = plan.layers(method)
+        self.prompt_length = len(prompt_ids)
+        self.positions = plan.positions(prompt_ids)  # (N,)
+        self.seen = np.zeros(self.tokens, bool)
+        self.block = pool.size
+        self.blocks = pool.take(plan.blocks_for(self.states))
+        self.item: Item | None = None  # its states, for steps that read row by row
+        self._generator = random.Random(method.seed)
+        self._draws: list[float] = []
+
+    @property
+    def tokens(self) -> int:
+        """The number of vision tokens in the prompt."""
+        return len(self.positions)
+
+    @property
+    def states(self) -> int:
+        return self.tokens * len(self.layers)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the states of all vision tokens are stored."""
+        return bool(self.seen.all())
+
+    def forget(self) -> None:
+        """Drop the states, which are about to be computed again."""
+        self.seen[:] = False
+        self.item = None
+
+    def places(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the places of states in the pool, by number.  (m,) -> (m,)"""
+        places: np.ndarray = self.blocks[numbers // self.block] * self.block + numbers % self.block
+        return places
+
+    def uniform(self, index: int) -> float:
+        """Return the random draw of a token, which does not depend on interruptions."""
+        while len(self._draws) <= index:
+            self._draws.append(self._generator.random())
+        return self._draws[index]
+
+
+class PooledStates:
+    """The row states (see `revisit.step.interface`) of requests that are decoded together."""
+
+    def __init__(self, pool: Pool, requests: Sequence[Request]) -> None:
+        self.pool, self.requests = pool, requests
+        self.key = tuple(request.serial for request in requests)
+        self.counts = [len(request.blocks) for request in requests]
+        self._whole: StateBlocks | None = None  # kept only if it is not a copy
+
+    def item(self, row: int) -> Item:
+        request = self.requests[row]
+        if request.item is None:
+            states = self.pool.read(request.places(np.arange(request.states)))
+            # The compiled step may cache as many bytes of columns as the states have, and at least a megabyte.
+            request.item = Item(states, max(1 << 20, states.nbytes))
+        return request.item
+
+    def blocks(self, rows: Sequence[int] | None = None) -> StateBlocks:
+        if rows is None and self._whole is not None:
+            return self._whole
+        requests = self.requests if rows is None else [self.requests[row] for row in rows]
+        view = self.pool.view([request.blocks for request in requests], [request.states for request in requests])
+        if rows is None and self.pool.holds(view.states):
+            self._whole = view
+        return view
+
+    @functools.cached_property
+    def _table(self) -> BlockTable:
+        requests = self.requests
+        return self.pool.table([request.blocks for request in requests], [request.states for request in requests])
+
+    def table(self) -> BlockTable:
+        return self._table
+
+
+class Piece(NamedTuple):
+    """Vision tokens low..high of a request, whose states the next forward computes."""
+
+    name: str
+    request: Request
+    row: int  # in the batch
+    sources: np.ndarray  # (m,) positions among the scheduled tokens
+    low: int
+    high: int
+
+
+class Row(NamedTuple):
+    """A row of the logits that decides the next token of an opted-in request."""
+
+    name: str
+    request: Request
+    row: int
+    token: int  # number of the token, 0 for the first after the prompt
+
+
+class Worker:
+    """The opted-in requests of one worker process.
+
+    The runner reports requests (`add`, `remove`) and what each step computes (`begin`); the model then passes its states
+    (`observe`) and its logits (`refine`).
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        pool: Pool,
+        make_head: Callable[[], ShardedHead],
+        collected: tuple[int, ...],
+        norm: nn.Module | None = None,
+    ) -> None:
+        self.plan, self.pool, self.make_head, self.norm = plan, pool, make_head, norm
+        self.collected = collected  # layers that the forward returns, ascending, including the last
+        self.requests: dict[str, Request] = {}
+        self.rehearsed = False
+        self._room = room_for(plan.blocks, plan.width)
+        self._failed: set[str] = set()
+        self._pieces: list[Piece] = []
+        self._rows: list[Row] = []
+        self._steps: dict[Rule, Step] = {}
+        self._states: dict[Rule, PooledStates] = {}  # of the last step's groups
+        self._counts: Counter[str] = Counter()
+        # (2,) rows refined by a vision token, and rows whose arg-max changed; those of recent steps are not added yet
+        self._device_counts: Tensor | None = None
+        self._unread: list[Tensor] = []
+
+    @functools.cached_property
+    def head(self) -> ShardedHead:
+        return self.make_head()  # after the weights are loaded
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Counters so far; reading them waits for the device."""
+        self._add_counts()
+        applied, changed = (0, 0) if self._device_counts is None else self._device_counts.tolist()
+        return {**self._counts, "applied": applied, "changed": changed}
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def add(self, name: str, params: Any, prompt_ids: Sequence[int] | None) -> None:
+        """Add a request; one that is added again is prefilled again."""
+        self.remove(name)
+        try:
+            method = None if params is None else parse(params.extra_args, self.plan.model)
+            if method is None:
+                return
+            request = Request(method, self.plan, prompt_ids or [], self.pool)
+        except Exception as error:
+            self.fail(name, error)
+            return
+        self._counts["requests"] += 1
+        self._counts["requests_without_image"] += request.tokens == 0
+        self.requests[name] = request
+
+    def remove(self, name: str) -> None:
+        """Remove a request and free its blocks."""
+        request = self.requests.pop(name, None)
+        if request is not None:
+            self.pool.give_back(request.blocks)
+
+    def fail(self, name: str, error: Exception) -> None:
+        """End a request, and no other; see the module's docstring for tensor parallelism."""
+        if self.plan.ranks > 1 and not isinstance(error, RevisitError):
+            raise error
+        log.error("ReVisiT ends request %s: %s", name, error, exc_info=not isinstance(error, RevisitError))
+        self.remove(name)
+        self._failed.add(name)
+
+    def take_failed(self) -> frozenset[str]:
+        """Return the requests to end and clear the list."""
+        failed, self._failed = frozenset(self._failed), set()
+        return failed
+
+    # -- one step --------------------------------------------------------------------------------------------------
+
+    def begin(
+        self, names: Sequence[str], firsts: Sequence[int] | np.ndarray, counts: Sequence[int] | np.ndarray
+    ) -> None:
+        """Plan the next step, which computes `count` positions from `first` of each row's sequence."""
+        self._pieces, self._rows = [], []
+        if not self.requests:
+            return
+        start = 0
+        for row, (name, first, count) in enumerate(zip(names, map(int, firsts), map(int, counts), strict=True)):
+            request = self.requests.get(name)
+            if request is not None and request.tokens:
+                self._plan_row(name, request, row, start, first, count)
+            elif request is not None:
+                self._counts["steps"] += first + count >= request.prompt_length  # no image: not refined
+            start += count
+
+    def _plan_row(self, name: str, request: Request, row: int, start: int, first: int, count: int) -> None:
+        if first == 0:
+            request.forget()
+        if not request.complete:
+            low, high = np.searchsorted(request.positions, [first, first + count]).tolist()
+            if low < high:
+                sources = request.positions[low:high] - first + start
+                self._pieces.append(Piece(name, request, row, sources, low, high))
+        if first + count >= request.prompt_length:  # else the sampled token is discarded
+            self._rows.append(Row(name, request, row, first + count - request.prompt_length))
+
+    def observe(self, final: Tensor, others: Iterable[Tensor]) -> None:
+        """Store the vision states of a forward: the normed final states, and those of the other collected layers."""
+        if not self._pieces:
+            return
+        pieces, self._pieces = self._pieces, []
+        hidden = dict(zip((layer for layer in self.collected if layer != self.plan.depth), others, strict=True))
+        hidden[self.plan.depth] = final
+        self._keep(pieces, hidden)
+
+    def _observe_sampled(self, states: Tensor) -> None:
+        """Store the states of each row's last token, if a replayed graph returned no others."""
+        pieces, self._pieces = self._pieces, []
+        pieces = [piece._replace(sources=np.array([piece.row])) for piece in pieces if len(piece.sources) == 1]
+        self._keep([p for p in pieces if p.request.layers == (self.plan.depth,)], {self.plan.depth: states})
+
+    def _keep(self, pieces: Sequence[Piece], hidden: dict[int, Tensor]) -> None:
+        """Write the states of all pieces into the pool, with two kernels per layer for any number of requests."""
+        jobs: dict[tuple[int, bool], list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)
+        for piece in pieces:
+            request, numbers = piece.request, np.arange(piece.low, piece.high)
+            for j, layer in enumerate(request.layers):
+                normed = request.final_norm and layer != self.plan.depth
+                jobs[layer, normed].append((piece.sources, request.places(numbers + j * request.tokens)))
+        try:
+            for (layer, normed), parts in jobs.items():
+                sources, places = (np.concatenate(part) for part in zip(*parts, strict=True))
+                states = hidden[layer][to_device(sources, hidden[layer].device)]  # (m, d)
+                if normed:
+                    assert self.norm is not None
+                    states = self.norm(states)
+                self.pool.write(to_device(places, states.device), states)
+        except Exception as error:
+            for piece in pieces:
+                self.fail(piece.name, error)
+            return
+        for piece in pieces:
+            piece.request.seen[piece.low : piece.high] = True
+
+    def refine(self, logits: Tensor, sampled: Tensor) -> Tensor:
+        """Refine the logits of opted-in requests; `sampled` are the states they were computed from."""
+        if self._pieces:
+            self._observe_sampled(sampled)
+        rows, self._rows = [row for row in self._rows if row.name in self.requests], []
+        groups: dict[Rule, list[Row]] = defaultdict(list)
+        for row in rows:
+            self._counts["steps"] += 1
+            if row.request.complete:
+                groups[row.request.rule].append(row)
+            else:
+                self.fail(row.name, _missing(row.request))
+        if not groups:
+            return logits
+        logits = logits.float()  # as the sampler does next; no copy if it is float32
+        for rule, group in groups.items():
+            self._refine_group(logits, rule, group)
+        for kept in (self._steps, self._states):
+            for rule in kept.keys() - groups.keys():  # no longer used
+                del kept[rule]
+        return logits
+
+    def _refine_group(self, logits: Tensor, rule: Rule, group: Sequence[Row]) -> None:
+        """Refine rows with the same settings in place; if that fails, retry one by one, and end those that fail."""
+        try:
+            self._take_step(logits, rule, group)
+        except Exception as error:
+            if len(group) == 1 or self.plan.ranks > 1:
+                for row in group:
+                    self.fail(row.name, error)
+                return
+            for row in group:
+                self._refine_group(logits, rule, [row])
+
+    def _take_step(self, logits: Tensor, rule: Rule, group: Sequence[Row]) -> None:
+        numbers = [row.row for row in group]
+        whole = numbers == list(range(len(logits)))
+        rows = None if whole else to_device(np.array(numbers), logits.device)
+        if rule not in self._steps:
+            self._steps[rule] = choose(self.head, rule, self.pool.states.device, room=self._room)
+        states, draws = self._states_of(rule, group), _draws(rule, group, logits)
+        output = self._steps[rule].take_in_place(logits, rows, states, draws, MASKED_LOGIT_GAP)
+        self._unread += [output.applied, output.changed]
+        if len(self._unread) > UNREAD:
+            self._add_counts()
+
+    def _states_of(self, rule: Rule, group: Sequence[Row]) -> PooledStates:
+        """Return the states of a group, reused while the same requests are decoded together."""
+        states = PooledStates(self.pool, [row.request for row in group])
+        if rule not in self._states or self._states[rule].key != states.key:
+            self._states[rule] = states
+        return self._states[rule]
+
+    def _add_counts(self) -> None:
+        """Add up, on the device, what later steps did; not in every step, because that costs kernels."""
+        if not self._unread:
+            return
+        if self._device_counts is None:
+            self._device_counts = torch.zeros(2, dtype=torch.long, device=self.pool.states.device)
+        for number in range(2):
+            self._device_counts[number] += torch.cat(self._unread[number::2]).sum()
+        self._unread = []
+
+    @torch.no_grad()
+    def rehearse(self, logits: Tensor) -> None:
+        """Take the largest possible step, so that vLLM's memory profile includes it."""
+        self.rehearsed = True
+        owned = np.array_split(np.arange(self.pool.blocks), len(logits))
+        counts = [len(numbers) * self.pool.size for numbers in owned]
+        view = self.pool.view(owned, counts)
+        copied = self.pool.states[: self.pool.blocks // 2].clone()  # the largest copy of `Pool.view`
+        capacity = fitting(float("inf"), self._room // self.pool.blocks)
+        refine_batch(logits.float(), view, self.head, Rule(), capacity=capacity)
+        del copied
+        choose(self.head, Rule(), self.pool.states.device).reserve(logits, self.pool.table(owned, counts))
+
+
+def _draws(rule: Rule, group: Sequence[Row], like: Tensor) -> Tensor | float:
+    """Return the draws of select="random".  -> (n, 1)"""
+    if rule.select != "random":
+        return 0.0
+    return to_device(np.array([[row.request.uniform(row.token)] for row in group]), like.device)
+
+
+def _missing(request: Request) -> RevisitError:
+    return RevisitError(
+        f"{int((~request.seen).sum())} of its {request.tokens} vision tokens were not computed here (a cache or a captured graph "
+        "skipped them); run vLLM with enforce_eager=True and without KV transfer."
+    )

@@ -1,0 +1,51 @@
+"""CHAIR's words: the 80 COCO categories and their synonyms.
+
+The facts in words.json are those of `data/synonyms.txt` of the original CHAIR (LisaAnne/Hallucination, BSD-2) in our own form:
+each category with its synonyms in alphabetical order. Five entries are omitted because no caption can match them: "motor
+bike" and "cheesecake" (stored with a leading blank), "iPhone" (captions are lower-cased), "stove top oven" (three words,
+while only pairs are merged) and "bow tie" (replaced by "tie" before the look-up).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from importlib import resources
+
+_DATA = json.loads(resources.files("revisit").joinpath("words.json").read_text("utf-8"))
+CATEGORIES: tuple[str, ...] = tuple(_DATA["words"])
+
+# word -> category, including the category names
+WORDS: dict[str, str] = {word: category for category, others in _DATA["words"].items() for word in (category, *others)}
+
+_ANIMALS = ("bird", "cat", "dog", "horse", "sheep", "cow", "elephant", "bear", "zebra", "giraffe", "animal", "cub")
+
+# Pairs of lemmas that count as one word -> that word.
+PAIRS: dict[tuple[str, str], str] = {
+    **{(pair.split()[0], pair.split()[1]): pair for pair in _DATA["pairs"]},
+    **{(age, animal): animal for age in ("baby", "adult") for animal in _ANIMALS},
+    ("passenger", "jet"): "jet",
+    ("passenger", "train"): "train",
+    ("bow", "tie"): "tie",
+    ("toilet", "seat"): "toilet",
+    ("wine", "glas"): "wine glass",
+}
+
+
+@cache
+def object_words() -> re.Pattern[str]:
+    """Return a pattern of all words with an optional plural ending, longest first."""
+    words = "|".join(sorted(map(re.escape, WORDS), key=len, reverse=True))
+    return re.compile(rf"\b({words})(?:e?s)?\b", re.IGNORECASE)
+
+
+# Function words, counts, and words about the image itself, which no patch can show.
+FUNCTION_WORDS = frozenset(
+    """a about above across all along also an and another any are around as at background be behind below beneath beside between
+    both but by can center each few five for foreground four from front has have he her here his i image in inside into is it its
+    left like located made many middle more most near nearby next no not of off on one onto or other out outside over part photo
+    picture placed right scene seem seems seen several she show shown shows side some something than that the their them there
+    these they thing things this those three through to together top two under up various very view visible was were what where
+    which while who with without""".split()  # noqa: SIM905
+)

@@ -1,0 +1,224 @@
+"""`revisit check`: one text, a file of texts that is resumed, and calibration."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import revisit.models.loading
+from revisit import RevisitError
+from revisit.cli.main import app
+from revisit.embedded.samples import sample
+from revisit.embedded.scenes import render, scene
+from revisit.errors import Incomplete
+from revisit.explain import check_files
+from revisit.explain.captions import read_captions
+from revisit.explain.jsonl import LineFile, read_lines
+from revisit.words import WORDS
+
+PHOTO = str(sample("demo").path)
+NOUN = sample("demo").nouns[0]
+
+
+def run(*arguments: str) -> Any:
+    result = CliRunner().invoke(app, ["check", *arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Make five images with COCO-like names, and captions in CHAIR's layout, the last of which names an absent object."""
+    (tmp_path / "images").mkdir()
+    rows = []
+    for number in range(5):
+        shown = scene("unusual", 3, number)
+        render(shown).save(tmp_path / "images" / f"COCO_val2014_{number + 1:012d}.png")
+        absent = next(noun for noun in ("zebra", "surfboard", "toilet") if noun not in shown.nouns)
+        nouns = [*shown.nouns[:1], absent] if number == 4 else shown.nouns[:1]
+        rows.append({"image_id": number + 1, "caption": "The image shows a " + " and a ".join(nouns) + "."})
+    (tmp_path / "captions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+def options(folder: Path) -> list[str]:
+    return [str(folder / "captions.jsonl"), "--images", str(folder / "images"), "--out", str(folder / "out")]
+
+
+def lines(folder: Path) -> list[Any]:
+    return [row for row in read_lines(folder / "out/checks.jsonl")[0] if "number" in row]
+
+
+def test_the_exit_status_tells_whether_a_word_is_flagged(tmp_path: Path) -> None:
+    fine = run(PHOTO, f"A {NOUN}.", "--threshold", "0.01", "--html", str(tmp_path / "page.html"))
+    assert fine.exit_code == 0
+    assert NOUN in fine.stdout
+    assert "No word is flagged" in (tmp_path / "page.html").read_text()
+    bad = run(PHOTO, f"A {NOUN} and a zebra.", "--json", "--threshold", "0.01")
+    assert bad.exit_code == 1
+    assert json.loads(bad.stdout)["flagged"] == ["zebra"]
+
+
+def test_without_a_word_to_check_the_status_is_3(folder: Path) -> None:
+    with pytest.raises(Incomplete, match="none of the words to check") as ended:
+        run(PHOTO, "Ein Hund liegt im Gras.")
+    assert ended.value.status == 3
+    (folder / "captions.jsonl").write_text('{"image_id": 1, "caption": "Ein Hund."}\n')
+    with pytest.raises(Incomplete, match="none of the words to check"):
+        run(*options(folder))
+
+
+def test_a_file_of_captions(folder: Path) -> None:
+    result = run(*options(folder), "--batch-size", "2", "--threshold", "0.01")
+    assert result.exit_code == 1
+    assert "5 texts checked" in result.stdout
+    assert "5 (COCO_val2014_000000000005.png): zebra" in result.stdout
+    assert [line["number"] for line in lines(folder)] == [1, 2, 3, 4, 5]
+    with (folder / "out/summary.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert (table[0]["id"], len(table)) == ("5", 5)
+    assert (folder / "out/index.html").read_text().count("<svg") == 5
+    assert "most often: zebra (1)" in (folder / "out/index.html").read_text()
+
+
+def test_an_interrupted_run_resumes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = run(*options(folder), "--batch-size", "2")
+    expected = (folder / "out/checks.jsonl").read_bytes()
+    cut = expected.split(b"\n")
+    (folder / "out/checks.jsonl").write_bytes(b"\n".join(cut[:3]) + b"\n" + cut[3][:30])  # stopped while writing
+    sizes: list[int] = []
+    original = check_files.check_many
+
+    def counting(model: Any, images: Any, texts: Any, **kwargs: Any) -> Any:
+        sizes.append(len(texts))
+        return original(model, images, texts, **kwargs)
+
+    monkeypatch.setattr(check_files, "check_many", counting)
+    again = run(*options(folder), "--batch-size", "2")
+    assert sizes == [2, 1]
+    assert again.stdout == whole.stdout
+    assert [(line["number"], line["flagged"]) for line in lines(folder)] == [
+        (line["number"], line["flagged"]) for line in map(json.loads, expected.splitlines()[1:])
+    ]
+
+
+def test_a_broken_image_does_not_stop_the_others(folder: Path) -> None:
+    broken = folder / "images" / f"COCO_val2014_{3:012d}.png"
+    good = broken.read_bytes()
+    broken.write_bytes(good[:200])
+    with pytest.raises(Incomplete, match="1 of the texts could not be checked"):
+        run(*options(folder), "--batch-size", "4")
+    assert [line["number"] for line in lines(folder)] == [1, 2, 4, 5]
+    broken.write_bytes(good)
+    assert run(*options(folder)).exit_code in (0, 1)
+    assert sorted(line["number"] for line in lines(folder)) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"image": "COCO_val2014_000000000001.png", "caption": "A dog."},
+        {"question_id": "COCO_val2014_000000000001", "text": "A dog."},
+        {"id": 1, "response": "A dog."},
+    ],
+)
+def test_other_layouts(folder: Path, row: dict[str, Any]) -> None:
+    (folder / "captions.jsonl").write_text(json.dumps(row) + "\n")
+    rows = read_captions(folder / "captions.jsonl", folder / "images")
+    assert (rows[0].image.name, rows[0].text) == ("COCO_val2014_000000000001.png", "A dog.")
+
+
+WRONG: list[tuple[list[str], str]] = [
+    ([PHOTO], "Give the text to check"),
+    ([], "Give an image and its text"),
+    ([PHOTO, "--calibrate", "scenes:unusual:8"], "--calibrate measures the model"),
+    (["--calibrate", "scenes:unusual:8", "--threshold", "0.5"], "--calibrate measures the model"),
+    (["--calibrate", "scenes:unusual:8", "--words", "content"], "--calibrate measures the model"),
+    ([PHOTO, "A dog.", "--field", "caption"], "--field need a file of texts"),
+    (["--calibrate", "nowhere"], "nowhere"),
+    ([PHOTO, ""], "no word to check"),
+    ([PHOTO, "..."], "no word to check"),
+    (["nowhere.jpg", "A dog."], "There is no file nowhere.jpg"),
+    ([PHOTO, "A dog.", "--threshold", "3"], "from 0 to 1"),
+    ([PHOTO, "A dog.", "--prompt", " "], "The prompt must be the question"),
+    ([PHOTO, "A dog.", "--words", ","], "is empty"),
+    ([PHOTO, "A dog.", "--images", "."], "need a file of texts"),
+    ([PHOTO, "A dog.", "--out", "x"], "need a file of texts"),
+    ([PHOTO, "A dog.", "--html", "x.png"], r"\.html"),
+    ([PHOTO, "A dog.", "--model", "no/such/model"], "no/such/model"),
+    ([__file__, "A dog."], "test_check_command.py"),
+    (["{captions}", "--images", "{images}"], "--out DIR"),
+    (["{captions}", "--images", "nowhere", "--out", "{out}"], "not a folder"),
+    (["{captions}", "--images", "{images}", "--out", "{captions}"], "is a file"),
+    (["{captions}", "--images", "{images}", "--out", "{out}", "--json"], "need a single text"),
+    (["{captions}", "--images", "{images}", "--out", "{out}", "--field", "txt"], "has no 'txt'"),
+    (["{images}/broken.jsonl", "--images", "{images}", "--out", "{out}"], "broken.jsonl"),
+    (["{images}/empty.jsonl", "--images", "{images}", "--out", "{out}"], "empty.jsonl"),
+    (["{images}/strange.jsonl", "--images", "{images}", "--out", "{out}"], "no image in"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), WRONG)
+def test_wrong_uses_are_one_sentence(folder: Path, arguments: list[str], sentence: str) -> None:
+    (folder / "images/broken.jsonl").write_text('{"image_id": 1, "caption": \n')
+    (folder / "images/empty.jsonl").write_text("")
+    (folder / "images/strange.jsonl").write_text('{"image_id": 99, "caption": "A dog."}\n')
+    places = {"captions": folder / "captions.jsonl", "images": folder / "images", "out": folder / "out"}
+    with pytest.raises(RevisitError, match=sentence) as error:
+        run(*(argument.format(**places) for argument in arguments))
+    assert "\n" not in str(error.value)
+    assert not (folder / "out").exists()
+
+
+def test_a_folder_with_other_settings_raises(folder: Path) -> None:
+    run(*options(folder))
+    with pytest.raises(RevisitError, match="other settings"):
+        run(*options(folder), "--words", "content")
+
+
+def test_a_second_process_on_the_same_folder_raises(folder: Path) -> None:
+    with LineFile(folder / "out/checks.jsonl"), pytest.raises(RevisitError, match="in use"):
+        run(*options(folder))
+
+
+def test_line_separators_inside_a_caption_survive_a_restart(folder: Path) -> None:
+    caption = f"A {NOUN}\u2028 and\u0085 more."
+    (folder / "captions.jsonl").write_text(json.dumps({"image_id": 1, "caption": caption}) + "\n")
+    first = run(*options(folder)).stdout
+    assert run(*options(folder)).stdout == first
+    assert lines(folder)[0]["text"] == caption
+
+
+def test_formulas_are_quoted_in_the_summary(folder: Path) -> None:
+    (folder / "captions.jsonl").write_text(json.dumps({"image_id": 1, "caption": f"=1+1 {NOUN}"}) + "\n")
+    run(*options(folder))
+    with (folder / "out/summary.csv").open() as file:
+        assert next(csv.DictReader(file))["text"] == f"'=1+1 {NOUN}"
+
+
+def test_calibration_passes_on_its_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "val2014").mkdir()
+    truth = {}
+    for number in range(1, 25):
+        shown = scene("unusual", 5, number)
+        render(shown).save(tmp_path / "val2014" / f"COCO_val2014_{number:012d}.jpg")
+        truth[number] = [WORDS[noun] for noun in shown.nouns]
+    (tmp_path / "ground_truth.json").write_text(json.dumps(truth))
+    loaded: dict[str, Any] = {}
+
+    def load(model: str, **options: Any) -> Any:
+        loaded.update(options, model=model)
+        return revisit.models.loading.load(model, **options)
+
+    monkeypatch.setattr(revisit, "load", load)
+    result = run("--calibrate", str(tmp_path), "--trust-remote-code", "--allow-incomplete", "--batch-size", "12")
+    assert loaded == {"model": "tiny", "trust_remote_code": True, "allow_incomplete": True}
+    entry = json.loads(result.stdout.splitlines()[-1])["check"]
+    assert set(entry) == {"layer", "threshold", "auroc"}
+    assert 0.7 < entry["auroc"] <= 1

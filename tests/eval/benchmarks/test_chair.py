@@ -1,0 +1,157 @@
+"""CHAIR against the published scorer's outputs, and against small cases worked out by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from golden_files import golden
+from revisit.errors import RevisitError
+from revisit.eval.benchmarks import chair, get, language
+from revisit.eval.benchmarks.base import ratio
+from revisit.words import CATEGORIES
+
+
+def test_every_golden_caption(nltk_data):
+    cases = golden("chair")["cases"]
+    for case in cases:
+        score, where = chair.score_caption(case["caption"], case["gt"]), case["caption"]
+        assert list(score.parse.tokens) == case["tokens"], where
+        assert [tag for _, tag in language.tagged(case["caption"].lower())] == case["tags"], where
+        assert list(score.parse.merged) == case["merged"], where
+        assert list(score.parse.words) == case["words"], where
+        assert list(score.parse.nodes) == case["nodes"], where
+        assert [list(pair) for pair in score.hallucinated] == case["hallucinated"], where
+        mentions = max(1, len(score.parse.nodes))
+        assert len(score.hallucinated) / mentions == pytest.approx(case["CHAIRi"], abs=1e-12), where
+        assert score.recall == pytest.approx(case["Recall"], abs=1e-12), where
+    assert len(cases) > 100
+
+
+def test_golden_totals(nltk_data):
+    found = golden("chair")
+    scores = chair.score_captions((str(n), case["caption"], case["gt"]) for n, case in enumerate(found["cases"]))
+    for metric, value in found["totals"].items():
+        assert scores.metrics[metric] == pytest.approx(value, abs=1e-12)
+    for metric, units in scores.per_item.items():
+        assert ratio(units.values()) == pytest.approx(scores.metrics[metric], abs=1e-12)
+
+
+def test_ground_truth_is_built_as_published(nltk_data):
+    for case in golden("chair")["ground_truth"]:
+        captions, instances = [(1, text) for text in case["captions"]], [(1, name) for name in case["instances"]]
+        assert chair.build_ground_truth([], captions)[1] == set(case["from_captions"])
+        assert chair.build_ground_truth(instances, captions)[1] == set(case["truth"])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *({}, [], {"images": [{"id": 1}]}),
+        {"images": [{"id": 1, "file_name": "1.jpg"}], "annotations": [{"image_id": 1}]},
+    ],
+)
+def test_a_damaged_annotation_file_raises(tmp_path: Path, content):
+    (_coco_folder(tmp_path) / "annotations" / chair.ANNOTATIONS[0]).write_text(json.dumps(content))
+    with pytest.raises(RevisitError, match=r"instances_val2014\.json is not a COCO .* file"):
+        get("chair", ids="all").load(tmp_path)
+
+
+def test_the_tables_and_lists(tmp_path: Path):
+    assert len(CATEGORIES) == 80
+    assert len(set(chair.samples()["seed42-500"])) == 500
+    with pytest.raises(RevisitError, match="seed42-500"):
+        get("chair", ids="seed42_500").load(_coco_folder(tmp_path))
+
+
+def test_worked_by_hand(nltk_data):
+    scores = chair.score_captions(
+        [("1", "A dog and a dog and a cat.", ["dog", "person"]), ("2", "The sky is blue.", ["kite"])]
+    )
+    assert scores.metrics["CHAIRs"] == 0.5
+    assert scores.metrics["CHAIRi"] == pytest.approx(1 / 3)
+    assert scores.metrics["Recall"] == pytest.approx(1 / 3)
+    assert scores.metrics["F1"] == pytest.approx((2 * (2 / 3) * 0.5 / (2 / 3 + 0.5)) / 2)
+    assert scores.metrics["Len"] == pytest.approx(0.01 * (9 + 5) / 2)
+
+
+def test_no_mention_at_all_is_undefined_not_zero(nltk_data):
+    scores = chair.score_captions([("1", "", ["dog"])])
+    assert math.isnan(scores.metrics["CHAIRi"])
+    assert scores.metrics["CHAIRs"] == 0.0
+    assert "undefined" in scores.notes[0]
+
+
+def test_toilet_seat_and_pairs(nltk_data):
+    assert chair.parse_caption("the seat of the toilet").nodes == ("toilet",)
+    assert chair.merge_pairs(("hot", "dog", "baby", "cat", "wine")) == (("hot dog", "cat", "wine"), (0, 2, 4))
+
+
+@pytest.mark.parametrize("value", [139, "139", "000000000139.jpg", "COCO_val2014_000000000139.jpg"])
+def test_image_key(value):
+    assert chair.image_key(value) == 139
+
+
+def _coco_folder(root: Path) -> Path:
+    (root / "annotations").mkdir()
+    images = [{"id": i, "file_name": f"COCO_val2014_{i:012d}.png"} for i in (2, 1)]
+    (root / "annotations/instances_val2014.json").write_text(
+        json.dumps(
+            {
+                "images": images,
+                "categories": [{"id": 18, "name": "dog"}],
+                "annotations": [{"image_id": 1, "category_id": 18}],
+            }
+        )
+    )
+    captions = [{"image_id": 1, "caption": "A cat."}, {"image_id": 2, "caption": "A kite."}]
+    (root / "annotations/captions_val2014.json").write_text(json.dumps({"images": images, "annotations": captions}))
+    return root
+
+
+def test_load_from_coco_files(tmp_path: Path, nltk_data):
+    bench = get("chair")
+    items = bench.load(_coco_folder(tmp_path))
+    assert [item.id for item in items] == ["1", "2"]
+    assert items[0].meta["ground_truth"] == ["cat", "dog"]
+    assert items[1].images == (tmp_path / "val2014/COCO_val2014_000000000002.png",)
+    scores = bench.score(items, {"1": "a dog", "2": "a dog"})
+    assert scores.metrics["CHAIRs"] == 0.5
+    with pytest.raises(RevisitError, match="1 of 2 items have no answer"):
+        bench.score(items, {"1": "a dog"})
+
+
+def test_id_file_keeps_its_order(tmp_path: Path, nltk_data):
+    ids = tmp_path / "ids.txt"
+    ids.write_text("2\n1\n")
+    assert [item.id for item in get("chair", ids=str(ids)).load(_coco_folder(tmp_path))] == ["2", "1"]
+    with pytest.raises(RevisitError, match="not in the annotations"):
+        get("chair", ids="seed42-500").load(tmp_path)
+
+
+def test_missing_annotations_say_where_they_go(tmp_path: Path):
+    with pytest.raises(
+        RevisitError, match=r"instances_val2014\.json is missing: use --data download.* or put it at .*cocodataset"
+    ):
+        get("chair").load(tmp_path)
+
+
+def test_length_by_the_published_formula(nltk_data):
+    captions = [(str(n), "dog " * (7 + (n < 5)), ["dog"]) for n in range(20)]
+    assert chair.score_captions(captions).metrics["Len"] == 0.01 * 145 / 20
+
+
+def test_repetition_and_distinct_words_by_hand():
+    def scored(tokens: str, nodes: tuple[str, ...]) -> chair.CaptionScore:
+        words = tuple(tokens.split())
+        return chair.CaptionScore(chair.Parse(words, words, nodes, nodes), frozenset())
+
+    thrice = scored("a dog , a dog and the dog .", ("dog", "dog", "dog"))
+    assert thrice.repeats
+    assert thrice.distinct == 4 / 7  # a, dog, and, the; punctuation is not a word
+    assert not scored("a dog , a cat and the dog", ("dog", "cat", "dog")).repeats
+    assert scored("", ()).distinct == 0.0
+    assert [metric.name for metric in chair.Chair.metrics][-2:] == ["Rep", "Distinct-1"]

@@ -1,0 +1,113 @@
+"""NLTK's data: what is said where it is missing, how it is fetched, and what a score says about it."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+
+import nltk
+import pytest
+from typer.testing import CliRunner
+
+from revisit.cli.main import app
+from revisit.errors import RevisitError
+from revisit.eval.benchmarks import chair, language
+
+
+@pytest.fixture(autouse=True)
+def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A machine without NLTK's data."""
+    monkeypatch.delenv("NLTK_DATA", raising=False)
+    monkeypatch.setenv("REVISIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(nltk.data, "path", [])
+    for cached in (language._tools, language.version, language.lemma):
+        cached.cache_clear()
+    yield
+    for cached in (language._tools, language.version, language.lemma):
+        cached.cache_clear()
+
+
+def small_data(folder: Path) -> Path:
+    """The three packages with next to nothing in them."""
+    for package, place in language.PACKAGES.items():
+        (folder / place).mkdir(parents=True)
+        for name in language.PINNED[package][0]:
+            (folder / place / name).write_text(f"{package} {name}\n")
+    return folder
+
+
+def test_missing_data_raises() -> None:
+    with pytest.raises(RevisitError, match="punkt_tab, averaged_perceptron_tagger_eng, wordnet") as caught:
+        chair.parse_caption("a dog")
+    assert "revisit data get nltk" in str(caught.value)
+
+
+@pytest.fixture
+def downloader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """NLTK's downloader, which copies packages of the folder given here instead of fetching them."""
+    source = small_data(tmp_path / "source")
+
+    def download(package: str, download_dir: str, quiet: bool, raise_on_error: bool) -> bool:
+        place = "/".join(language.PACKAGES[package].split("/")[:2])
+        if not (source / place).is_dir():
+            raise ValueError(f"Package {package!r} not found\n in index")
+        shutil.copytree(source / place, Path(download_dir) / place, dirs_exist_ok=True)
+        return quiet and raise_on_error
+
+    monkeypatch.setattr(nltk, "download", download)
+    return source
+
+
+@pytest.mark.usefixtures("downloader")
+def test_fetched_and_found_from_then_on(tmp_path: Path) -> None:
+    for _ in ("fetched", "there already"):
+        result = CliRunner().invoke(app, ["data", "get", "nltk"])
+        assert result.exit_code == 0, result.output
+        assert "License of NLTK's data: WordNet's own" in result.output
+        assert "with other data than the official scorers were compared with (punkt_tab" in result.output
+    assert language.missing_packages() == []
+    assert (tmp_path / "cache/nltk_data/corpora/wordnet/noun.exc").is_file()
+
+
+def test_the_version_is_that_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, downloader: Path) -> None:
+    """Other data elsewhere, which NLTK would find first, says nothing about the folder that was filled."""
+    pinned = {}
+    for package, (files, _) in language.PINNED.items():
+        bodies = b"".join((downloader / language.PACKAGES[package] / name).read_bytes() for name in files)
+        pinned[package] = (files, hashlib.sha256(bodies).hexdigest())
+    monkeypatch.setattr(language, "PINNED", pinned)
+    elsewhere = small_data(tmp_path / "elsewhere")
+    (elsewhere / "corpora/wordnet/noun.exc").write_text("other words\n")
+    monkeypatch.setenv("NLTK_DATA", str(elsewhere))
+    assert "with other data than" in language.version()
+    result = CliRunner().invoke(app, ["data", "get", "nltk", str(tmp_path / "new")])
+    assert "with the data that the official scorers were compared with" in result.output, result.output
+    assert "(wordnet)" in language.version(elsewhere)
+
+
+def test_a_corpus_may_stay_zipped(tmp_path: Path, downloader: Path) -> None:
+    shutil.make_archive(str(downloader / "corpora/wordnet"), "zip", downloader / "corpora", "wordnet")
+    shutil.rmtree(downloader / "corpora/wordnet")
+    nltk.data.path.append(str(downloader))
+    assert language.missing_packages() == []
+    assert "(punkt_tab, averaged_perceptron_tagger_eng, wordnet)" in language.version(downloader)
+
+
+def test_failed_downloads_raise(tmp_path: Path, downloader: Path) -> None:
+    shutil.rmtree(downloader / "corpora")
+    with pytest.raises(
+        RevisitError, match=r"could not download wordnet into .* \(Package 'wordnet' not found in index\)"
+    ):
+        language.get_data(tmp_path / "data")
+    result = CliRunner().invoke(app, ["data", "get", "nltk", "--from", "http://127.0.0.1:9"])
+    assert "set NLTK_DATA instead of --from" in str(result.exception)
+
+
+def test_missing_data_raises_before_the_work(tmp_path: Path) -> None:
+    command = ["eval", "--method", "greedy", "--data", "scenes:unusual:2", "--benchmark", "chair,pope"]
+    result = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "run")])
+    assert isinstance(result.exception, RevisitError)
+    assert "NLTK data not found" in str(result.exception)
+    assert "revisit data get nltk" in str(result.exception)
+    assert not (tmp_path / "run").exists()

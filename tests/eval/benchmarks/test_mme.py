@@ -1,0 +1,77 @@
+"""MME: paired accuracy by hand, and both of its file layouts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from golden_files import golden
+from revisit.errors import RevisitError
+from revisit.eval.benchmarks import get, mme
+from revisit.eval.benchmarks.base import ratio
+
+
+@pytest.mark.parametrize(
+    ("text", "label"),
+    [("Yes, it is", "yes"), ("yes\n", "yes"), ("No.", "no"), ("None", "no"), ("I say no", "other"), ("", "other")],
+)
+def test_first_four_characters_decide(text, label):
+    assert mme.parse(text) == label
+
+
+def test_scores_by_hand():
+    rows = [
+        ("existence", "1", "Yes", "Yes"),
+        ("existence", "1", "No", "No"),
+        ("existence", "2", "Yes", "Yes"),
+        ("existence", "2", "Yes", "No"),
+        ("code_reasoning", "a", "No", "Yes"),
+        ("code_reasoning", "a", "No", "No"),
+    ]
+    scores = mme.score_answers(rows)
+    assert scores.metrics["existence/acc"] == 75.0
+    assert scores.metrics["existence/acc_plus"] == 50.0
+    assert scores.metrics["existence/score"] == scores.metrics["perception"] == 125.0
+    assert scores.metrics["cognition"] == 50.0
+    assert scores.metrics["acc"] == pytest.approx(200 / 3)
+    assert "missing: count" in scores.notes[0]
+    for name, units in scores.per_item.items():
+        assert ratio(units.values()) == pytest.approx(scores.metrics[name])
+
+
+def test_odd_questions_and_bad_gold_raise():
+    with pytest.raises(RevisitError, match="count/1 has 1"):
+        mme.score_answers([("count", "1", "yes", "yes")])
+    with pytest.raises(RevisitError, match="must be yes or no"):
+        mme.score_answers([("count", "1", "yes", "maybe")])
+
+
+@pytest.mark.parametrize("layout", ["questions_answers_YN", "."])
+def test_load(tmp_path: Path, layout):
+    folder = tmp_path / "mme/count"
+    (folder / layout).mkdir(parents=True)
+    (folder / layout / "0001.txt").write_text("Two dogs? Please answer yes or no.\tYes\nSix dogs?\tNo\n")
+    (folder / "0001.png").write_bytes(b"")
+    bench = get("mme", categories="count")
+    items = bench.load(tmp_path)
+    assert [item.id for item in items] == ["count/0001/1", "count/0001/2"]
+    assert items[0].prompt == "Two dogs? Please answer yes or no."
+    assert items[0].images == (folder / "0001.png",)
+    scores = bench.score(items, {"count/0001/1": "Yes", "count/0001/2": "No"})
+    assert scores.metrics["count/score"] == 200.0
+
+
+def test_missing_data_and_unknown_category(tmp_path: Path):
+    with pytest.raises(RevisitError, match="category folders not found"):
+        get("mme").load(tmp_path)
+    with pytest.raises(RevisitError, match="Did you mean 'count'"):
+        get("mme", categories="counts")
+
+
+def test_what_the_official_script_gave():
+    for run in golden("mme")["runs"]:
+        metrics = mme.score_answers([tuple(row) for row in run["rows"]]).metrics
+        expected = {f"{category}/score": value for category, value in run["scores"].items()}
+        expected |= {total: run[total] for total in ("perception", "cognition")}
+        assert {name: metrics[name] for name in expected} == pytest.approx(expected)

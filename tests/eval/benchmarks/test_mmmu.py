@@ -1,0 +1,135 @@
+"""MMMU's parsers and totals against the published script's outputs."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from golden_files import golden
+from revisit.errors import RevisitError
+from revisit.eval.benchmarks import get, mmmu
+from revisit.eval.benchmarks.base import ratio
+from revisit.explain.records import Record
+
+
+def test_every_golden_choice():
+    for case in golden("mmmu")["mc"]:
+        response, options = case["response"], case["options"]
+        read = mmmu.read_choice(response, options)
+        assert (read is None) == case["random_fallback"], case
+        assert read in (None, case["parsed"]), case
+
+
+def _stored(reading: str | float) -> str:
+    """Non-finite floats are stored as text in the golden file."""
+    return f"float:{reading}" if isinstance(reading, float) and not math.isfinite(reading) else reading
+
+
+def test_every_golden_open_answer():
+    cases = golden("mmmu")
+    for case in cases["open"] + cases["eval_open"]:
+        readings = mmmu.parse_open(case["response"])
+        assert sorted(map(repr, map(_stored, readings))) == sorted(map(repr, case["parsed"])), case
+    for case in cases["eval_open"]:
+        assert mmmu.open_is_correct(case["gold"], mmmu.parse_open(case["response"])) == case["correct"], case
+
+
+def test_seeded_guesses():
+    guess = mmmu.seeded_guess()
+    assert [guess("ABCD") for _ in range(20)] == golden("mmmu")["rng_seed42"]["n4"]
+    guess = mmmu.seeded_guess()
+    options = dict.fromkeys("ABCD", "")
+    first = golden("mmmu")["rng_seed42"]["n4"][:3]
+    assert [mmmu.parse_multiple_choice("?", options, guess) for _ in range(3)] == first
+
+
+def test_golden_run():
+    run = golden("mmmu")["run"]
+    rows = [{**row, "options": list(row.get("index2ans", {}).values())} for row in run["items"]]
+    questions = [mmmu.question(Record(row, "here")) for row in rows]
+    scores = mmmu.score_responses(questions, {row["id"]: row["response"] for row in run["items"]})
+    assert {item: bool(n) for item, (n, _) in scores.per_item["micro"].items()} == run["correct"]
+    for subject, accuracy in run["accuracy"].items():
+        assert scores.metrics[f"{subject}/accuracy"] == pytest.approx(accuracy, abs=1e-12)
+    assert scores.metrics["micro"] == pytest.approx(sum(run["correct"].values()) / len(questions))
+    for name, units in scores.per_item.items():
+        assert ratio(units.values()) == pytest.approx(scores.metrics[name])
+
+
+def test_guesses_follow_the_scoring_order():
+    options = {letter: letter * 3 for letter in "ABCD"}
+    questions = [mmmu.Question(f"validation_{s}_1", s, ("A",), options) for s in ("Math", "Art")]
+    scores = mmmu.score_responses(questions, {q.id: "?" for q in questions})
+    # Art is scored before Math whatever the order given; the first two seeded draws are A and A.
+    assert list(scores.per_item["micro"]) == ["validation_Art_1", "validation_Math_1"]
+    assert scores.metrics["micro"] == 1.0
+    assert "2 multiple-choice responses could not be read" in scores.notes[0]
+
+
+def test_macro_differs_from_micro():
+    questions = [mmmu.Question(f"v_{s}_{n}", s, ("red",)) for s, n in (("Art", 1), ("Art", 2), ("Math", 1))]
+    scores = mmmu.score_responses(questions, {"v_Art_1": "red", "v_Art_2": "red", "v_Math_1": "blue"})
+    assert scores.metrics["micro"] == pytest.approx(2 / 3)
+    assert scores.metrics["macro"] == pytest.approx(1 / 2)
+
+
+def _folder(root: Path) -> Path:
+    (root / "mmmu").mkdir()
+    rows = [
+        {
+            "id": "validation_Art_1",
+            "question": "Which <image 1>?",
+            "options": ["red", "blue"],
+            "answer": "B",
+            "question_type": "multiple-choice",
+            "images": ["val2014/1.png"],
+        },
+        {
+            "id": "validation_Math_2",
+            "question": "How many?",
+            "options": "[]",
+            "answer": "['3', 'three']",
+            "question_type": "open",
+            "images": ["a.png", "b.png"],
+        },
+    ]
+    (root / "mmmu/questions.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return root
+
+
+def test_load_prompts_and_score(tmp_path: Path):
+    bench = get("mmmu")
+    items = bench.load(_folder(tmp_path))
+    assert items[0].prompt == (
+        "Which <image 1>?\n(A) red\n(B) blue\n\nAnswer with the option's letter from the given choices directly."
+    )
+    assert items[1].prompt == "How many?\nAnswer the question using a single word or phrase."
+    scores = bench.score(items, {"validation_Art_1": "(B)", "validation_Math_2": "it is three"})
+    assert scores.metrics["micro"] == 1.0
+    assert [item.id for item in get("mmmu", keep="single-image").load(tmp_path)] == ["validation_Art_1"]
+
+
+def test_missing_file_and_bad_option(tmp_path: Path):
+    with pytest.raises(RevisitError, match="MMMU/MMMU"):
+        get("mmmu").load(tmp_path)
+    with pytest.raises(RevisitError, match="single-image"):
+        get("mmmu", keep="single")
+
+
+def test_answers_that_look_like_lists():
+    def right(answer: str, said: str) -> bool:
+        row = Record({"id": "validation_Math_1", "question_type": "open", "answer": answer}, "here")
+        return mmmu.question(row).is_correct(said, mmmu.seeded_guess())
+
+    assert right("['red', 'blue']", "blue")
+    assert not right("[1, 2]", "1")
+    assert right("[0, 1)", "[0, 1)")
+    assert right("[abc]", "it is [abc]")
+
+
+def test_printed_like_the_official_script():
+    assert mmmu.MMMU().metric("micro").text(39 / 80) == "48.7"
+    assert mmmu.MMMU().metric("Art/accuracy").text(37 / 80) == "46.3"

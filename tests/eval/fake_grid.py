@@ -1,0 +1,144 @@
+"""An evaluation that runs in milliseconds without torch: a benchmark with ratio metrics and an engine that answers by hash.
+
+Run as a script (`python fake_grid.py OUTPUT DATA [OPTIONS AS JSON]`) it is the process that the kill tests kill.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from revisit.decoding.method import Method
+from revisit.decoding.settings import Decoding
+from revisit.eval.benchmarks.base import Benchmark, Item, Metric, Scores, ratio
+from revisit.eval.config import EvalConfig
+from revisit.eval.engines.base import Engine
+from revisit.eval.log import Answer, Log, item_seed
+from revisit.eval.run import run
+from revisit.explain.jsonl import read_lines
+
+
+class Letters(Benchmark):
+    """How many vowels the answer has among its letters; items come from `items.txt`, one prompt a line."""
+
+    name = "letters"
+    max_new_tokens = 7
+    metrics = (Metric("vowels", "lower", 100.0, 1), Metric("yes", "higher", 100.0, 1))
+    headline = "vowels"
+    rule: str = "plain"
+    suffix: str = ""
+
+    @property
+    def version(self) -> str:
+        return f"letters-{self.rule}-1"
+
+    def files(self, data_dir: Path) -> list[Path]:
+        return [data_dir / "items.txt"]
+
+    def load(self, data_dir: Path) -> list[Item]:
+        lines = (data_dir / "items.txt").read_text().splitlines()
+        images = data_dir / "images"
+        return [
+            Item(f"q{i}", line + self.suffix, (images / f"{i}.png",) if images.exists() else (), {})
+            for i, line in enumerate(lines)
+        ]
+
+    def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
+        vowels = {i.id: (sum(c in "aeiou" for c in answers[i.id]) * 1.0, len(answers[i.id]) * 1.0) for i in items}
+        yes = {i.id: (float(answers[i.id][0] < "n"), 1.0) for i in items}
+        per_item = {"vowels": vowels, "yes": yes}
+        return Scores({k: ratio(v.values()) for k, v in per_item.items()}, per_item, {"items": len(items)})
+
+
+class Shift(Method):
+    """A method with one setting."""
+
+    by: int = 0
+    name = "shift"
+
+
+class HashEngine(Engine):
+    """Answers depend on prompt, images, method, decoding and the item's seed, and on nothing else."""
+
+    def __init__(self, model: str, pause: float = 0.0, weights: str = "w1", invariant: bool = True) -> None:
+        self.model, self.pause, self.weights, self.invariant = model, pause, weights, invariant
+        self.asked: list[list[str]] = []
+        self.closed = False
+
+    def about(self) -> dict[str, Any]:
+        spec = {"model": self.model, "fingerprint": self.weights, "dtype": "float32", "device": "cpu"}
+        return {**spec, "engine": "hash", "libraries": {"revisit": "0"}}
+
+    def batching(self, batch_size: int, items: Sequence[Item]) -> dict[str, Any] | None:
+        return None if self.invariant else {"size": batch_size}
+
+    def answer(
+        self, method: Any, decoding: Decoding, seed: int, items: Sequence[Item], images: Sequence[list[Any]]
+    ) -> list[Answer]:
+        self.asked.append([item.id for item in items])
+        time.sleep(self.pause)
+        out = []
+        for item, shown in zip(items, images, strict=True):
+            pixels = [hashlib.sha256(image.tobytes()).hexdigest() for image in shown]
+            own = item_seed(seed, item.id)
+            key = json.dumps([self.model, item.prompt, own, method.settings(), decoding.temperature, pixels])
+            tokens = tuple(hashlib.sha256(key.encode()).digest()[: decoding.max_new_tokens])
+            text = "".join(chr(97 + t % 26) for t in tokens)
+            counters = {"steps": len(tokens), "applied": method.by}
+            about = {"id": item.id, "item": item.hash, "prompt": item.prompt}
+            out.append(Answer(**about, text=text, tokens=tokens, counters=counters, seconds=self.pause / len(items)))
+        return out
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def write_items(folder: Path, count: int) -> Path:
+    """Write a data folder with `count` prompts of different lengths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "items.txt").write_text("".join(f"prompt {i} {'x' * (i * 7 % 13)}\n" for i in range(count)))
+    return folder
+
+
+def make_config(out: Path, data: Path, **changes: Any) -> EvalConfig:
+    """Configure two models, two methods, one benchmark."""
+    values: dict[str, Any] = {
+        "model": ("m1", "m2"),
+        "method": (Shift(by=0), Shift(by=3)),
+        "benchmark": (Letters(),),
+        "data": str(data),
+        "out": str(out),
+        "batch_size": 4,
+    }
+    return EvalConfig(**{**values, **changes})
+
+
+def rows_of(out: Path) -> dict[str, list[dict[str, Any]]]:
+    """Return the answers of every log in the order in which they were stored, without their time."""
+    found = {}
+    for path in sorted(out.glob("logs/*.jsonl")):
+        rows, damaged = read_lines(path)
+        assert damaged == 0
+        kept = [row for row in rows if "spec" not in row]
+        found[path.name] = [{k: v for k, v in row.items() if k != "seconds"} for row in kept]
+    return found
+
+
+def numbers_of(logs: Iterable[Log]) -> list[Any]:
+    """Return the scores of logs with their specs and totals, without times."""
+    return [
+        (log.spec, log.scores, {k: v for k, v in log.totals().items() if k != "seconds"}, log.request.items)
+        for log in logs
+    ]
+
+
+if __name__ == "__main__":
+    options = json.loads(sys.argv[3]) if len(sys.argv) > 3 else {}
+    pause = options.pop("pause", 0.002)
+    run(make_config(Path(sys.argv[1]), Path(sys.argv[2]), **options), engine_for=lambda m: HashEngine(m, pause))
+    assert "torch" not in sys.modules

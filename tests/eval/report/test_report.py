@@ -1,0 +1,371 @@
+"""The report: what stands in it is what was measured; the page needs nothing else."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from fake_grid import HashEngine, Letters, Shift, make_config, write_items
+
+from revisit import ReVisiT, RevisitError
+from revisit.cli import analyze
+from revisit.eval.log import read_logs
+from revisit.eval.report.document import Cell, Document, Figure, Section, Table, Text, to_html, to_markdown, write
+from revisit.eval.report.run_report import provenance_of
+from revisit.eval.run import Reporter, run
+from revisit.explain.files import write_json
+from revisit.paper import studies
+from revisit.paper.ablation import ablation_sections
+from revisit.paper.check import CHECK, JOINED
+from revisit.paper.folder_report import build
+from revisit.paper.objects import recalls
+from revisit.paper.studies import save
+from revisit.paper.study import Subject
+
+
+def panel(*labels: str) -> dict[str, Any]:
+    """A panel of an ablation, whose first method is the main configuration."""
+    rows = [{"method": m, "cells": [m], "values": [0.1], "main": not n} for n, m in enumerate(labels)]
+    made = {"command": "revisit ablate a", "settings_of_run": {"limit": 5}}
+    return {"key": "a", "title": "Shifts", "settings": ["by"], "rows": rows, **made}
+
+
+def layer(number: int, norm: bool, hits: list[int]) -> dict[str, Any]:
+    ks = [1, 5, 10, 30]
+    return {
+        "layer": number,
+        "norm": norm,
+        "full": recalls(hits, 200, ks),
+        "objects": recalls([2 * h for h in hits], 200, ks),
+    }
+
+
+POINTED = {
+    name: {"share": share, "low": share - 0.05, "high": share + 0.05}
+    for name, share in (("touches", 0.51), ("touches_chance", 0.21), ("inside", 0.41), ("inside_chance", 0.11))
+}
+CHECKED = {"auroc": 0.88, "low": 0.8, "high": 0.95, "ap": 0.7, "f1": 0.6}
+CUTS = {"f1": {"recommended": 0.6}, "auroc": 0.88}
+STUDIES: dict[str, dict[str, Any]] = {
+    "hallucinated-steps": {
+        "captions": 50,
+        "hallucinated_captions": 20,
+        "selection": {
+            "mentions": 90,
+            "hallucinated": 30,
+            "kept": 25,
+            "word of several tokens": 3,
+            "no ground-truth word": 2,
+        },
+        "vocabulary": {"full": 2048, "words": 80, "categories": 66},
+        "greedy_agreement": 1.0,
+        "recall": recalls([1, 10, 20], 25, [1, 50, 100]),
+        "steps": [],
+    },
+    "gt-vs-hal": {
+        "captions": 50,
+        "hallucinated_captions": 20,
+        "vocabulary": {"words": 80, "categories": 66},
+        "rows": [
+            {
+                "setting": name,
+                "n": n,
+                "gt_with": 24.49,
+                "hal_with": 20.0,
+                "gt_without": 21.0,
+                "hal_without": 22.5,
+                **{q: {"median": 1.5, "p": 0.01, "p_holm": p} for q in ("with_image", "without_image", "delta")},
+            }
+            for name, n, p in (("All tokens", 900, 0.0), ("Hallucinated steps", 25, 0.0321))
+        ],
+    },
+    "projection": {
+        "images": 5,
+        "tokens": 200,
+        "vocabulary": {"full": 2048, "words": 80, "categories": 66},
+        "chance": [{"k": k, "recall": k / 100} for k in (1, 5, 10, 30)],
+        "final_layer": 1,
+        "layers": [layer(n, norm, [4 + n, 10, 20, 40]) for n in (0, 1) for norm in (False, True)],
+    },
+    "pointing": {
+        "images": 5,
+        "settings": [{"setting": "revisit:layers=0", "steps": 12, **POINTED}],
+        "layers": [{"layer": 3, "steps": 12, **POINTED}],
+    },
+    "check": {
+        "images": 5,
+        "depth": 6,
+        "settings": {"layer": 4},
+        "chosen": "patch",
+        "thresholds": {"recommended": 0.1},
+        "rows": [{"name": "patch", "validation": 0.9, "captions": CHECKED, "foils": CHECKED}],
+        "check": {kind: {"words": 9, "absent": 3, **CUTS} for kind in ("captions", "foils")},
+        "several_tokens": {"words": 2, "absent": 1, **dict.fromkeys(JOINED, 0.5)},
+        "layers": [{"layer": 4, "validation": 0.9, "captions": 0.88, "foils": 0.8, "another_image": 0.7}],
+        "reliability": [{"up_to": 0.5, "words": 4, "right": 0.5}],
+        "kinds": {"objects": {"words": 9, "wrong": 3, CHECK: 0.88, "model's probability": 0.7}},
+        "hijacking": {"words": [], "vision_tokens": 0.01, "selected": 0.02},
+        "recommended": {"layer": 4, "threshold": 0.1, "auroc": 0.88},
+    },
+    "latency": {
+        "protocol": {"warmups": 6, "repeats": 3},
+        "images": 5,
+        "rows": [
+            {"method": "greedy", "ms": 20.0, "sd": 1.0, "first": 90.0, "first_sd": 2.0, "images": 5},
+            {"method": "revisit", "ms": 20.4, "sd": 1.0, "first": 91.0, "first_sd": 2.0, "images": 5},
+        ],
+    },
+    "case-study": {
+        "images": 5,
+        "steps": 100,
+        "changes": {"absent → shown": 3, "other → other": 1},
+        "cases": [
+            {
+                "image": "7",
+                "so_far": "There is a",
+                "step": 3,
+                "change": "absent → shown",
+                "ground_truth": ["cat"],
+                "layer": 5,
+                "vision_token": 17,
+                "plausible_tokens": 2,
+                "rows": [{"token": "<cat>", "base": [-1.0, 36.8], "vision": [-0.1, 90.5], "final": [-1.1, 95.0]}],
+            }
+        ],
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("report")
+    data = write_items(root / "data", 30)
+    methods = (Shift(by=0), Shift(by=1))
+    run(make_config(root / "out" / "run", data, method=methods), engine_for=lambda m: HashEngine(m, pause=0.001))
+    grid = root / "out" / "ablation"
+    run(make_config(grid, data, model="m1", method=methods), engine_for=HashEngine)
+    write_json(grid / "ablation.json", [panel("shift", "shift(by=1)")])
+    for name, result in STUDIES.items():
+        save(name, Subject(model="m1", output=str(root / "out")), {"model": "m1", "data": "scenes", "items": 5}, result)
+    return root / "out"
+
+
+class Page(HTMLParser):
+    """Checks that tags are closed in order, and keeps what the page refers to."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.refers: list[str] = []
+        self.ids: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.refers += [value or "" for name, value in attrs if name in ("src", "href")]
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        if tag not in ("meta", "link", "img", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.fixture(scope="module")
+def document(folder: Path) -> Document:
+    return build(folder, resamples=99)
+
+
+def test_every_part_is_there_with_its_command(document: Document, folder: Path) -> None:
+    titles = [section.title for section in document.sections]
+    assert titles[:2] == ["In short", "Main results"]
+    for wanted in ("letters · run", "Ablations", "Analyses", "Provenance"):
+        assert wanted in titles
+    text = to_markdown(document)
+    for shown in (
+        "40.0", "[23.4, 59.3]",  # 10 of 25 with its interval
+        "**24.49**", "<u>", "<1e-300", "0.03", "absent → shown", "-1.10", "revisit ablate a",
+    ):  # fmt: skip
+        assert shown in text, shown
+    for log in read_logs(folder / "run"):
+        assert log.scores is not None
+        assert f"{log.scores.value('vowels')[0]:.1f}" in text
+
+
+def test_it_opens_with_a_verdict_per_benchmark_and_a_forest_plot(document: Document) -> None:
+    first = document.sections[0]
+    *sentences, plot = first.blocks
+    assert [str(block.text).split(":")[0] for block in sentences if isinstance(block, Text)] == [
+        "letters (m1, n = 30)",
+        "letters (m2, n = 30)",
+    ]
+    for block in sentences:
+        assert isinstance(block, Text)
+        assert re.search(
+            r"shift\(by=1\) (improves|worsens|shows no significant difference in) .*p \(Holm\)", block.text
+        )
+    assert isinstance(plot, Figure)
+    assert plot.name == "differences"
+    assert "letters (m2" in plot.alt
+    text = to_markdown(document)
+    assert text.count("permutation test") == 1  # the notes on the statistics appear once
+
+
+def test_the_report_links_to_the_samples_of_its_runs(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "run", tmp_path / "runs" / "my run")
+    assert "revisit view '" in to_markdown(build(tmp_path / "runs", resamples=99))
+    (tmp_path / "runs/my run/view").mkdir()
+    (tmp_path / "runs/my run/view/index.html").touch()
+    text = to_html(build(tmp_path / "runs", resamples=99, out=tmp_path / "report"))
+    assert 'href="../runs/my%20run/view/index.html#benchmark=letters"' in text
+
+
+def test_every_stored_study_is_drawn(document: Document) -> None:
+    assert set(STUDIES) == set(studies.STUDIES) == set(analyze.OPTIONS)
+    titles = [section.title for section in document.sections]
+    for study in studies.STUDIES.values():
+        assert f"{study.title} · m1 · scenes" in titles
+    text = to_markdown(document)
+    assert "| revisit:layers=0 | 12 | 51.0 [46.0, 56.0] |" in text
+
+
+def test_time_is_shown_only_if_the_latency_protocol_measured_it(document: Document, folder: Path) -> None:
+    text = to_markdown(document)
+    assert text.count("ms/token") == 1
+    assert "| ReVisiT | 20.40 ± 1.00 | 1.02× | 91.0 ± 2.0 |" in text
+    assert "ms/token" not in to_markdown(
+        build(folder / "run", resamples=99)
+    )  # answers have seconds, which are not shown
+
+
+def test_a_stopped_run_is_named_first_with_its_command(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "run", tmp_path / "run")
+    stopped = read_logs(tmp_path / "run")[-1]
+    rows = stopped.path.read_bytes().splitlines(keepends=True)
+    stopped.path.write_bytes(b"".join(rows[:21]))
+    first = build(tmp_path, resamples=99).sections[0]
+    assert first.title == "Incomplete"
+    (notice,) = (block.text for block in first.blocks if isinstance(block, Text))
+    assert notice.startswith("run: This run is incomplete: 1 of 4 combinations")
+    assert "(m2 · shift(by=1) · letters: 20 of 30 answers)" in notice
+    assert notice.endswith(f"To finish it, run: {stopped.request.command}")
+    assert build(folder / "run", resamples=99).sections[0].title == "In short"
+
+
+def test_the_page_stands_alone_and_is_well_formed(document: Document) -> None:
+    text = to_html(document)
+    page = Page(text)
+    assert page.refers
+    for target in page.refers:
+        assert target.startswith("data:") or target[1:] in page.ids
+    assert len(set(page.ids)) == len(page.ids)
+    assert "http://" not in re.sub(r"data:[^\"]*", "", text)
+    assert "https://" not in text
+    assert "default-src 'none'" in text
+    assert "&lt;cat&gt;" in text  # tokens are text, never markup
+
+
+def test_figures_are_written_in_both_formats(document: Document, tmp_path: Path) -> None:
+    files = write(document, tmp_path)
+    assert {path.suffix for path in files} == {".html", ".md", ".svg", ".png"}
+    names = [figure.name for figure in document.figures()]
+    assert len(set(names)) == len(names) == 3  # the differences, two studies
+    for path in files:
+        head = path.read_bytes()[:200]
+        assert head.startswith(b"\x89PNG") if path.suffix == ".png" else len(head) > 100
+    linked = re.findall(r"\]\((figures/[^)]+)\)", (tmp_path / "report.md").read_text())
+    assert linked
+    assert all((tmp_path / link).exists() for link in linked)
+
+
+def test_a_folder_with_nothing_in_it_raises(tmp_path: Path) -> None:
+    with pytest.raises(RevisitError, match="Nothing to report"):
+        build(tmp_path)
+    with pytest.raises(RevisitError, match="is not a folder"):
+        build(tmp_path / "absent")
+
+
+def test_markdown_groups_and_escapes() -> None:
+    table = Table(("a", "x", "y"), (("r|1", Cell("1", 1), Cell("2", 2, "[0, 3]")),), "Caption", groups=(("G", 2),))
+    text = to_markdown(Document("T", "lead", [Section("S", [Text("words"), table])]))
+    assert "| a | G: x | G: y |" in text
+    assert "| r\\|1 | **1** | <u>2</u> [0, 3] |" in text
+
+
+def test_tables_of_one_folder_name_the_commands_behind_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two commands wrote to one output: each benchmark's table is followed by its own."""
+    data = write_items(tmp_path / "data", 8)
+    for by, words in ((0, ["revisit", "eval", "first"]), (1, ["revisit", "eval", "second"])):
+        monkeypatch.setattr(sys, "argv", words)
+        run(make_config(tmp_path / "out", data, model="m1", method=Shift(by=by)), engine_for=HashEngine)
+    first, second = read_logs(tmp_path / "out")
+    assert [made.command for made in provenance_of([first])] == ["revisit eval first"]
+    assert [made.command for made in provenance_of([second, second])] == ["revisit eval second"]
+
+
+def test_two_protocols_of_one_benchmark_share_no_table(tmp_path: Path) -> None:
+    data = write_items(tmp_path / "data", 12)
+    logs = run(
+        make_config(tmp_path / "out", data, benchmark=(Letters(), Letters(suffix=" one word"))), engine_for=HashEngine
+    )
+    shown = {
+        (log.spec.benchmark, log.spec.model): f"{log.scores.value('vowels')[0]:.1f}"
+        for log in logs
+        if log.spec.method == "shift" and log.scores
+    }
+    assert len(set(shown.values())) == 4
+    tables = [b for s in build(tmp_path / "out", resamples=99).sections for b in s.blocks if isinstance(b, Table)]
+    values = [table for table in tables if table.heads[0] == "Method"]
+    assert len(values) == 2
+    for table, label in zip(values, ("letters", "letters(suffix= one word)"), strict=True):
+        texts = [cell.text for cell in table.rows[0] if isinstance(cell, Cell)]
+        assert [text for text in texts if text in shown.values()] == [shown[label, "m1"], shown[label, "m2"]]
+    assert "suffix  one word" in values[1].caption
+
+
+def test_an_ablation_does_not_hide_other_results_of_its_folder(tmp_path: Path) -> None:
+    data = write_items(tmp_path / "data", 12)
+    methods = (Shift(by=0), Shift(by=1), Shift(by=2))
+    run(make_config(tmp_path / "out", data, model="m1", method=methods), engine_for=HashEngine)
+    write_json(tmp_path / "out/ablation.json", [panel("shift(by=1)")])
+    text = to_markdown(build(tmp_path / "out", resamples=99))
+    main = text[text.index("Main results") : text.index("Ablations")]
+    assert "shift(by=2)" in main
+    assert "shift(by=1)" not in main
+    (tmp_path / "out/ablation.json").write_text("{}")
+    with pytest.raises(RevisitError, match="ablation"):
+        build(tmp_path / "out", resamples=99)
+
+
+def test_a_panel_has_no_logs_of_other_decoding_settings(tmp_path: Path) -> None:
+    data = write_items(tmp_path / "data", 12)
+    for length, methods in ((3, (Shift(by=0), Shift(by=1))), (5, (Shift(by=0),))):
+        run(make_config(tmp_path, data, model="m1", method=methods, max_new_tokens=length), engine_for=HashEngine)
+    logs = read_logs(tmp_path)
+    (section,) = ablation_sections([panel("shift", "shift(by=1)")], logs, "ablation")
+    assert isinstance(section.blocks[0], Table)
+    shown = [row[1].text for row in section.blocks[0].rows if isinstance(row[1], Cell)]
+    expected = [f"{log.scores.value('vowels')[0]:.1f}" for log in logs if log.scores]
+    assert shown == expected[:2]
+    assert expected[2] != expected[0]
+    assert "max_new_tokens 3" in section.title
+
+
+def test_a_second_ablation_keeps_the_panels_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from revisit.paper import ablation
+
+    monkeypatch.setattr(ablation, "run", lambda *_: [])
+    config = make_config(tmp_path, tmp_path)
+    panels = ablation.paper_panels(ReVisiT())
+    for key, words in (("a", "first"), ("c", "second"), ("c", "third")):
+        monkeypatch.setattr(sys, "argv", [words])
+        ablation.ablate(config, {key: panels[key]}, Reporter())
+    found = ablation.read_panels(tmp_path)
+    assert [(made["key"], made["command"]) for made in found] == [("a", "first"), ("c", "third")]

@@ -1,0 +1,311 @@
+"""Comparisons: ranks, tests, what cannot be compared; the four forms of output."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import math
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_grid import HashEngine, Letters, Shift, make_config, write_items
+from rich.console import Console
+
+from revisit.errors import RevisitError
+from revisit.eval import statistics
+from revisit.eval.benchmarks.base import Metric
+from revisit.eval.compare import Comparison, Value, compare, ranks
+from revisit.eval.log import Log, read_logs
+from revisit.eval.report.comparisons import WRITERS, comparison_section, footnotes, short_names, stars, to_csv, verdict
+from revisit.eval.report.document import section_markdown
+from revisit.eval.report.terminal import print_section
+from revisit.eval.run import run
+
+METHODS = (Shift(by=0), Shift(by=1), Shift(by=2))
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> list[Log]:
+    root = tmp_path_factory.mktemp("grid")
+    data = write_items(root / "data", 40)
+    run(make_config(root / "out", data, model="m1", method=METHODS), engine_for=HashEngine)
+    return read_logs(root / "out")
+
+
+def test_values_are_those_of_the_run_and_tests_those_of_the_statistics(logs: list[Log]) -> None:
+    (table,) = compare(logs, resamples=499)
+    scores = {log.spec.method: log.scores for log in logs if log.scores}
+    assert table.baseline == "shift"  # the first, since nobody ran greedy
+    assert list(table.values) == ["shift", "shift(by=1)", "shift(by=2)"]
+    assert table.n == 40
+    terms = {method: own.per_item["vowels"] for method, own in scores.items()}
+    for method, values in table.values.items():
+        value = values["vowels"]
+        assert value.value == scores[method].metrics["vowels"]
+        if method != "shift":
+            assert value.paired is not None
+            paired = statistics.paired(terms["shift"], terms[method], resamples=499)
+            assert value.paired == paired.at(value.paired.level)
+            assert value.p == value.paired.p_permutation
+    raw = [values[m.name].p for m in table.metrics for values in table.values.values()]
+    got = [values[m.name].p_holm for m in table.metrics for values in table.values.values()]
+    assert [p for p in got if not math.isnan(p)] == [p for p in statistics.holm(raw) if not math.isnan(p)]
+    assert any("4 tests of this table" in note for note in table.notes)
+
+
+def test_ranks_go_by_what_is_printed() -> None:
+    lower = Metric("CHAIRi", "lower", 100, 1)
+    assert ranks([0.1301, 0.1249, 0.1252, 0.2], lower) == [2, 1, 1, 0]  # 13.0, 12.5, 12.5, 20.0
+    assert ranks([0.5, 0.7, math.nan], Metric("F1", "higher", 100, 1)) == [2, 1, 0]
+    assert ranks([0.5, 0.7], Metric("yes_ratio", None)) == [0, 0]
+    assert ranks([0.5], lower) == [0]  # alone there is no best
+    assert ranks([0.5, 0.5001, math.nan], lower) == [0, 0, 0]  # nor where all are alike
+
+
+def test_stars() -> None:
+    assert [stars(p) for p in (math.nan, 0.05, 0.049, 0.0099, 0.0009)] == ["", "", "*", "**", "***"]
+
+
+@pytest.fixture
+def table() -> Comparison:
+    f1, hal = Metric("F1", "higher", 100, 1), Metric("CHAIR_i", "lower", 100, 1)
+    better = statistics.Paired(-0.03, -0.04, -0.02, 0.0004, 0.0004, 500)
+    return Comparison(
+        model="org/m&m",
+        benchmark="chair",
+        scorer="v_1",
+        n=500,
+        metrics=(f1, hal),
+        baseline="greedy",
+        values={
+            "greedy": {"F1": Value(0.8, 0.78, 0.82, 2), "CHAIR_i": Value(0.1, rank=2)},
+            "revisit": {"F1": Value(0.85, rank=1), "CHAIR_i": Value(0.07, 0.06, 0.08, 1, better, 4e-4, 8e-4)},
+            "<b>": {"F1": Value(0.1), "CHAIR_i": Value(math.nan)},
+        },
+        notes=("a note",),
+    )
+
+
+def test_markdown(table: Comparison) -> None:
+    text = WRITERS[".md"]([table])
+    assert "| Method | F1 ↑ | CHAIR_i ↓ |" in text
+    assert "| greedy | <u>80.0</u> [78.0, 82.0] | <u>10.0</u> |" in text
+    assert "| revisit | **85.0** | **7.0** [6.0, 8.0] |" in text
+    assert "| <b> | 10.0 | - |" in text
+    assert r"| revisit | – | −3.0 [−4.0, −2.0] p 8.00e-04\*\*\* |" in text
+    assert "a note" in text
+
+
+def test_the_verdict_is_about_the_main_metric(table: Comparison) -> None:
+    named = replace(table, headline="CHAIR_i")
+    text = "CHAIR (org/m&m, n = 500): revisit improves CHAIR_i from 10.0 to 7.0 (−3.0, p (Holm) 8.00e-04); "
+    assert verdict(named) == text + "<b> has CHAIR_i -, not tested."
+    unsure = replace(named.values["revisit"]["CHAIR_i"], p_holm=0.2)
+    values = {"greedy": named.values["greedy"], "revisit": {"CHAIR_i": unsure}}
+    told = verdict(replace(named, values=values))
+    assert told.endswith("revisit shows no significant difference in CHAIR_i (−3.0, p (Holm) 0.20).")
+    worse = replace(table.metrics[1], better="higher")
+    assert "revisit worsens CHAIR_i" in verdict(replace(named, metrics=(worse,)))
+
+
+def test_long_settings_are_a_footnote() -> None:
+    labels = [
+        "greedy",
+        "shift(by=1)",
+        "revisit(weight=agreement, neighbors=8)",
+        "revisit(weight=agreement, neighbors=4)",
+    ]
+    names = short_names(labels)
+    assert list(names.values()) == ["greedy", "shift(by=1)", "revisit¹", "revisit²"]
+    assert footnotes(names) == " ¹ weight=agreement, neighbors=8. ² weight=agreement, neighbors=4."
+
+
+def test_csv_has_the_unrounded_numbers_of_the_table(table: Comparison) -> None:
+    rows = list(csv.DictReader(io.StringIO(to_csv([replace(table, model="=m")]))))
+    assert len(rows) == 6
+    found = next(r for r in rows if r["method"] == "revisit" and r["metric"] == "CHAIR_i")
+    assert float(found["value"]) == 0.07 * 100  # the table prints 7.0
+    assert (found["baseline"], float(found["difference"])) == ("greedy", -0.03 * 100)
+    assert (found["p"], found["p_holm"]) == ("0.0004", "0.0008")
+    undefined = next(r for r in rows if r["method"] == "<b>" and r["metric"] == "CHAIR_i")
+    assert undefined["value"] == undefined["baseline"] == ""
+    assert {row["model"] for row in rows} == {"'=m"}  # not a formula
+
+
+def test_latex(table: Comparison) -> None:
+    text = WRITERS[".tex"]([table])
+    assert r"org/m\&m" in text
+    assert r"revisit & \textbf{85.0} & \textbf{7.0} {\footnotesize [6.0, 8.0]} \\" in text
+    assert r"revisit & – & $-$3.0 {\footnotesize [$-$4.0, $-$2.0], p 8.00e-04***} \\" in text
+    assert r"greedy & \underline{80.0} {\footnotesize [78.0, 82.0]} & \underline{10.0} \\" in text
+    assert r"CHAIR\_i $\downarrow$" in text
+    assert text.count(r"\begin{tabular}{lrr}") == 2  # values, differences
+
+
+def test_html_is_whole_and_needs_nothing(table: Comparison) -> None:
+    class Check(HTMLParser):
+        def __init__(self) -> None:
+            super().__init__()
+            self.open: list[str] = []
+
+        def handle_starttag(self, tag: str, attrs: object) -> None:
+            if tag not in ("meta", "link", "br"):
+                self.open.append(tag)
+
+        def handle_endtag(self, tag: str) -> None:
+            assert self.open.pop() == tag
+
+    text = WRITERS[".html"]([table])
+    check = Check()
+    check.feed(text)
+    assert check.open == []
+    assert re.findall(r'(?:src|href)="([^"]*)"', text) == [
+        "data:,",
+        "#chair---org-m-m",
+        "#how-to-read-this",
+    ]  # the page's empty icon
+    assert not re.search(r"url\(|@import|<script", text)
+    assert ">&lt;b&gt;</td>" in text
+    assert "<b>7.0</b><small>[6.0, 8.0]</small>" in text
+    assert "−3.0<small>[−4.0, −2.0]<br>p 8.00e-04***</small>" in text
+
+
+def test_different_items_are_not_compared(tmp_path: Path) -> None:
+    data = write_items(tmp_path / "data", 30)
+    for by, limit in ((0, None), (1, 20)):
+        config = make_config(tmp_path / "out", data, model="m1", method=Shift(by=by), limit=limit)
+        run(config, engine_for=HashEngine)
+    with pytest.raises(RevisitError, match=r"not run on the same items .*shift 30, shift\(by=1\) 20; 20 in common"):
+        compare(read_logs(tmp_path / "out"))
+
+
+def test_the_same_id_with_another_question_is_not_compared(tmp_path: Path) -> None:
+    data = write_items(tmp_path / "data", 10)
+    run(make_config(tmp_path / "out", data, model="m1", method=Shift(by=0)), engine_for=HashEngine)
+    (data / "items.txt").write_text((data / "items.txt").read_text().replace("prompt 3", "PROMPT 3"))
+    run(make_config(tmp_path / "out", data, model="m1", method=Shift(by=1)), engine_for=HashEngine)
+    with pytest.raises(RevisitError, match="different questions with the same id 'q3'"):
+        compare(read_logs(tmp_path / "out"))
+
+
+def test_metrics_and_baselines_by_name(logs: list[Log]) -> None:
+    (table,) = compare(logs, baseline="shift(by=2)", metrics=["y*"], resamples=99)
+    assert [m.name for m in table.metrics] == ["yes"]
+    assert table.baseline == "shift(by=2)"
+    assert table.values["shift(by=2)"]["yes"].paired is None
+    with pytest.raises(RevisitError, match=r"shfit was not run.*Did you mean 'shift'"):
+        compare(logs, baseline="shfit")
+    with pytest.raises(RevisitError, match=r"Unknown metric 'vowel'\. Did you mean 'vowels'"):
+        compare(logs, metrics=["vowel"])
+
+
+def test_corrected_interval_and_corrected_p_tell_the_same_story() -> None:
+    rng = np.random.default_rng(5)
+    base = {f"q{i}": (float(rng.random() < 0.5), 1.0) for i in range(300)}
+    found = []
+    for shift in (0.0, 0.03, 0.05, 0.08, 0.1):
+        better = {u: (max(n, float(rng.random() < shift)), d) for u, (n, d) in base.items()}
+        found.append(statistics.paired(base, better, resamples=1999))
+    raw = [pair.p_bootstrap for pair in found]
+    levels, corrected = statistics.holm_levels(raw), statistics.holm(raw)
+    for pair, level, p in zip(found, levels, corrected, strict=True):
+        at = pair.at(level)
+        assert (p < 0.05) == (at.low > 0 or at.high < 0)
+    assert statistics.holm_levels([0.001, math.nan, 0.02, 0.2]) == pytest.approx(
+        [1 - 0.05 / 3, 0.95, 1 - 0.05 / 2, 0.95]
+    )
+    assert statistics.holm_levels([0.3, 0.04]) == pytest.approx([0.975, 0.975])  # not rejected: both at the first step
+
+
+class Undirected(Letters):
+    """`yes` without a better direction."""
+
+    metrics = (Metric("vowels", "lower", 100.0, 1), Metric("yes", None, 100.0, 1))
+
+
+def test_only_metrics_with_a_direction_are_tested(tmp_path: Path) -> None:
+    data = write_items(tmp_path / "data", 40)
+    config = make_config(tmp_path / "out", data, model="m1", method=METHODS, benchmark=Undirected())
+    (table,) = compare(run(config, engine_for=HashEngine), resamples=199)
+    for values in list(table.values.values())[1:]:
+        assert math.isnan(values["yes"].p_holm)
+        assert values["yes"].paired is not None
+        assert values["yes"].paired.level == 0.95
+        assert not math.isnan(values["vowels"].p_holm)
+    assert any("2 tests of this table" in note for note in table.notes)
+
+
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory: pytest.TempPathFactory) -> list[Log]:
+    root = tmp_path_factory.mktemp("seeds")
+    data = write_items(root / "data", 40)
+    config = make_config(
+        root / "out", data, model="m1", method=METHODS[:2], sample=True, temperature=0.7, seeds="0,1,5"
+    )
+    logs = run(config, engine_for=HashEngine)
+    wanted = [(label, seed) for label in ("shift", "shift(by=1)") for seed in (0, 1, 5)]
+    assert [(log.spec.method, log.spec.seed) for log in logs] == wanted
+    return logs
+
+
+def test_several_seeds_are_one_row_with_mean_and_deviation(sampled: list[Log]) -> None:
+    (table,) = compare(sampled, resamples=299)
+    assert list(table.values) == ["shift", "shift(by=1)"]
+    for method, values in table.values.items():
+        own = [log.scores.metrics["vowels"] for log in sampled if log.scores and log.spec.method == method]
+        assert len(set(own)) == 3
+        value = values["vowels"]
+        assert value.value == pytest.approx(np.mean(own))
+        assert value.std == pytest.approx(np.std(own, ddof=1))
+        assert value.low < value.value < value.high
+        assert [table.by_seed[method][seed]["vowels"] for seed in (0, 1, 5)] == own
+    first, second = (values["vowels"] for values in table.values.values())
+    assert second.paired is not None
+    assert second.paired.difference == pytest.approx(second.value - first.value)
+    assert second.paired.units == 40  # items, not items times seeds
+    assert any("over the seeds 0, 1, 5" in note for note in table.notes)
+
+
+def test_seeds_in_every_form_of_output(sampled: list[Log]) -> None:
+    tables = compare(sampled, resamples=99)
+    vowels = tables[0].values["shift"]["vowels"]
+    shown = f"{100 * vowels.value:.1f} ± {100 * vowels.std:.1f}"
+    assert shown in WRITERS[".md"](tables)
+    assert shown in WRITERS[".html"](tables)
+    latex = WRITERS[".tex"](tables)
+    assert shown.replace("±", r"$\pm$") in latex
+    assert r"Mean $\pm$ standard deviation over the seeds 0, 1, 5" in latex
+    rows = list(csv.DictReader(io.StringIO(to_csv(tables))))
+    seeds = [row["seed"] for row in rows if row["method"] == "shift" and row["metric"] == "vowels"]
+    assert seeds == ["", "0", "1", "5"]
+    assert float(rows[0]["std"]) == 100 * vowels.std
+
+
+def test_seeds_that_only_some_methods_have_are_not_compared(sampled: list[Log]) -> None:
+    with pytest.raises(
+        RevisitError, match=r"not run with the same seeds on letters \(shift: 0, 1, 5; shift\(by=1\): 0, 1\)"
+    ):
+        compare(sampled[:-1], resamples=99)
+
+
+def test_a_terminal_gets_drawn_tables_and_a_pipe_markdown(
+    logs: list[Log], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = compare(logs, resamples=99)
+    section = comparison_section(tables[0])
+    print_section(section)
+    assert capsys.readouterr().out == section_markdown(section) + "\n\n"
+    text = io.StringIO()
+    print_section(section, Console(file=text, force_terminal=True, width=200, color_system=None))
+    drawn = text.getvalue()
+    assert "| ---" not in drawn
+    assert "vowels ↓" in drawn
+    lines = [line.split() for line in drawn.splitlines()]
+    below = [after[:1] for words, after in itertools.pairwise(lines) if words[:1] == ["shift"]]
+    assert ["by=1"] in below  # settings stand below their method
+    assert f"minus {tables[0].baseline}" in drawn

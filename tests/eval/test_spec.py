@@ -1,0 +1,114 @@
+"""What identifies answers beside their settings: code from outside, the commit, a loaded model's device, dtype and weights."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from families import build
+from revisit import methods
+from revisit.eval.benchmarks.base import Item
+from revisit.eval.engines.local import LocalEngine
+from revisit.eval.engines.vllm import VllmEngine
+from revisit.eval.spec import benchmark_label, foreign_code, git_commit, label, loaded_fingerprint
+from revisit.methods.chain import Chain
+
+
+def test_labels_name_what_is_not_default() -> None:
+    from fake_grid import Letters, Shift
+
+    assert [label(Shift()), label(Shift(by=2))] == ["shift", "shift(by=2)"]
+    assert benchmark_label(Letters(suffix="x")) == "letters(suffix=x)"
+
+
+def test_a_method_outside_the_package_is_identified_by_its_file(tmp_path: Path) -> None:
+    text = (
+        "from revisit.methods.greedy import Greedy\n\n\nclass Own(Greedy):\n    '''Doc.'''\n    factor: float = 1.0\n"
+    )
+
+    def load(name: str, source: str) -> Any:
+        path = tmp_path / name / "own.py"
+        path.parent.mkdir()
+        path.write_text(source)
+        spec = spec_from_file_location(f"own_{name}", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        return module.Own()
+
+    own = load("a", text)
+    first = foreign_code(own)
+    assert list(first) == ["own.py"]
+    assert foreign_code(load("b", text)) == first
+    assert foreign_code(load("c", text.replace("1.0", "2.0"))) != first
+    assert foreign_code(Chain(methods=(own, methods.get("revisit")))) == first
+    assert foreign_code(methods.get("chain", methods="vcd,revisit")) == {}
+
+
+def test_the_commit_of_a_repository_around_the_environment_is_not_ours(tmp_path: Path) -> None:
+    package = tmp_path / ".venv" / "lib" / "revisit"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (tmp_path / ".gitignore").write_text(".venv\n")
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init", "-q"], ["add", ".gitignore"], ["commit", "-qm", "theirs"]):
+        subprocess.run([*git, *command], check=True)
+    assert git_commit(package) is None
+    subprocess.run([*git, "add", "-f", str(package)], check=True)
+    subprocess.run([*git, "commit", "-qm", "ours"], check=True)
+    assert len(git_commit.__wrapped__(package) or "") == 40
+
+
+@pytest.mark.parametrize(
+    ("options", "placement"),
+    [
+        ({}, ("cpu", "float32")),
+        ({"dtype": "fp32"}, ("cpu", "float32")),
+        ({"dtype": "bf16"}, ("cpu", "bfloat16")),
+        ({"dtype": "float32", "device_map": "mps"}, ("mps", "float32")),
+        ({"dtype": "float32", "device_map": "cuda:1"}, ("cuda", "float32")),
+        ({"device_map": "cpu"}, ("cpu", "float32")),  # the checkpoint's own
+    ],
+)
+def test_device_and_dtype_have_canonical_names(options: dict[str, Any], placement: tuple[str, str]) -> None:
+    engine = LocalEngine("tiny", **options)
+    assert engine.placement == placement
+    assert "loaded" not in vars(engine)
+    assert (engine.batching(8, []) is None) == (placement == ("cpu", "float32"))
+
+
+def test_a_loaded_model_is_identified_by_its_weights() -> None:
+    pair = build("llava")
+    engine = LocalEngine(pair)
+    assert engine.placement == ("cpu", "float32")
+    before = loaded_fingerprint(pair[0])
+    assert engine.about()["fingerprint"] == before
+    with torch.no_grad():
+        next(pair[0].parameters()).view(-1)[0] += 1
+    assert loaded_fingerprint(pair[0]) != before
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "invariant"), [("cpu", "float32", True), ("cuda", "float32", False), ("cpu", "bfloat16", False)]
+)
+def test_vllm_answers_depend_on_its_schedule_but_for_float32_on_a_cpu(
+    monkeypatch: pytest.MonkeyPatch, device: str, dtype: str, invariant: bool
+) -> None:
+    """The batch size, which vLLM ignores, is not part of the spec."""
+    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
+    monkeypatch.setattr("revisit.eval.engines.vllm.need", lambda *_: None)
+    engine = VllmEngine("tiny", dtype="fp32")
+    assert engine.dtype == "float32"
+    engine.__dict__["placement"] = (device, dtype)
+    items = [Item("q0", "What?")]
+    assert (engine.batching(8, items) is None) == invariant
+    assert engine.batching(8, items) == engine.batching(16, items * 2)

@@ -1,0 +1,165 @@
+"""Names from data stay in their folder, only regular files are read, and files of rows survive kills, damage and full disks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from revisit.errors import RevisitError
+from revisit.explain.files import below, file_digest, make_folder, read_file, write_json
+from revisit.explain.jsonl import LineFile, decode, encode, read_lines
+from revisit.explain.records import plain_cell
+
+
+def test_names_from_data_stay_in_their_folder(tmp_path: Path) -> None:
+    assert below(tmp_path, "a/../b.png") == tmp_path / "b.png"
+    assert below(tmp_path, tmp_path / "b.png") == tmp_path / "b.png"
+    for name in ("/dev/zero", "../b.png", "a/../../b.png", f"{tmp_path}2/b.png", ".", "a\0b"):
+        with pytest.raises(RevisitError, match="outside the folder"):
+            below(tmp_path, name)
+
+
+def test_pipes_devices_and_folders_are_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").write_bytes(b"abc")
+    for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
+        for read in (read_file, file_digest):
+            with pytest.raises(OSError, match=r"regular|directory"):
+                read(path)
+    assert read_file(tmp_path / "file", 3) == b"abc"
+    with pytest.raises(OSError, match="larger than 2 bytes"):
+        read_file(tmp_path / "file", 2)
+
+
+@given(
+    st.dictionaries(
+        st.text(), st.one_of(st.text(), st.integers(), st.lists(st.floats(allow_nan=False, allow_infinity=False)))
+    )
+)
+def test_any_row_is_one_line_and_comes_back(row: dict[str, object]) -> None:
+    row.pop("checksum", None)
+    line = encode(row)
+    assert len(line.decode().splitlines()) == 1
+    assert decode(line) == row
+
+
+def test_every_cut_of_the_last_line_costs_that_line_only(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    with LineFile(path) as file:
+        file.append([{"n": 1}, {"n": 2, "text": "ünï\ncode"}])
+    data = path.read_bytes()
+    start = data.index(b"\n") + 1
+    for cut in range(start, len(data)):
+        path.write_bytes(data[:cut])
+        assert read_lines(path) == ([{"n": 1}], 0)
+        with LineFile(path) as file:
+            assert file.rows == [{"n": 1}]
+            file.append([{"n": 2, "text": "ünï\ncode"}])
+        assert path.read_bytes() == data
+    path.write_bytes(data[:start] + b"\0" * 200_000)
+    with LineFile(path):
+        assert path.read_bytes() == data[:start]
+
+
+def test_every_changed_character_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    with LineFile(path) as file:
+        file.append([{"n": 1}, {"n": 2, "text": "a dog"}, {"n": 3}])
+    data = path.read_bytes()
+    lines = data.splitlines(keepends=True)
+    for place in range(len(lines[0]), len(lines[0]) + len(lines[1]) - 1):
+        for other in (b"7", b"x"):
+            if data[place : place + 1] != other:
+                path.write_bytes(data[:place] + other + data[place + 1 :])
+                assert read_lines(path) == ([{"n": 1}, {"n": 3}], 1)
+    path.write_bytes(b"[" * 100_000 + b"\n\xff\xfe\n" + data)
+    assert read_lines(path)[1] == 2
+
+
+HOLD = """
+import sys, time, pathlib
+from revisit.explain.jsonl import LineFile
+with LineFile(pathlib.Path(sys.argv[1])) as file:
+    file.append([{"n": 1}])
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_two_processes_on_one_file_and_a_dead_holder(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(RevisitError, match="in use"):
+            LineFile(path)
+        holder.send_signal(signal.SIGKILL)
+    with LineFile(path) as file:
+        assert file.rows == [{"n": 1}]
+
+
+FILL = """
+import pathlib, resource, sys
+from revisit.errors import RevisitError
+from revisit.explain.jsonl import LineFile
+with LineFile(pathlib.Path(sys.argv[1])) as file:
+    file.append([{"n": 1}])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300))
+    try:
+        file.append([{"text": "x" * 300}])
+    except RevisitError as error:
+        print(error)
+"""
+
+
+def test_a_disk_that_fills_up_in_the_middle_of_a_line_leaves_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    done = subprocess.run([sys.executable, "-c", FILL, str(path)], capture_output=True, text=True, check=True)
+    assert "File too large" in done.stdout
+    assert path.read_bytes() == encode({"n": 1})
+
+
+def test_links_and_pipes_in_the_place_of_a_file_are_not_used(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_text("of somebody else")
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("link", "pipe"):
+        with pytest.raises(RevisitError, match="Cannot write"):
+            LineFile(tmp_path / name)
+    (tmp_path / ".a.json.tmp").symlink_to(tmp_path / "elsewhere")
+    write_json(tmp_path / "a.json", {"n": 1})
+    assert (tmp_path / "elsewhere").read_text() == "of somebody else"
+
+
+def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.json"
+    write_json(path, {"n": 1})
+
+    def fail(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(RevisitError, match="No space left"):
+        write_json(path, {"n": 2})
+    assert "1" in path.read_text()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_folder_that_cannot_be_written_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RevisitError, match="Not a directory"):
+        make_folder(tmp_path / "file" / "out")
+    monkeypatch.setattr(os, "access", lambda *_: False)  # rights do not hold for root
+    with pytest.raises(RevisitError, match="Permission denied"):
+        make_folder(tmp_path)
+
+
+def test_cells_of_a_table_are_not_formulas() -> None:
+    assert [plain_cell(text) for text in ("=1+1", "-x", "@a", "plain", "")] == ["'=1+1", "'-x", "'@a", "plain", ""]

@@ -1,0 +1,124 @@
+"""Vision states are kept once for all rows that share them, and captured even from compiled code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import families
+import revisit
+from revisit import ReVisiT, RevisitError
+from revisit.explain.teacher_forcing import force
+from revisit.hooks import states
+from revisit.hooks.states import Capture
+from revisit.models.parts import ModelParts
+
+METHOD = ReVisiT(alpha=1e-3, layers="all")
+OPTIONS: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
+
+
+def two_images() -> Any:
+    return families.inputs("llava", ["hi", "what is it?"], [[families.image(0)], [families.image(1)]])
+
+
+def test_static_cache() -> None:
+    model, _ = families.build("llava")
+    inputs = two_images()
+    expected = revisit.generate(model, **inputs, method=METHOD, **OPTIONS)
+    assert torch.equal(
+        expected, revisit.generate(model, **inputs, method=METHOD, cache_implementation="static", **OPTIONS)
+    )
+
+
+def test_states_are_kept_once_and_shared_by_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Capture] = []
+    make = Capture.__init__
+
+    def spy(self: Capture, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        seen.append(self)
+
+    monkeypatch.setattr(Capture, "__init__", spy)
+    model, _ = families.build("llava")
+    revisit.generate(model, **two_images(), method=METHOD, num_beams=4, **OPTIONS)
+    (capture,) = seen
+    assert capture.store is not None
+    assert len(capture.items) == 2  # two items, eight rows
+    states, mask = capture.padded()
+    assert states.untyped_storage().data_ptr() == capture.store.untyped_storage().data_ptr()
+    assert states.untyped_storage().nbytes() == 4 * states.numel()  # no position of the prompt beyond these
+    assert bool(mask.all())
+    for number, item in enumerate(capture.items):
+        assert torch.equal(item.stacked(), states[number])
+        assert {x.untyped_storage().data_ptr() for x in item.by_layer.values()} == {states.untyped_storage().data_ptr()}
+
+
+def test_a_compiled_prefill_runs_as_written() -> None:
+    """Code that was compiled before the hooks were installed would bypass them."""
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    run = torch.compile(lambda x: module(x), backend="eager")
+    run(torch.ones(1, 2))
+    calls: list[int] = []
+    handle = module[0].register_forward_hook(lambda *_: calls.append(1))
+    run(torch.ones(1, 2))
+    unseen = len(calls)
+    states._FORCE_EAGER.begin()
+    run(torch.ones(1, 2))
+    assert len(calls) == unseen + 1
+    states._FORCE_EAGER.begin()  # a second decode in another thread begins before the first has its prefill
+    states._FORCE_EAGER.end()
+    run(torch.ones(1, 2))
+    assert len(calls) == unseen + 2
+    states._FORCE_EAGER.end()
+    assert torch._dynamo.eval_frame._stance.stance == "default"
+    handle.remove()
+
+
+@pytest.mark.parametrize("layers", ["last", "all"])
+def test_a_model_that_bypasses_its_modules_raises_that_the_hooks_were_not_reached(
+    layers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _ = families.build("llava")
+    parts = ModelParts.of(model)
+    module, named = (parts.decoder, "its decoder") if layers == "last" else (parts.layers[0], "decoder layer 0")
+
+    def without_hooks(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.forward(*args, **kwargs)
+
+    monkeypatch.setattr(type(module), "__call__", without_hooks)
+    with pytest.raises(RevisitError, match=f"{named} as a module.*hooks .* not reached"):
+        revisit.generate(model, **two_images(), method=ReVisiT(layers=layers), **OPTIONS)
+
+
+def test_a_model_that_computes_part_of_its_prompt_raises_something_else_than_a_full_cache() -> None:
+    model, _ = families.build("llava")
+
+    def last_position(_module: Any, _args: Any, output: Any) -> Any:
+        output.last_hidden_state = output.last_hidden_state[:, -1:]
+        return output
+
+    handle = ModelParts.of(model).decoder.register_forward_hook(last_position)
+    try:
+        with pytest.raises(RevisitError, match="ran for only 1 of the prompt's") as caught:
+            revisit.generate(model, **two_images(), method=ReVisiT(layers="last"), **OPTIONS)
+    finally:
+        handle.remove()
+    assert "already holds the image" not in str(caught.value)
+
+
+@pytest.mark.skipif("gemma4" not in families.FAMILIES, reason="its processor needs torchvision here")
+def test_layers_that_reuse_keys_and_values_run_for_every_position() -> None:
+    """Gemma 4 computes its last layers for the positions in `logits_to_keep` alone, unless all hidden states are requested."""
+    model, _ = families.build("gemma4")
+    inputs = families.inputs("gemma4", ["hi"], [[families.image(0)]])
+    with torch.no_grad():
+        expected = model(**inputs, output_hidden_states=True).hidden_states[-1][0]  # (positions, d)
+    prompt = inputs["input_ids"][0].tolist()
+    (forced,) = force(model, inputs, [prompt[-3:]], (ModelParts.of(model).depth,))
+    vision = inputs["input_ids"][0] == model.config.image_token_id
+    (captured,) = forced.vision.values()
+    torch.testing.assert_close(captured, expected[vision], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(forced.states[0], expected[-1], atol=1e-5, rtol=1e-5)
+    assert len(forced.states) == 3

@@ -1,0 +1,173 @@
+"""The Triton step compiles for real GPUs without spilling registers, within their shared memory. Run by `make test-triton`.
+
+`python tests/step/test_triton_compiled.py` prints the table of what was compiled.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from revisit.step.interface import BlockTable, StepOutput
+from revisit.step.rule import Rule
+
+triton = pytest.importorskip("triton")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("interpreted kernels cannot be compiled", allow_module_level=True)
+
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from revisit.step import triton as kernels
+
+pytestmark = pytest.mark.timeout(1800)
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+SHARED = {"cuda": 99 << 10, "hip": 64 << 10}  # the least of all GPUs that the tiles are chosen for
+TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int32: "*i32"}
+TYPES |= {torch.int64: "*i64", torch.bool: "*i1"}
+
+
+class Shape(NamedTuple):
+    """A step whose kernels are compiled."""
+
+    name: str
+    dtype: torch.dtype
+    rows: int
+    vision_tokens: int
+    width: int
+    vocabulary: int
+    rule: Rule = Rule()
+    logits: torch.dtype = torch.float32
+    blocks: int = 1
+    in_place: bool = False  # some rows of the logits, as in vLLM
+    ended: bool = False
+
+
+ADAPTIVE = Rule(weight="both", neighbors=8, normalize=False)
+SHAPES = [
+    Shape("LLaVA-1.5-7B, batch 1", torch.float16, 1, 576, 4096, 32064),
+    Shape("LLaVA-1.5-7B, batch 64", torch.float16, 64, 576, 4096, 32064, ended=True),
+    Shape("Qwen2.5-VL-7B, all, batch 1", torch.bfloat16, 1, 15 * 1024, 3584, 152064),
+    Shape("Qwen2.5-VL-7B, all, vLLM, batch 8", torch.bfloat16, 8, 18 * 1024, 3584, 152064, blocks=18, in_place=True),
+    Shape(
+        "Qwen2.5-VL-7B, 16 k, all", torch.bfloat16, 8, 240 * 1024, 3584, 152064, ADAPTIVE, torch.bfloat16, ended=True
+    ),
+    Shape("float32", torch.float32, 2, 1000, 1024, 50001, ADAPTIVE, ended=True),
+]
+
+
+def launches(shape: Shape, hip: bool) -> Iterator[Any]:
+    """Yield the kernels of a step, with tensors that have shapes and no memory."""
+
+    def empty(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(*sizes, dtype=dtype, device="meta")
+
+    rows, size = shape.rows, shape.vision_tokens // shape.blocks
+    states = empty(rows * shape.blocks, size, shape.width, dtype=shape.dtype)
+    table = BlockTable(states, empty(rows, shape.blocks, dtype=torch.int32), empty(rows, dtype=torch.int32))
+    tiles = kernels.tiles_for(rows, table.longest, shape.dtype, hip)
+    logits = empty(rows, shape.vocabulary, dtype=shape.logits)
+    flags = [empty(rows, dtype=torch.bool) for _ in range(3)]
+    numbers = [empty(rows, dtype=torch.int32) for _ in range(2)]
+    out = StepOutput(logits, numbers[0], flags[0], flags[1], numbers[1], empty(rows))
+    buffers = kernels.Buffers.allocate(
+        rows, shape.vocabulary, table.longest, shape.rule, tiles, torch.device("meta"), None
+    )
+    head = empty(shape.vocabulary, shape.width, dtype=shape.dtype)
+    ended, places = flags[2] if shape.ended else None, empty(rows, dtype=torch.int64) if shape.in_place else None
+    gap = 1e5 if shape.in_place else math.inf
+    yield from kernels.launches(logits, table, head, shape.rule, buffers, out, tiles, ended, places, gap)
+
+
+def source(launch: Any) -> ASTSource:
+    """Return a kernel with the types that Triton's launcher would give it: 1 and None are constants, 16 divides pointers."""
+    names, signature, constants, hints = launch.kernel.arg_names, {}, {}, {}
+    values = dict(zip(names, launch.arguments, strict=False)) | launch.constants
+    for place, name in enumerate(names):
+        value, fixed = values[name], not launch.kernel.params[place].do_not_specialize
+        if name in launch.constants or value is None or (isinstance(value, int) and value == 1 and fixed):
+            signature[name], constants[(place,)] = "constexpr", value
+        elif isinstance(value, torch.Tensor):
+            signature[name] = TYPES[value.dtype]
+            hints[(place,)] = [["tt.divisibility", 16]]
+        else:
+            signature[name] = "i32" if isinstance(value, int) else "fp32"
+            if isinstance(value, int) and value % 16 == 0 and fixed:
+                hints[(place,)] = [["tt.divisibility", 16]]
+    return ASTSource(launch.kernel, signature, constants, hints)
+
+
+class Compiled(NamedTuple):
+    """What the compiler says of a kernel."""
+
+    kernel: str
+    target: str
+    registers: int
+    spills: int  # bytes on NVIDIA GPUs, registers on AMD's
+    shared: int  # bytes
+    size: int  # bytes of code
+
+
+def compile_launch(launch: Any, target: str) -> Compiled:
+    options = {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": False}
+    made = triton.compile(source(launch), target=TARGETS[target], options=options)
+    if "cubin" in made.asm:
+        tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            Path(file.name).write_bytes(made.asm["cubin"])
+            told = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+        count = functools.partial(_number, told)
+        registers, spills = count(r"REG:(\d+)"), count(r"STACK:(\d+)") + count(r"LOCAL:(\d+)")
+        size = len(made.asm["cubin"])
+    else:
+        count = functools.partial(_number, made.asm["amdgcn"])
+        registers = count(r"\.vgpr_count:\s+(\d+)")
+        spills = count(r"\.vgpr_spill_count:\s+(\d+)") + count(r"\.sgpr_spill_count:\s+(\d+)")
+        size = len(made.asm["hsaco"])
+    return Compiled(launch.kernel.__name__, target, registers, spills, made.metadata.shared, size)
+
+
+def _number(text: str, pattern: str) -> int:
+    found = re.search(pattern, text)
+    assert found is not None, pattern
+    return int(found[1])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+def test_kernels_compile_without_spills(shape: Shape, target: str) -> None:
+    backend = TARGETS[target].backend
+    for launch in launches(shape, backend == "hip"):
+        made = compile_launch(launch, target)
+        assert made.spills == 0, made
+        assert made.shared <= SHARED[backend], made
+        assert made.registers <= 255, made
+
+
+def main() -> None:
+    print("| step | kernel | target | registers | spills | shared | code |")
+    print("|---|---|---|---|---|---|---|")
+    for shape in SHAPES:
+        for target in TARGETS:
+            for launch in launches(shape, TARGETS[target].backend == "hip"):
+                made = compile_launch(launch, target)
+                print("|", " | ".join(map(str, (shape.name, *made))), "|", flush=True)
+
+
+if __name__ == "__main__":
+    main()

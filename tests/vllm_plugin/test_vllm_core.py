@@ -1,0 +1,528 @@
+"""The parts of the vLLM plug-in that need no vLLM: requests, states, the sharded head and the step."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from revisit import vllm
+from revisit.errors import RevisitError
+from revisit.methods.revisit import ReVisiT
+from revisit.step import batched
+from revisit.step.compiled import kernel
+from revisit.step.reference import refine_row, scatter
+from revisit.vllm import hooks
+from revisit.vllm.head import ShardedHead
+from revisit.vllm.plan import Plan
+from revisit.vllm.pool import Pool
+from revisit.vllm.request import LAYERS_SWITCH, admit, check, kept_layers, parse
+from revisit.vllm.worker import MASKED_LOGIT_GAP, Row, Worker
+
+IMAGE, WIDTH, VOCABULARY, DEPTH, BLOCK = 9, 6, 40, 3, 128
+
+
+def described(model_type: str, revisit: dict[str, Any] | None = None) -> Any:
+    """Make the configurations that recommended settings depend on."""
+    generation = SimpleNamespace(revisit=revisit)
+    return SimpleNamespace(config=SimpleNamespace(model_type=model_type), generation_config=generation)
+
+
+LLAVA, QWEN = described("llava"), described("qwen2_5_vl")
+
+
+class Params:
+    def __init__(self, extra_args: Any = None) -> None:
+        self.extra_args, self.skip_reading_prefix_cache = extra_args, None
+
+
+# -- requests -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("extra", [None, {}, {"other": 1}, {"revisit": None}, {"revisit": False}, {"revisit": 0}])
+def test_requests_that_do_not_opt_in_are_unchanged(extra: Any) -> None:
+    params = Params(extra)
+    assert parse(extra, LLAVA) is None
+    admit(params, LLAVA)
+    assert params.skip_reading_prefix_cache is None
+
+
+def test_settings_come_as_a_mapping_or_in_a_string() -> None:
+    assert parse({"revisit": {"alpha": 0.1, "select": "max"}}, LLAVA) == ReVisiT(alpha=0.1, select="max")
+    for text in (json.dumps({"alpha": 0.1}), "revisit:alpha=0.1"):
+        assert parse({"revisit": text}, LLAVA) == ReVisiT(alpha=0.1)
+
+
+@pytest.mark.parametrize("value", [1, True, "1", "true", "revisit", {}, "{}"])
+def test_the_name_alone_means_the_recommended_settings(value: Any) -> None:
+    assert parse({"revisit": value}, LLAVA) == ReVisiT()
+    assert parse({"revisit": value}, QWEN) == ReVisiT(layers="all")
+    own = described("llava", {"weight": "agreement", "neighbors": 8})
+    assert parse({"revisit": value}, own) == ReVisiT(weight="agreement", neighbors=8)
+
+
+def test_settings_override_the_recommended_ones() -> None:
+    assert parse({"revisit": {"alpha": 0.1}}, QWEN) == ReVisiT(alpha=0.1, layers="all")
+    assert parse({"revisit": "revisit:layers=last"}, QWEN) == ReVisiT(layers="last")
+
+
+@pytest.mark.parametrize(
+    ("value", "part"),
+    [
+        ("{alpha", "JSON"),
+        ([1, 2], "settings"),
+        (7, "settings"),
+        ("7", "settings"),
+        ({"alhpa": 1}, "Did you mean 'alpha'"),
+        ({"alpha": 3}, "alpha must be"),
+        ({"alpha": "x"}, "alpha must be"),
+        ({"layers": "lats"}, "Did you mean 'last'"),
+        ({"layers": "all"}, "REVISIT_VLLM_LAYERS=all"),
+    ],
+)
+def test_bad_settings_raise(value: Any, part: str) -> None:
+    with pytest.raises(ValueError, match=part):  # vLLM turns a ValueError into a 400
+        admit(Params({"revisit": value}), LLAVA)
+
+
+def test_an_opted_in_request_reads_no_cached_prefix() -> None:
+    params = Params({"revisit": {}})
+    admit(params, LLAVA)
+    assert params.skip_reading_prefix_cache is True
+
+
+def test_the_server_stores_the_recommended_layers_or_those_it_is_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(LAYERS_SWITCH, raising=False)
+    assert kept_layers(QWEN) == "all"
+    assert kept_layers(described("llava", {"layers": [1, 3]})) == (1, 3)
+    assert kept_layers(LLAVA) == "last"
+    monkeypatch.setenv(LAYERS_SWITCH, "1, 3")
+    assert kept_layers(LLAVA) == (1, 3)
+    check(ReVisiT(layers=(3,)), kept_layers(LLAVA))
+    check(ReVisiT(), kept_layers(LLAVA))
+    with pytest.raises(RevisitError, match="1,3"):
+        check(ReVisiT(layers=(2,)), kept_layers(LLAVA))
+    monkeypatch.setenv(LAYERS_SWITCH, "some")
+    with pytest.raises(RevisitError, match=LAYERS_SWITCH):
+        kept_layers(LLAVA)
+
+
+def test_the_plugin_is_off_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REVISIT_VLLM", raising=False)
+    monkeypatch.setattr(vllm, "register", lambda: pytest.fail("registered"))
+    vllm.plugin()
+    monkeypatch.setenv("REVISIT_VLLM", "0")
+    vllm.plugin()
+
+
+# -- states -------------------------------------------------------------------------------------------------------
+
+
+def head(weight: Tensor, start: int, stop: int, summed: Any = None, **more: Any) -> ShardedHead:
+    return ShardedHead(weight[start:stop], None, start, stop, summed, **more)
+
+
+class Model:
+    """States and logits of a few sequences, served in any pieces."""
+
+    def __init__(self, blocks: int = 8, dtype: torch.dtype = torch.float32, ranks: int = 1) -> None:
+        torch.manual_seed(1)
+        self.weight = torch.randn(VOCABULARY, WIDTH)
+        self.plan = Plan((IMAGE,), DEPTH, False, WIDTH, dtype, blocks, BLOCK, LLAVA, ranks=ranks)
+        pool = Pool(blocks, BLOCK, WIDTH, dtype, "cpu")
+        self.worker = Worker(self.plan, pool, lambda: head(self.weight, 0, VOCABULARY), (1, DEPTH), nn.Identity())
+
+    def sequence(self, prompt: list[int], seed: int) -> dict[int, Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        return {layer: torch.randn(len(prompt) + 10, WIDTH, generator=generator) for layer in (1, DEPTH)}
+
+    def add(self, name: str, prompt: list[int], **settings: Any) -> None:
+        self.worker.add(name, Params({"revisit": settings}), prompt)
+
+    def step(self, pieces: Sequence[tuple[str, dict[int, Tensor], int, int]]) -> tuple[Tensor, Tensor]:
+        """Compute positions first..stop of each named sequence in one step; return the raw and the refined logits."""
+        self.worker.begin([name for name, *_ in pieces], [a for _, _, a, _ in pieces], [b - a for _, _, a, b in pieces])
+        hidden = {layer: torch.cat([s[layer][a:b] for _, s, a, b in pieces]) for layer in (1, DEPTH)}
+        self.worker.observe(hidden[DEPTH], [hidden[1]])
+        return self.sample(pieces)
+
+    def sample(self, pieces: Sequence[tuple[str, dict[int, Tensor], int, int]]) -> tuple[Tensor, Tensor]:
+        sampled = torch.stack([s[DEPTH][b - 1] for _, s, _, b in pieces])
+        raw = sampled @ self.weight.T
+        return raw, self.worker.refine(raw.clone(), sampled)
+
+    def wanted(
+        self, method: ReVisiT, sequence: dict[int, Tensor], prompt: list[int], end: int, draw: float = 0.0
+    ) -> Tensor:
+        """Return the reference's scores, with the model's own order far below them."""
+        logits = sequence[DEPTH][end - 1] @ self.weight.T
+        layers = (DEPTH,) if method.layers == "last" else (1, DEPTH)
+        where = [i for i, token in enumerate(prompt) if token == IMAGE]
+        states = torch.cat([sequence[layer][where] for layer in layers])
+        result = refine_row(logits, states, head(self.weight, 0, VOCABULARY), method.rule(), draw)
+        return torch.maximum(scatter(result, logits), logits - MASKED_LOGIT_GAP)
+
+
+@st.composite
+def prompts(draw: Any) -> tuple[list[int], list[int]]:
+    """Draw a prompt and the positions where its prefill is split."""
+    prompt = draw(st.lists(st.sampled_from([1, 2, IMAGE]), min_size=1, max_size=30))
+    cuts = draw(st.sets(st.integers(1, len(prompt)), max_size=6))
+    return prompt, sorted({0, len(prompt), *cuts})
+
+
+@settings(deadline=None)
+@given(prompts(), st.integers(1, 20))
+def test_states_do_not_depend_on_how_the_prefill_is_split(case: tuple[list[int], list[int]], repeat: int) -> None:
+    prompt, edges = [token for token in case[0] for _ in range(repeat)], [edge * repeat for edge in case[1]]
+    model = Model(blocks=16)
+    sequence = model.sequence(prompt, 3)
+    model.add("a", prompt, layers=(1, DEPTH))
+    request = model.worker.requests["a"]
+    for a, b in itertools.pairwise(edges):
+        assert request.complete == (IMAGE not in prompt[a:])
+        model.step([("a", sequence, a, b)])
+    assert request.complete
+    where = [i for i, token in enumerate(prompt) if token == IMAGE]
+    kept = model.worker.pool.read(request.places(np.arange(request.states)))
+    assert torch.equal(kept, torch.cat([sequence[1][where], sequence[DEPTH][where]]))
+
+
+def test_blocks_are_taken_by_a_request_and_freed_with_it() -> None:
+    model = Model()
+    model.add("a", [IMAGE] * (BLOCK + 1))
+    model.add("b", [IMAGE] * 3, layers=(1, DEPTH))
+    model.add("c", [1, 2])
+    assert [len(model.worker.requests[name].blocks) for name in "abc"] == [2, 1, 0]
+    model.add("a", [IMAGE] * 3)  # enters again, after a preemption
+    assert model.worker.pool.used == 2
+    for name in "abcd":
+        model.worker.remove(name)
+    assert model.worker.pool.used == 0
+
+
+def test_random_draws_depend_on_the_token_only() -> None:
+    model = Model()
+    model.add("a", [IMAGE], select="random", seed=5)
+    draws = [model.worker.requests["a"].uniform(index) for index in (0, 1, 2, 1, 0, 3)]  # as if interrupted and resumed
+    assert draws[1] == draws[3]
+    assert draws[0] == draws[4]
+    assert len(set(draws)) == 4
+
+
+def test_a_request_that_can_never_fit_raises() -> None:
+    plan = Model(blocks=2).plan
+    plan.check_fit(ReVisiT(), [IMAGE] * 2 * BLOCK)
+    with pytest.raises(RevisitError, match=f"{2 * BLOCK + 1} states"):
+        plan.check_fit(ReVisiT(), [IMAGE] * (2 * BLOCK + 1))
+    with pytest.raises(RevisitError, match=f"{BLOCK + 1} vision tokens at 2 layers"):
+        plan.check_fit(ReVisiT(layers=(1, DEPTH)), [IMAGE] * (BLOCK + 1))
+
+
+# -- the head -----------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(st.integers(2, 5), st.lists(st.integers(0, VOCABULARY - 1), min_size=2, max_size=12), st.booleans())
+def test_the_sum_over_ranks_is_the_whole_head(ranks: int, ids: list[int], capped: bool) -> None:
+    torch.manual_seed(0)
+    weight, bias, states = torch.randn(VOCABULARY, WIDTH), torch.randn(VOCABULARY), torch.randn(2, 7, WIDTH)
+    chosen = torch.tensor([ids, ids[::-1]])  # (2, k)
+    more = {"soft_cap": 2.0, "scale": 0.5} if capped else {}
+    whole = ShardedHead(weight, bias, 0, VOCABULARY, None, **more).logits(states, chosen)
+    edges = [VOCABULARY * i // ranks for i in range(ranks + 1)]
+    shards = [(weight[a:b], bias[a:b], a, b) for a, b in itertools.pairwise(edges)]
+    summed: list[list[Tensor]] = []  # arguments of each rank's collectives, in order
+
+    for shard in shards:
+        summed.append([])
+        ShardedHead(*shard, lambda part: summed[-1].append(part) or part, **more).logits(states, chosen)
+    sums = iter([torch.stack(parts).sum(0) for parts in zip(*summed, strict=True)])
+    result = ShardedHead(*shards[0], lambda _: next(sums), **more).logits(states, chosen)
+    assert torch.equal(result, whole)
+    expected = states @ weight[chosen].mT + bias[chosen].unsqueeze(1)
+    torch.testing.assert_close(whole, torch.tanh(expected / 2) * 2 * 0.5 if capped else expected)
+
+
+def test_a_cap_does_not_hide_an_overflow() -> None:
+    capped = ShardedHead(torch.eye(2), None, 0, 2, None, soft_cap=2.0)
+    values = capped.logits(torch.tensor([[1.0, 1e31], [-torch.inf, 1.0], [0.5, 1.0]]), torch.arange(2))
+    assert values.isnan().any(-1).tolist() == [True, True, False]
+
+
+# -- the step -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=[True, False], ids=["compiled", "torch"])
+def either_step(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take steps with the compiled code, and without it with torch, as on a GPU."""
+    monkeypatch.setattr(kernel, "ENABLED", request.param)
+
+
+@pytest.mark.usefixtures("either_step")
+def test_rows_are_refined_once_their_prompt_is_computed_and_others_are_unchanged() -> None:
+    model, method, deep = Model(), ReVisiT(alpha=0.01), ReVisiT(alpha=0.1, layers=(1, DEPTH))
+    first, second = [1, IMAGE, IMAGE, 2, 2], [IMAGE, 2, IMAGE]
+    a, b, other = (model.sequence(p, i) for i, p in enumerate((first, second, [1, 2])))
+    model.add("a", first, alpha=0.01)
+    model.add("b", second, alpha=0.1, layers=(1, DEPTH))
+    raw, got = model.step([("a", a, 0, 2), ("x", other, 0, 2), ("b", b, 0, 3)])  # the first is cut inside its image
+    assert torch.equal(got[:2], raw[:2])
+    torch.testing.assert_close(got[2], model.wanted(deep, b, second, 3))
+    raw, got = model.step([("x", other, 2, 3), ("b", b, 3, 4), ("a", a, 2, 5)])  # in another order
+    torch.testing.assert_close(got[2], model.wanted(method, a, first, 5))
+    assert torch.equal(got[0], raw[0])
+    torch.testing.assert_close(got[1], model.wanted(deep, b, second, 4))
+    assert model.worker.counters["steps"] == 3
+    assert 0 < model.worker.counters["applied"] <= 3
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {"alpha": 0.01},
+    {"alpha": 0.01, "divergence": "official", "normalize": False},
+    {"alpha": 0.01, "fusion": "interpolation", "weight": 0.3, "select": "max"},
+    {"alpha": 0.5, "divergence": "kl"},
+    {"vocabulary": "full", "divergence": "cosine"},
+]
+
+
+@pytest.mark.usefixtures("either_step")
+@pytest.mark.parametrize("shares", [(0, 1, 2, 3, 4), (0,)])
+def test_rows_of_different_sizes_and_settings_agree_with_the_reference(shares: tuple[int, ...]) -> None:
+    model = Model(blocks=64)
+    prompts = [[1] + [IMAGE] * (1 + 37 * i % 300) + [2] for i in range(24)]
+    sequences = [model.sequence(prompt, i) for i, prompt in enumerate(prompts)]
+    chosen = [SETTINGS[shares[i % len(shares)]] for i in range(24)]
+    for i, prompt in enumerate(prompts):
+        model.add(str(i), prompt, **chosen[i])
+    _, got = model.step([(str(i), s, 0, len(p)) for i, (p, s) in enumerate(zip(prompts, sequences, strict=True))])
+    for i, prompt in enumerate(prompts):
+        wanted = model.wanted(ReVisiT(**chosen[i]), sequences[i], prompt, len(prompt))
+        torch.testing.assert_close(got[i], wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("either_step")
+def test_a_prefill_that_starts_again_drops_its_states() -> None:
+    model, prompt = Model(), [IMAGE, IMAGE, 2]
+    old, new = model.sequence(prompt, 1), model.sequence(prompt, 2)
+    model.add("a", prompt, alpha=0.01)
+    model.step([("a", old, 0, 1)])
+    model.step([("a", new, 0, 1)])  # preempted before the image was whole, and resumed
+    assert not model.worker.requests["a"].complete
+    _, got = model.step([("a", new, 1, 3)])
+    torch.testing.assert_close(got[0], model.wanted(ReVisiT(alpha=0.01), new, prompt, 3))
+    _, got = model.step([("a", old, 0, 4)])  # preempted with a token decoded
+    torch.testing.assert_close(got[0], model.wanted(ReVisiT(alpha=0.01), old, prompt, 4))
+
+
+@pytest.mark.usefixtures("either_step")
+def test_the_blocks_of_a_request_need_not_be_adjacent() -> None:
+    model, method = Model(), ReVisiT(alpha=1e-4, layers=(1, DEPTH), weight="agreement", neighbors=3)
+    for name in "abc":
+        model.add(name, [IMAGE])
+    model.worker.remove("b")
+    prompt = [IMAGE] * (BLOCK + 5) + [2]
+    model.add("d", prompt, alpha=1e-4, layers=(1, DEPTH), weight="agreement", neighbors=3)
+    assert model.worker.requests["d"].blocks.tolist() == [1, 3, 4]
+    sequence = model.sequence(prompt, 7)
+    for end in (len(prompt), len(prompt) + 1):  # with many candidates, far enough apart for rounding
+        first = 0 if end == len(prompt) else len(prompt)
+        _, got = model.step([("d", sequence, first, end)])
+        torch.testing.assert_close(got[0], model.wanted(method, sequence, prompt, end))
+
+
+def test_missing_states_end_their_own_request_only() -> None:
+    model, prompt = Model(), [IMAGE, IMAGE, 2]
+    a, b = model.sequence(prompt, 1), model.sequence(prompt, 2)
+    model.add("a", prompt, alpha=0.01)
+    model.add("b", prompt, alpha=0.01)
+    raw, got = model.step([("a", a, 1, 3), ("b", b, 0, 3)])  # position 0 of the first came from a cache
+    assert torch.equal(got[0], raw[0])
+    torch.testing.assert_close(got[1], model.wanted(ReVisiT(alpha=0.01), b, prompt, 3))
+    assert model.worker.take_failed() == {"a"}
+    assert model.worker.take_failed() == frozenset()
+    assert model.worker.pool.used == 1
+
+
+def test_an_error_in_one_request_ends_that_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, prompt = Model(), [IMAGE, 2]
+    sequences = {name: model.sequence(prompt, i) for i, name in enumerate("abcd")}
+    for name in "abcd":
+        model.add(name, prompt, alpha=0.01)
+    take = Worker._take_step
+
+    def broken(self: Worker, logits: Tensor, rule: Any, group: Sequence[Row]) -> None:
+        if any(row.name == "c" for row in group):
+            raise torch.OutOfMemoryError("no memory for this one")
+        take(self, logits, rule, group)
+
+    monkeypatch.setattr(Worker, "_take_step", broken)
+    raw, got = model.step([(name, s, 0, 2) for name, s in sequences.items()])
+    assert torch.equal(got[2], raw[2])
+    for i in (0, 1, 3):
+        torch.testing.assert_close(got[i], model.wanted(ReVisiT(alpha=0.01), sequences["abcd"[i]], prompt, 2))
+    assert model.worker.take_failed() == {"c"}
+
+
+@pytest.mark.parametrize("kind", [RevisitError, torch.OutOfMemoryError])
+def test_tensor_parallel_ranks_never_retry(kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A retry issues collectives that ranks without the error do not: groups fail whole, and only for common errors."""
+    model, prompt = Model(ranks=2), [IMAGE, 2]
+    sequences = {name: model.sequence(prompt, i) for i, name in enumerate("ab")}
+    for name in "ab":
+        model.add(name, prompt, alpha=0.01)
+    taken: list[int] = []
+
+    def broken(self: Worker, logits: Tensor, rule: Any, group: Sequence[Row]) -> None:
+        taken.append(len(group))
+        raise kind("broken")
+
+    monkeypatch.setattr(Worker, "_take_step", broken)
+    pieces = [(name, sequence, 0, 2) for name, sequence in sequences.items()]
+    if kind is RevisitError:  # the same on all ranks
+        raw, got = model.step(pieces)
+        assert torch.equal(raw, got)
+        assert model.worker.take_failed() == {"a", "b"}
+    else:
+        with pytest.raises(kind):
+            model.step(pieces)
+    assert taken == [2]
+
+
+def test_a_request_that_cannot_be_parsed_in_the_engine_core_is_ended_alone() -> None:
+    scheduler = SimpleNamespace(revisit_plan=Model().plan, requests={"a", "b"}, **{hooks.ENDED: set[str]()})
+    good, bad = (
+        SimpleNamespace(request_id=name, sampling_params=Params({"revisit": value}), prompt_token_ids=[IMAGE])
+        for name, value in (("a", True), ("b", {"alpha": 9}))
+    )
+    assert not hooks.reserve(scheduler, bad)
+    assert hooks.reserve(scheduler, good)
+    assert getattr(scheduler, hooks.ENDED) == {"b"}
+
+
+def test_a_request_without_room_in_the_pool_is_ended_alone() -> None:
+    model = Model(blocks=1)
+    model.add("a", [IMAGE])
+    model.add("b", [IMAGE])
+    assert model.worker.take_failed() == {"b"}
+    model.worker.remove("a")
+    model.add("c", [IMAGE])
+    assert model.worker.take_failed() == frozenset()
+
+
+def test_states_of_a_replayed_graph_come_from_the_sampled_rows() -> None:
+    model, prompt = Model(), [2, IMAGE]
+    sequence = model.sequence(prompt, 1)
+    model.add("a", prompt, alpha=0.01)
+    model.step([("a", sequence, 0, 1)])
+    model.worker.begin(["a"], [1], [1])  # the last prompt token, the image, alone in a replayed graph
+    _, got = model.sample([("a", sequence, 1, 2)])
+    torch.testing.assert_close(got[0], model.wanted(ReVisiT(alpha=0.01), sequence, prompt, 2))
+
+
+def test_logits_computed_after_the_step_are_unchanged() -> None:
+    model, prompt = Model(), [IMAGE]
+    sequence = model.sequence(prompt, 1)
+    model.add("a", prompt)
+    model.step([("a", sequence, 0, 1)])
+    raw, got = model.sample([("a", sequence, 0, 1)])  # log-probabilities of the prompt, after the step
+    assert torch.equal(raw, got)
+
+
+def test_half_precision_logits_are_refined_in_float32() -> None:
+    model, prompt = Model(), [IMAGE, 2]
+    sequence = model.sequence(prompt, 1)
+    model.add("a", prompt, alpha=0.01)
+    model.worker.begin(["a", "x"], [0, 0], [2, 1])
+    model.worker.observe(torch.cat([sequence[DEPTH][:2], sequence[DEPTH][:1]]), [torch.cat([sequence[1][:2]] * 2)[:3]])
+    raw = torch.randn(2, VOCABULARY).bfloat16()
+    got = model.worker.refine(raw, sequence[DEPTH][:2])
+    assert got.dtype == torch.float32
+    assert torch.equal(got[1], raw[1].float())
+    inside = got[0] > -MASKED_LOGIT_GAP / 2
+    torch.testing.assert_close(got[0][inside].exp().sum(), torch.tensor(1.0))
+
+
+def test_prompts_without_an_image_are_not_refined_but_counted() -> None:
+    model, prompt = Model(), [1, 2]
+    sequence = model.sequence(prompt, 1)
+    model.add("a", prompt)
+    raw, got = model.step([("a", sequence, 0, 2)])
+    assert torch.equal(raw, got)
+    assert model.worker.counters["requests_without_image"] == 1
+    assert model.worker.counters["steps"] == 1
+
+
+def test_the_memory_of_a_worker_does_not_grow_with_requests() -> None:
+    model = Model(blocks=2)
+    for i in range(500):
+        prompt = [IMAGE] * (1 + i % BLOCK)
+        model.add(str(i), prompt, alpha=0.01 + i / 1e4)  # different settings each time
+        model.step([(str(i), model.sequence(prompt, i), 0, len(prompt))])
+        model.worker.remove(str(i))
+    assert model.worker.pool.used == 0
+    assert not model.worker.requests
+    assert len(model.worker._steps) <= 1
+    assert len(model.worker._states) <= 1
+    assert model.worker.counters["requests"] == 500
+
+
+def test_the_largest_step_of_the_memory_profile_changes_nothing() -> None:
+    model = Model(blocks=5)
+    model.worker.pool.states.zero_()
+    logits = torch.randn(3, VOCABULARY)
+    before = logits.clone()
+    model.worker.rehearse(logits)
+    assert torch.equal(logits, before)
+    assert model.worker.rehearsed
+    assert model.worker.pool.used == 0
+
+
+def test_rows_with_more_candidates_than_room_are_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "ENABLED", False)
+    monkeypatch.setattr(batched, "CAPACITIES", (2, 4, 8))
+    model = Model(blocks=64)
+    model.worker._room = 40  # so that several parts are taken
+    prompts = [[IMAGE] * (5 + 11 * i) + [2] for i in range(20)]
+    sequences = [model.sequence(prompt, i) for i, prompt in enumerate(prompts)]
+    for select in ("min", "random"):
+        for i, prompt in enumerate(prompts):
+            model.add(str(i), prompt, alpha=0.05, select=select)
+        _, got = model.step([(str(i), s, 0, len(p)) for i, (p, s) in enumerate(zip(prompts, sequences, strict=True))])
+        taken = next(iter(model.worker._steps.values()))
+        assert isinstance(taken, batched.BatchedStep)
+        assert taken.expected > 4
+        for i, prompt in enumerate(prompts):
+            method = ReVisiT(alpha=0.05, select=select)  # type: ignore[arg-type]
+            draw = model.worker.requests[str(i)].uniform(0)
+            wanted = model.wanted(method, sequences[i], prompt, len(prompt), draw)
+            torch.testing.assert_close(got[i], wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_room_for_candidates_is_the_expected_number_within_memory() -> None:
+    assert [batched.fitting(expected, 600) for expected in (0, 31, 32, 200, 9000)] == [32, 32, 48, 256, 512]
+    assert batched.fitting(9000, 5) == 32
+    assert batched.usual_size([3, 300, 5]) == 300
+    assert batched.usual_size([3] * 63 + [9000]) == 3  # one flat distribution does not enlarge other steps
+    assert batched.usual_size([3, 9000, 4]) == 9000
+    assert batched.room_for(1000, 1 << 28) == 128000
+    assert batched.room_for(1, 1 << 20) == 256
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=20), st.integers(0, 12))
+def test_rows_are_taken_again_a_few_blocks_at_a_time(blocks: list[int], most: int) -> None:
+    rows = list(range(len(blocks)))
+    parts = list(batched.split(rows, blocks, most))
+    assert [row for part in parts for row in part] == rows
+    assert all(len(part) == 1 or sum(blocks[row] for row in part) <= most for part in parts)

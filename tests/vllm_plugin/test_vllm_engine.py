@@ -1,0 +1,256 @@
+"""vLLM with the plug-in against our transformers path and against vanilla vLLM. Run by `make test-vllm`."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from typing import Any
+
+import pytest
+
+if importlib.util.find_spec("vllm") is None:
+    pytest.skip("vLLM is not in this environment: run `make test-vllm`", allow_module_level=True)
+
+import vllm_models
+import vllm_worker
+from vllm_breaker import BREAKS
+
+import families
+
+pytestmark = [pytest.mark.timeout(3000)]
+FAMILIES = ("llava", "qwen2_5_vl")
+SETTINGS = [
+    {"alpha": 1e-5},
+    {"alpha": 1e-3, "divergence": "official", "normalize": False},
+    {"alpha": 0.1},
+    {"alpha": 1e-2, "fusion": "interpolation", "weight": 0.3},
+    {"alpha": 1e-3, "select": "random", "seed": 7},
+    {"alpha": 1e-3, "precision": "model"},
+    {"vocabulary": "full"},
+]
+SENTENCE = "What can be seen in this picture, and where is everything that is in it? "
+
+
+def mixed(count: int) -> list[dict[str, Any]]:
+    """Make requests with and without an image, opted in and not, of different settings and lengths."""
+    return [
+        {
+            "text": f"\n{i} " + SENTENCE * (i % 3) + "Describe.",
+            "images": [] if i % 5 == 4 else [i % 7] if i % 3 else [i % 7, 3],
+            "max_tokens": 3 + (i * 7) % 10,
+            "revisit": SETTINGS[i % len(SETTINGS)] if i % 3 != 2 else None,
+        }
+        for i in range(count)
+    ]
+
+
+REQUESTS = mixed(25)
+DEEP = [{**r, "revisit": {**SETTINGS[i % 3], "layers": "all"}} for i, r in enumerate(REQUESTS[:10]) if r["images"]]
+DEEP += [{**r, "revisit": {**r["revisit"], "norm": "final"}} for r in DEEP[:3]]
+GROWING = [{**r, "max_tokens": 40} for r in REQUESTS[:12]]  # answers that outgrow a small cache
+STOPPED = [{**r, "eos": True, "max_tokens": 40} for r in REQUESTS[:8]]
+# Others act after ReVisiT, in transformers' order; the last list often leaves nothing of the plausible set.
+OPTIONS = [
+    {"repetition_penalty": 1.6},
+    {"logit_bias": {"7": 6.0, "30": 9.0, "41": -20.0}},
+    {"allowed_token_ids": list(range(10, 22))},
+    {"logit_bias": {"63": 3.0, "66": -5.0}, "allowed_token_ids": list(range(60, 90, 3))},
+]
+PICTURED = [r for r in REQUESTS if r["revisit"] and r["images"]]
+ORDERED = [{**r, "options": OPTIONS[i % len(OPTIONS)], "max_tokens": 8} for i, r in enumerate(PICTURED[:8])]
+# A hundred requests through a pool with room for three at a time; a few of them break inside the worker.
+CROWD = [{**PICTURED[i % len(PICTURED)], "max_tokens": 2 + i % 3} for i in range(100)]
+BROKEN = (7, 23, 80)
+for number in BROKEN:
+    CROWD[number] = {**CROWD[number], "revisit": {"alpha": BREAKS}, "max_tokens": 5}
+FULL = {"enable_chunked_prefill": False, "max_num_batched_tokens": 512}
+CHUNKED = {"enable_chunked_prefill": True, "max_num_batched_tokens": 64}  # images are cut in pieces
+UNCACHED = {**FULL, "enable_prefix_caching": False, "max_num_seqs": 16}
+ENGINES = [
+    {"name": "whole", "options": UNCACHED, "requests": [*REQUESTS, *STOPPED, *ORDERED]},
+    {
+        "name": "chunked",
+        "options": {**CHUNKED, "enable_prefix_caching": True, "max_num_seqs": 8},
+        "requests": REQUESTS * 2,
+    },
+    {
+        "name": "preempted",
+        "options": {
+            **CHUNKED,
+            "enable_prefix_caching": True,
+            "max_num_seqs": 16,
+            "max_model_len": 352,
+            "num_gpu_blocks_override": 12,  # one of them is vLLM's own: room for a single longest request
+            "block_size": 32,
+        },
+        "requests": GROWING,
+    },
+    {
+        "name": "deep",
+        "options": {**CHUNKED, "enable_prefix_caching": False, "max_num_seqs": 4},
+        "requests": DEEP,
+        "layers": "all",
+    },
+]
+CROWDED = {
+    "name": "crowded",
+    "options": {
+        **FULL,
+        "enable_prefix_caching": True,
+        "max_num_seqs": 16,
+        "worker_extension_cls": "vllm_breaker.Breaker",
+    },
+    "requests": CROWD,
+    "pool_mb": 0.2,
+    "rounds": 5,
+}
+VANILLA = {"name": "vanilla", "options": UNCACHED, "requests": REQUESTS}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Run one family: the model, all engines with the plug-in, one without."""
+    family = request.param
+    folder = tmp_path_factory.mktemp(family)
+    model, processor = vllm_models.build(family)
+    vllm_models.save(model, processor, folder / "model")
+    base = {"model": str(folder / "model"), "place": vllm_models.PLACE[family]}
+    engines = [*ENGINES, CROWDED] if family == "llava" else ENGINES
+    plugged = vllm_worker.run(folder, "plugged", [{**base, **engine} for engine in engines])
+    vanilla = vllm_worker.run(folder, "vanilla", [{**base, **VANILLA}], plugged=False)
+    return {
+        "family": family,
+        "model": model,
+        "processor": processor,
+        "plugged": {r["name"]: r for r in plugged},
+        "vanilla": vanilla[0],
+    }
+
+
+def in_transformers(options: dict[str, Any]) -> dict[str, Any]:
+    """Convert the options of a vLLM request to arguments of `generate`."""
+    known: dict[str, Any] = {}
+    for name, value in options.items():
+        if name == "logit_bias":
+            known["sequence_bias"] = {(int(token),): bias for token, bias in value.items()}
+        elif name == "allowed_token_ids":
+            known["suppress_tokens"] = sorted(set(range(families.TEXT["vocab_size"])) - set(value))
+        else:
+            known[name] = value
+    return known
+
+
+def expected(runs: dict[str, Any], request: dict[str, Any]) -> list[int]:
+    """Return the tokens of one request, alone, in transformers."""
+    return expected_with_scores(runs, request)[0]
+
+
+def inputs_of(runs: dict[str, Any], request: dict[str, Any]) -> Any:
+    """Convert a request to the model's inputs in transformers."""
+    images = [families.image(seed) for seed in request["images"]]
+    text = vllm_models.PLACE[runs["family"]] * len(images) + request["text"]
+    inputs = runs["processor"](text=[text], images=[images] if images else None, return_tensors="pt")
+    # With these, the tokens of an image attend to each other both ways (Gemma 3), which vLLM does not do on a CPU.
+    inputs.pop("token_type_ids", None)
+    return inputs
+
+
+def expected_with_scores(runs: dict[str, Any], request: dict[str, Any]) -> tuple[list[int], Any]:
+    """Return the tokens in transformers, and their log-probabilities.  (tokens, V)"""
+    import torch
+
+    from revisit import ReVisiT, generate
+
+    known = runs.setdefault("expected", {})
+    key = json.dumps(request, sort_keys=True)
+    if key not in known:
+        model, inputs = runs["model"], inputs_of(runs, request)
+        opted_in = request["revisit"] and request["images"]  # without an image there is nothing to revisit
+        method = ReVisiT.recommended(model, **request["revisit"]) if opted_in else "greedy"
+        more = {} if request.get("eos") else {"eos_token_id": None}
+        more |= in_transformers(request.get("options", {}))
+        more |= {"return_dict_in_generate": True, "output_scores": True}
+        output = generate(model, **inputs, method=method, max_new_tokens=request["max_tokens"], do_sample=False, **more)
+        tokens = output.sequences[0, inputs["input_ids"].shape[1] :].tolist()
+        known[key] = tokens, torch.cat(output.scores).log_softmax(-1)
+    answer: tuple[list[int], Any] = known[key]
+    return answer
+
+
+def test_the_requested_runner_is_used(runs: dict[str, Any]) -> None:
+    asked = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
+    assert {engine["v2"] for engine in [*runs["plugged"].values(), runs["vanilla"]]} == {asked}
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine["name"])
+def test_every_row_has_the_tokens_of_the_transformers_path(runs: dict[str, Any], engine: dict[str, Any]) -> None:
+    got = [row["tokens"] for row in runs["plugged"][engine["name"]]["rows"]]
+    assert got == [expected(runs, request) for request in engine["requests"]]
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine["name"])
+def test_no_states_are_stored_after_the_last_request(runs: dict[str, Any], engine: dict[str, Any]) -> None:
+    assert runs["plugged"][engine["name"]]["held"] == 0
+
+
+def test_requests_that_did_not_opt_in_are_bit_identical_to_vanilla(runs: dict[str, Any]) -> None:
+    ours, theirs = runs["plugged"]["whole"]["rows"], runs["vanilla"]["rows"]
+    others = [i for i, request in enumerate(REQUESTS) if request["revisit"] is None]
+    assert len(others) == 8
+    for i in others:
+        assert ours[i]["tokens"] == theirs[i]["tokens"]
+        assert ours[i]["logprobs"] == theirs[i]["logprobs"]  # equal floats, not close ones
+
+
+def test_opted_in_rows_are_decoded_differently(runs: dict[str, Any]) -> None:
+    ours, theirs = runs["plugged"]["whole"]["rows"], runs["vanilla"]["rows"]
+    opted = [i for i, r in enumerate(REQUESTS) if r["revisit"] and r["images"]]
+    assert sum(ours[i]["tokens"] != theirs[i]["tokens"] for i in opted) > len(opted) / 2
+
+
+def test_only_vanilla_requests_read_the_prefix_cache(runs: dict[str, Any]) -> None:
+    rows = runs["plugged"]["chunked"]["rows"]
+    requests = REQUESTS * 2
+    assert all(row["cached"] == 0 for row, request in zip(rows, requests, strict=True) if request["revisit"])
+    assert any(row["cached"] > 0 for row, request in zip(rows, requests, strict=True) if not request["revisit"])
+
+
+def test_the_small_cache_preempted(runs: dict[str, Any]) -> None:
+    assert runs["plugged"]["preempted"]["preemptions"] > 0
+
+
+def test_counters(runs: dict[str, Any]) -> None:
+    counters = runs["plugged"]["chunked"]["counters"]
+    opted = [r for r in REQUESTS * 2 if r["revisit"]]
+    assert counters["requests"] == len(opted)
+    assert counters["requests_without_image"] == sum(not r["images"] for r in opted)
+    assert counters["steps"] == sum(r["max_tokens"] for r in opted)
+    assert 0 < counters["changed"] <= counters["applied"] <= counters["steps"]
+
+
+@pytest.fixture(scope="module")
+def crowd(runs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    if runs["family"] != "llava":
+        pytest.skip("run with one family")
+    return runs, runs["plugged"]["crowded"]
+
+
+def test_requests_wait_for_room_in_a_small_pool(crowd: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    runs, result = crowd
+    assert result["blocks"] == 12  # of 64 states; 16 requests run at once where they have room
+    for i, request in enumerate(CROWD):
+        if i not in BROKEN:
+            assert result["rows"][i]["tokens"] == expected(runs, request), i
+    assert result["held"] == 0
+
+
+def test_an_error_in_one_request_ends_that_request_only(crowd: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    ends = [row["finished"] for row in crowd[1]["rows"]]
+    assert [i for i, end in enumerate(ends) if end == "error"] == list(BROKEN)
+    assert {end for i, end in enumerate(ends) if i not in BROKEN} == {"length"}
+
+
+def test_memory_is_flat_over_a_hundred_requests(crowd: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    _, second, *_, last = crowd[1]["memory"]
+    assert last < 1.02 * second

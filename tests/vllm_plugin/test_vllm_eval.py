@@ -1,0 +1,82 @@
+"""`revisit eval --engine vllm` gives the answers of the local engine in float32. Run by `make test-vllm`."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+if importlib.util.find_spec("vllm") is None:
+    pytest.skip("vLLM is not in this environment: run `make test-vllm`", allow_module_level=True)
+
+import vllm_models
+from vllm_worker import SETTINGS
+
+import families
+from revisit.decoding.settings import Decoding
+from revisit.errors import RevisitError
+from revisit.eval.benchmarks.base import Item
+from revisit.eval.engines.base import BadImage, open_engine
+from revisit.eval.engines.local import LocalEngine
+from revisit.eval.engines.vllm import VllmEngine
+from revisit.eval.log import Answer
+from revisit.methods import get
+from revisit.methods.greedy import Greedy
+from revisit.methods.revisit import ReVisiT
+
+pytestmark = pytest.mark.timeout(3000)
+DECODING = Decoding(max_new_tokens=6)
+
+
+def test_answers_are_those_of_the_local_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in SETTINGS.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("REVISIT_VLLM", "1")
+    model, processor = vllm_models.build("qwen2_5_vl")
+    folder = vllm_models.save(model, processor, tmp_path / "model")
+    items = []
+    for i in range(6):
+        path = tmp_path / f"{i}.png"
+        families.image(i).save(path)
+        items.append(Item(str(i), f"What is in image {i}?", (path,) if i % 3 else ()))
+    (tmp_path / "bad.png").write_bytes(b"no image")
+    items.append(Item("bad", "What?", (tmp_path / "bad.png",)))
+    small = {"enforce_eager": True, "max_model_len": 256, "max_num_seqs": 8}
+    theirs = open_engine("vllm", str(folder), dtype="float32", **small)
+    ours = LocalEngine(str(folder), dtype="float32")
+    assert theirs.about()["fingerprint"] == ours.about()["fingerprint"]
+    assert (theirs.about()["device"], theirs.about()["dtype"]) == ("cpu", "float32")
+    assert theirs.batching(8, items) is None
+    for method in (Greedy(), ReVisiT(alpha=0.01)):
+        found = {
+            answer.id: answer for part in theirs.stream(method, DECODING, 0, [items[:4], items[4:]]) for answer in part
+        }
+        wanted = {
+            answer.id: answer for part in ours.stream(method, DECODING, 0, [items[:4], items[4:]]) for answer in part
+        }
+        assert isinstance(found["bad"], BadImage)
+        for name in map(str, range(6)):
+            a, b = found[name], wanted[name]
+            assert isinstance(a, Answer)
+            assert isinstance(b, Answer)
+            assert (a.tokens, a.text) == (b.tokens, b.text)
+    theirs.close()
+
+
+def test_unsupported_methods_and_options_raise() -> None:
+    engine = VllmEngine("tiny")
+    with pytest.raises(RevisitError, match="not 'vcd'"):
+        list(engine.stream(get("vcd"), DECODING, 0, []))
+    with pytest.raises(RevisitError, match="does not support beam search"):
+        list(engine.stream(ReVisiT(), Decoding(num_beams=2), 0, []))
+    with pytest.raises(RevisitError, match="REVISIT_VLLM_LAYERS=all"):
+        list(engine.stream(ReVisiT(layers="all"), DECODING, 0, []))
+    unknown = VllmEngine("tiny")
+    unknown.described = SimpleNamespace(config=SimpleNamespace(model_type="blip-2"))
+    unknown.check(Greedy(), DECODING)
+    with pytest.raises(RevisitError, match="does not support models of type blip-2"):
+        unknown.check(ReVisiT(), DECODING)
+    with pytest.raises(RevisitError, match="device-map"):
+        VllmEngine("tiny", device_map="auto")

@@ -1,0 +1,184 @@
+"""Run lists of requests through vLLM engines, one after another, and record the results.
+
+    python vllm_worker.py JOB.json RESULT.json
+
+Runs in the environment that has vLLM, on the runner that VLLM_USE_V2_MODEL_RUNNER names. A job holds engines, each with its
+model folder and requests; with "plugged": false nothing of ours is switched on, which is the vanilla run that others are
+compared with.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+SETTINGS = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def parameters(request: dict[str, Any], plugged: bool) -> Any:
+    from vllm import SamplingParams
+
+    extra = {"revisit": request["revisit"]} if plugged and request.get("revisit") is not None else None
+    more = dict(request.get("options", {}))
+    if "logit_bias" in more:
+        more["logit_bias"] = {int(token): value for token, value in more["logit_bias"].items()}
+    return SamplingParams(
+        temperature=0,
+        max_tokens=request["max_tokens"],
+        ignore_eos=not request.get("eos", False),
+        logprobs=1,
+        extra_args=extra,
+        detokenize=False,
+        **more,
+    )
+
+
+def prompt(request: dict[str, Any], place: str) -> Any:
+    from families import image
+
+    images = [image(seed) for seed in request["images"]]
+    text = place * len(images) + request["text"]
+    return {"prompt": text, "multi_modal_data": {"image": images}} if images else {"prompt": text}
+
+
+def count_preemptions(scheduler: Any) -> list[str]:
+    """Record the ids of preempted requests."""
+    seen: list[str] = []
+    original = scheduler._preempt_request
+
+    def preempt(request: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append(request.request_id)
+        return original(request, *args, **kwargs)
+
+    scheduler._preempt_request = preempt
+    return seen
+
+
+@contextmanager
+def noted_states() -> Iterator[dict[str, Any]]:
+    """Record the vision states of every opted-in request at its first step, by the request's number."""
+    from revisit.vllm.worker import Worker
+
+    noted: dict[str, Any] = {}
+    take_step = Worker._take_step
+
+    def take(self: Any, logits: Any, rule: Any, group: Any) -> None:
+        for row in group:
+            places = row.request.places(np.arange(row.request.states))
+            noted.setdefault(row.name.split("-")[0], self.pool.read(places).float().tolist())
+        take_step(self, logits, rule, group)
+
+    with patch.object(Worker, "_take_step", take):
+        yield noted
+
+
+def run_engine(engine: dict[str, Any], plugged: bool) -> dict[str, Any]:
+    """Run all requests of one engine, and record the plug-in's state and counters afterwards."""
+    from vllm import LLM
+    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+    from vllm.model_executor.models import qwen3_vl
+
+    if qwen3_vl.HAS_TRITON:  # whose interpreter multiplies the bits of bfloat16 as integers
+        qwen3_vl.triton_pos_embed_interpolate = qwen3_vl.pos_embed_interpolate_native
+    os.environ["REVISIT_VLLM_LAYERS"] = engine.get("layers", "")  # what the model recommends
+    os.environ["REVISIT_VLLM_POOL_MB"] = str(engine.get("pool_mb", ""))
+    began = time.perf_counter()
+    llm = LLM(
+        engine["model"],
+        dtype=engine.get("dtype", "float32"),
+        enforce_eager=True,
+        seed=0,
+        limit_mm_per_prompt={"image": 2, "video": 0},
+        **{"max_model_len": 512, **engine["options"]},
+    )
+    started = time.perf_counter() - began
+    core = llm.llm_engine.engine_core.engine_core
+    preempted = count_preemptions(core.scheduler)
+    requests = engine["requests"]
+    began = time.perf_counter()
+    outputs, memory = [], []
+    size = -(-len(requests) // engine.get("rounds", 1))
+    with noted_states() if engine.get("states") else nullcontext({}) as noted:
+        for part in (requests[i : i + size] for i in range(0, len(requests), size)):
+            outputs += llm.generate(
+                [prompt(r, engine["place"]) for r in part], [parameters(r, plugged) for r in part], use_tqdm=False
+            )
+            gc.collect()
+            memory.append(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+    seconds = time.perf_counter() - began
+    rows = [
+        {
+            "tokens": list(o.outputs[0].token_ids),
+            "logprobs": [
+                step[t].logprob for t, step in zip(o.outputs[0].token_ids, o.outputs[0].logprobs, strict=True)
+            ],
+            "cached": o.num_cached_tokens,
+            "finished": o.outputs[0].finish_reason,
+            "states": noted.get(o.request_id),
+        }
+        for o in outputs
+    ]
+    while core.scheduler.has_requests():  # what a server's loop does when requests have ended: tell the workers
+        core.step()
+    result = {
+        "name": engine["name"],
+        "v2": llm.llm_engine.vllm_config.use_v2_model_runner,
+        "rows": rows,
+        "started": started,
+        "seconds": seconds,
+        "preemptions": len(preempted),
+        "memory": memory,
+    }
+    if plugged:
+        worker = core.model_executor.driver_worker.worker.model_runner.get_model().revisit
+        result |= {"held": worker.pool.used, "blocks": worker.pool.blocks, "counters": worker.counters}
+        del worker
+    del llm, core
+    cleanup_dist_env_and_memory()
+    gc.collect()
+    return result
+
+
+def run(folder: Path, name: str, engines: list[dict[str, Any]], plugged: bool = True) -> list[dict[str, Any]]:
+    """Run these engines in their own process, which writes files of that name into the folder."""
+    job, result = folder / f"{name}.json", folder / f"{name}-result.json"
+    job.write_text(json.dumps({"plugged": plugged, "engines": engines}))
+    done = subprocess.run([sys.executable, __file__, str(job), str(result)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-6000:]
+    results: list[dict[str, Any]] = json.loads(result.read_text())
+    return results
+
+
+def main(job_file: str, result_file: str) -> None:
+    job = json.loads(Path(job_file).read_text())
+    os.environ.update(SETTINGS)
+    os.environ.pop("REVISIT_VLLM", None)
+    if job["plugged"]:
+        os.environ["REVISIT_VLLM"] = "1"
+    sys.path.insert(0, str(Path(__file__).parent.parent))
+    results = []
+    for engine in job["engines"]:
+        results.append(run_engine(engine, job["plugged"]))
+        Path(result_file).write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])

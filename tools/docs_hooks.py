@@ -1,0 +1,42 @@
+"""MkDocs hooks: equations become MathML, which needs no script, and the API pages list every method."""
+
+from __future__ import annotations
+
+import html
+import re
+from pathlib import Path
+from typing import Any
+
+from latex2mathml.converter import convert
+
+# A letter alone is set in the mathematical alphabet, in which fonts lack the h; as plain italics all letters have one typeface.
+LETTER = re.compile(r"<mi>([A-Za-z]|&#x003[0-9A-F]{2};)</mi>")
+EQUATION = re.compile(r'<(span|div) class="arithmatex">\s*\\([(\[])(.*?)\\[)\]]\s*</\1>', re.DOTALL)
+
+
+METHODS = Path(__file__).parents[1] / "src/revisit/methods"
+NAMED_CLASS = re.compile(r'^class (\w+)\((?:(?!^class ).)*?^    name = "', re.MULTILINE | re.DOTALL)
+
+
+def on_page_markdown(text: str, **_: Any) -> str:
+    """Replace `::: revisit.methods.*` by one directive for each method, read from the sources."""
+    found = [
+        (file.stem, cls)
+        for file in sorted(METHODS.glob("*.py"))
+        for cls in NAMED_CLASS.findall(file.read_text("utf-8"))
+    ]
+    return text.replace(
+        "::: revisit.methods.*", "\n\n".join(f"::: revisit.methods.{file}.{cls}" for file, cls in found)
+    )
+
+
+def on_page_content(text: str, **_: Any) -> str:
+    """Convert every equation that the markdown extension marked to MathML."""
+    return EQUATION.sub(_equation, text)
+
+
+def _equation(found: re.Match[str]) -> str:
+    display = "block" if found.group(2) == "[" else "inline"
+    tex = html.unescape(found.group(3)).strip().replace(r"\big", "")
+    made = LETTER.sub(r'<mi mathvariant="normal" class="letter">\1</mi>', str(convert(tex, display=display)))
+    return f'<div class="equation">{made}</div>' if display == "block" else made  # an element that can be scrolled
