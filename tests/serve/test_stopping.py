@@ -9,17 +9,21 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
+import torch
 from test_app import Running, messages, post
 
 import families
 from revisit.methods.revisit import ReVisiT
 from revisit.serve.app import Service
-from revisit.serve.decoder import Decoder
+from revisit.serve.batcher import Abandoned
+from revisit.serve.decoder import Decoder, stoppable
 from revisit.serve.limits import Limits
 
 LIMITS = Limits(seconds=4, new_tokens=200)
@@ -65,6 +69,14 @@ def test_time_limit_ends_the_work(slow_server: Running, fields: dict[str, Any]) 
     assert post(slow_server, messages=messages(1), **fields).status_code == 504
     assert time.monotonic() - began < LIMITS.seconds + 3
     assert seconds_until_idle(slow_server) < 1
+
+
+def test_abandoned_work_does_not_stop_other_users_of_the_model() -> None:
+    model, left = torch.nn.Identity(), SimpleNamespace(abandoned=True)
+    with stoppable(model, [left]), ThreadPoolExecutor(1) as other:  # type: ignore[arg-type, list-item]
+        assert other.submit(model, 1).result() == 1
+        with pytest.raises(Abandoned):
+            model(1)
 
 
 def test_the_tokenizer_is_used_by_the_model_thread_alone(slow_server: Running, monkeypatch: pytest.MonkeyPatch) -> None:

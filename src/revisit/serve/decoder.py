@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -30,10 +31,12 @@ def stoppable(model: Model, tickets: Sequence[Ticket]) -> Iterator[None]:
     """Raise `Abandoned` at the model's next forward pass once no ticket is wanted any more.
 
     Every decoding loop runs the model, so this ends all of them: tokens, beams, a beam's candidates, descriptions.
+    Other threads that use the same model are not affected.
     """
+    thread = threading.get_ident()
 
     def check(*_: object) -> None:
-        if all(ticket.abandoned for ticket in tickets):
+        if threading.get_ident() == thread and all(ticket.abandoned for ticket in tickets):
             raise Abandoned
 
     hook = model.register_forward_pre_hook(check)  # type: ignore[attr-defined]
