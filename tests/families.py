@@ -19,7 +19,6 @@ import transformers
 from packaging.version import Version
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedTokenizerFast
 
 from revisit.models.processors import images_only
@@ -852,27 +851,13 @@ if Version(transformers.__version__) < Version("5.22"):
 FAMILIES = ALL if importlib.util.find_spec("torchvision") else tuple(name for name in ALL if name not in TORCHVISION)
 
 
-class Seeded(TorchDispatchMode):
-    """Draw from a generator of this thread, because servers of other tests draw from the global one."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        self.generator = torch.Generator().manual_seed(seed)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.randn.default:
-            func = torch.ops.aten.randn.generator
-        if any(argument.name == "generator" for argument in func._schema.arguments):
-            kwargs = {**(kwargs or {}), "generator": self.generator}
-        return func(*args, **(kwargs or {}))
-
-
 @functools.cache
 def build(family: str, seed: int = 0) -> tuple[Any, Any]:
     """Build a tiny random model of the family and its processor; cached, so tests must not change them."""
-    with torch.no_grad(), Seeded(seed):
-        model, processor = globals()[family]()
-        model = model.float().eval()
+    torch.manual_seed(seed)
+    model, processor = globals()[family]()
+    model = model.float().eval()
+    with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.mul_(4.0)  # with the default initialization, images hardly matter

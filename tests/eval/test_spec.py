@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
@@ -87,7 +88,7 @@ def test_device_and_dtype_have_canonical_names(options: dict[str, Any], placemen
 
 
 def test_a_loaded_model_is_identified_by_its_weights() -> None:
-    pair = build("llava")
+    pair = copy.deepcopy(build("llava"))
     engine = LocalEngine(pair)
     assert engine.placement == ("cpu", "float32")
     before = loaded_fingerprint(pair[0])
