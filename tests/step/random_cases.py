@@ -45,6 +45,7 @@ class Case:
     rule: Rule
     copies: int
     uniform: float
+    written: Tensor  # (B, n)
 
 
 def draw(seed: int) -> Case:
@@ -58,7 +59,11 @@ def draw(seed: int) -> Case:
         weight[dice.randrange(vocabulary)] = dice.choice([math.nan, math.inf, 1e19, 1e30, 0.0])
     logits = torch.stack([_logits(dice, generator, vocabulary) for _ in range(len(items) * copies)])
     head = LinearHead(weight.to(dtype), transform=torch.tanh if dice.random() < 0.05 else None)
-    return Case(logits, [item.to(dtype) for item in items], head, _rule(dice), copies, dice.random())
+    rule, uniform = _rule(dice), dice.random()
+    rule = rule.replace(once=dice.choice([0.0, 0.4, 1.0]))
+    written = torch.randint(-1, vocabulary, (len(logits), dice.choice([0, 1, 5, 40])), generator=generator)
+    written[:, ::3] = logits.nan_to_num(0).argmax(-1, keepdim=True)  # the likeliest token, several times
+    return Case(logits, [item.to(dtype) for item in items], head, rule, copies, uniform, written)
 
 
 def _rule(dice: random.Random) -> Rule:
@@ -131,14 +136,16 @@ def _states(dice: random.Random, generator: torch.Generator, width: int) -> Tens
 def batched(case: Case) -> StepOutput:
     """Take all rows at once, with places for exactly the largest set."""
     states = PaddedStates.of_items(case.items, case.copies)
-    return BatchedStep(case.head, case.rule, record=True).take(case.logits, states, case.uniform)
+    return BatchedStep(case.head, case.rule, record=True).take(case.logits, states, case.uniform, written=case.written)
 
 
 def spacious(case: Case) -> StepOutput:
     """Take all rows at once, with places for the whole vocabulary, as with a capacity on a GPU."""
     blocks = PaddedStates.of_items(case.items, case.copies).blocks()
     capacity = case.logits.shape[1]
-    return refine_batch(case.logits, blocks, case.head, case.rule, uniform=case.uniform, capacity=capacity)
+    return refine_batch(
+        case.logits, blocks, case.head, case.rule, uniform=case.uniform, capacity=capacity, written=case.written
+    )
 
 
 def compiled(case: Case) -> StepOutput | None:
@@ -149,7 +156,7 @@ def compiled(case: Case) -> StepOutput | None:
         return None
     step, states = kernel.CompiledStep(head, case.rule, record=True), PaddedStates.of_items(items, case.copies)
     step.take(case.logits.flip(0), states)
-    return step.take(case.logits, states)
+    return step.take(case.logits, states, written=case.written)
 
 
 def interpreted(case: Case) -> StepOutput | None:
@@ -175,7 +182,7 @@ def compare(case: Case, step: StepOutput) -> list[str]:
 
 def _compare_row(case: Case, step: StepOutput, row: int) -> str:
     logits, states, rule = case.logits[row], case.items[row // case.copies], case.rule
-    expected = reference.refine_row(logits, states, case.head, rule, case.uniform)
+    expected = reference.refine_row(logits, states, case.head, rule, case.uniform, case.written[row])
     got = step.scores[row]
     if expected is None:
         same = torch.equal(got.nan_to_num(7.0), logits.nan_to_num(7.0)) and not bool(step.applied[row])
@@ -194,12 +201,16 @@ def _compare_row(case: Case, step: StepOutput, row: int) -> str:
     state, weight = int(step.states[row]), torch.as_tensor(step.weights).expand(len(step.scores))[row]
     if rule.select in ("random", "soft") or rule.neighbors > 1 or state == expected.state:
         outcome = _compare_scores(case, expected, got, states[chosen], shares, weight)
-        if rule.neighbors > 1 and outcome != "equal" and _among_near_ties(case, expected, got, states, chosen, weight):
+        if (
+            rule.neighbors > 1
+            and outcome != "equal"
+            and _among_near_ties(case, expected, row, got, states, chosen, weight)
+        ):
             return "near tie"
         return outcome
     if not bool(_near(case, expected, states, expected.state)[state]):
         return f"state {state} for {expected.state}, which is nearer"
-    alone = reference.refine_row(logits, states[state : state + 1], case.head, rule)
+    alone = reference.refine_row(logits, states[state : state + 1], case.head, rule, written=case.written[row])
     assert alone is not None
     outcome = _compare_scores(case, alone, got, states[state : state + 1], shares, weight)
     return "near tie" if outcome == "equal" else outcome
@@ -271,7 +282,7 @@ def _near(case: Case, expected: RowDetail, states: Tensor, state: int) -> Tensor
 
 
 def _among_near_ties(
-    case: Case, expected: RowDetail, got: Tensor, states: Tensor, chosen: Tensor, weight: Tensor
+    case: Case, expected: RowDetail, row: int, got: Tensor, states: Tensor, chosen: Tensor, weight: Tensor
 ) -> bool:
     """Whether each score is within the range that any choice among the nearest vision tokens gives."""
     near = _near(case, expected, states, int(chosen[-1]))
@@ -279,6 +290,8 @@ def _among_near_ties(
     certain = log_q[[int(state) for state in chosen if not near[state]]]
     free, ranked = len(chosen) - len(certain), log_q[near].sort(0).values
     ends = [torch.cat([certain, rest]).logsumexp(0) - math.log(len(chosen)) for rest in (ranked[:free], ranked[-free:])]
+    written = torch.isin(expected.ids, case.written[row])
+    ends = [reference.limit(expected.base, mean, written, case.rule.once) for mean in ends]
     low, high = (reference.fuse(expected.base, mean, case.rule.fusion, weight, False) for mean in ends)
     if case.rule.normalize:
         low, high = low - high.logsumexp(-1), high - low.logsumexp(-1)

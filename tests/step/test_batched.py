@@ -70,6 +70,21 @@ def test_refine_logits(implementation: Implementation | None) -> None:
     assert torch.equal(refine_logits(states, head, logits), refine_logits(states, head.weight, logits))
 
 
+@pytest.mark.parametrize("implementation", ["reference", "torch", pytest.param("compiled", marks=built)])
+def test_refine_logits_limits_written_tokens(implementation: Implementation) -> None:
+    logits, states, head = batch(copies=2)
+    method = ReVisiT(once=0.7)
+    written = logits.topk(9).indices[:, ::2]
+    written[3, 1:] = -1  # a shorter answer
+    rows = [reference.refine_row(row, states[i // 2], head, method, 0.0, written[i]) for i, row in enumerate(logits)]
+    want = torch.stack([reference.scatter(result, row) for result, row in zip(rows, logits, strict=True)])
+    scores = refine_logits(states, head, logits, method, implementation, written=written)
+    torch.testing.assert_close(scores, want, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(want, expected(logits, states, head, method))
+    with pytest.raises(RevisitError, match="written"):
+        refine_logits(states, head, logits, method, implementation)
+
+
 def test_unusable_implementations_raise() -> None:
     logits, states, head = batch()
     with pytest.raises(RevisitError, match="torch"):
@@ -227,6 +242,32 @@ def test_a_recorded_run_decodes_and_counts_the_same(extra: dict[str, Any]) -> No
         runs.append((out.tolist(), [dataclasses.asdict(row) for row in rows]))
     assert runs[0] == runs[1]
     assert sum(row["applied"] for row in runs[0][1]) > 0
+
+
+@pytest.mark.parametrize("compiled", [pytest.param(True, marks=built), False])
+@pytest.mark.parametrize("beams", [1, 3])
+def test_only_generated_tokens_count_as_written(compiled: bool, beams: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "ENABLED", compiled)
+    model, _ = families.build("llava")
+    inputs = families.inputs("llava", ["hi", "what is it?"], [[families.image(0)], [families.image(1)]])
+    taken: list[torch.Tensor] = []
+    owner = kernel.CompiledStep if compiled else BatchedStep
+    take = owner.take
+
+    def watched(self: Any, *args: Any) -> Any:
+        taken.append(args[4])
+        return take(self, *args)
+
+    monkeypatch.setattr(owner, "take", watched)
+    method, options = METHOD.replace(once=1.0, layers="last"), {**OPTIONS, "num_beams": beams}
+    out = revisit.generate(model, **inputs, method=method, **options)
+    answer = out[:, inputs["input_ids"].shape[1] :]
+    assert [tokens.shape for tokens in taken] == [(2 * beams, step) for step in range(len(taken))]
+    if beams == 1:
+        assert all(torch.equal(tokens, answer[:, : tokens.shape[1]]) for tokens in taken)
+    plain = revisit.generate(model, **inputs, method=method.replace(once=0.0), **options)
+    assert taken[-1] is None
+    assert not torch.equal(out, plain)  # this model repeats itself
 
 
 @pytest.mark.parametrize("compiled", [True, False])

@@ -53,6 +53,8 @@ class ReVisiT(Rule, Method):
         vocabulary: "subset" (the plausible tokens) or "full" (no constraint; an ablation).
         norm: Apply the decoder's "final" norm to states of intermediate layers, or "none".
         normalize: Return a distribution; the released code returns the unnormalized sum.
+        once: From 0 (off) to 1: how much the image's preference for tokens that the answer already contains is reduced. Their
+            log Q is lowered towards log Σ P·Q, its mean under P, where it is above: with 1 to that mean.
         precision: "float32", or "model" to round vision distributions as the released code does.
         seed: Seed of the "random" selection.
     """
@@ -129,7 +131,8 @@ class ReVisiT(Rule, Method):
                 taker = choose(run.parts.head, rule, states.states.device, record=record)
             uniform = draws.random()  # one draw per step, so that a row does not depend on the others
             ended = run.recorder.ended.before(input_ids)
-            result = taker.take(logits.to(run.parts.head.device), states, uniform, ended)
+            written = input_ids[:, run.input_ids.shape[1] :].to(run.parts.head.device) if rule.once else None
+            result = taker.take(logits.to(run.parts.head.device), states, uniform, ended, written)
             if record:
                 for row in run.recorder.active(input_ids):
                     run.recorder.note_detail(row, result.details[row], items[run.item(row)])

@@ -75,7 +75,12 @@ class BatchedStep(Step):
 
     @torch.no_grad()
     def take(
-        self, logits: Tensor, states: RowStates, uniform: float | Tensor = 0.0, ended: Tensor | None = None
+        self,
+        logits: Tensor,
+        states: RowStates,
+        uniform: float | Tensor = 0.0,
+        ended: Tensor | None = None,
+        written: Tensor | None = None,
     ) -> StepOutput:
         """Take one step of all rows; see `interface.Step`."""
         blocks, counts = states.blocks(), states.counts
@@ -86,13 +91,16 @@ class BatchedStep(Step):
         capacity = None if first else fitting(self.expected, most)
         candidates = find_candidates(logits, self.rule, capacity, ended, most)
         early = HostCopy(candidates.sizes)
-        output = finish(logits, candidates, blocks, self.head, self.rule, uniform, self.record)
+        output = finish(logits, candidates, blocks, self.head, self.rule, uniform, written, self.record)
         sizes = early.read()
         for part in larger_rows(sizes, candidates.ids.shape[1], counts, room):
             index = to_device(np.array(part), logits.device)
             candidates = find_candidates(logits[index], self.rule, max(sizes[row] for row in part))
             draws = uniform[index] if isinstance(uniform, Tensor) else uniform
-            again = finish(logits[index], candidates, states.blocks(part), self.head, self.rule, draws, self.record)
+            tokens = None if written is None else written[index]
+            again = finish(
+                logits[index], candidates, states.blocks(part), self.head, self.rule, draws, tokens, self.record
+            )
             output = replace_rows(output, again, part, index)
         self.expected = max(1.5 * usual_size(sizes), 0.9 * self.expected)
         return output
@@ -181,9 +189,10 @@ def refine_batch(
     uniform: float | Tensor = 0.0,
     capacity: int | None = None,
     ended: Tensor | None = None,
+    written: Tensor | None = None,
 ) -> StepOutput:
     """Take one step of all rows. With a capacity the host reads no value, and rows with larger sets are wrong."""
-    return finish(logits, find_candidates(logits, rule, capacity, ended), blocks, head, rule, uniform)
+    return finish(logits, find_candidates(logits, rule, capacity, ended), blocks, head, rule, uniform, written)
 
 
 def find_candidates(
@@ -218,6 +227,7 @@ def finish(
     head: Projection,
     rule: Rule,
     uniform: float | Tensor = 0.0,
+    written: Tensor | None = None,
     record: bool = False,
 ) -> StepOutput:
     """Complete the step of all rows from their candidates."""
@@ -234,6 +244,9 @@ def finish(
     if rule.fusion == "interpolation":
         log_q = torch.where(candidates.inside, log_q, MINUS_INFINITY)
     weights = rule.weight if not isinstance(rule.weight, str) else vision_weight(candidates.log_p, log_q, rule.weight)
+    if rule.once and written is not None:
+        repeated = contains(written, candidates.ids, logits.shape[1])
+        log_q = reference.limit(candidates.log_p, log_q, repeated, rule.once)
     if rule.fusion == "poe" and isinstance(weights, Tensor):
         fused = torch.addcmul(candidates.log_p, weights[:, None], log_q)  # log Q is finite here: 0 · log Q is 0
         fused = fused.log_softmax(-1) if rule.normalize else fused
@@ -256,6 +269,12 @@ def finish(
     if not record:
         return output
     return output._replace(details=record_rows(output, candidates, blocks, rule, distances, log_q, final))
+
+
+def contains(written: Tensor, ids: Tensor, vocabulary: int) -> Tensor:
+    """Return which ids are among the written tokens of their row; -1 is no token.  (B, n), (B, K) -> (B, K)"""
+    marks = torch.zeros(len(ids), vocabulary + 1, dtype=torch.bool, device=ids.device)
+    return marks.scatter_(1, written.remainder(vocabulary + 1), True).gather(1, ids)
 
 
 def record_rows(

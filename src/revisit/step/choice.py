@@ -29,6 +29,8 @@ def refine_logits(
     logits: Tensor,
     method: Rule | None = None,
     implementation: Implementation | None = None,
+    *,
+    written: Tensor | None = None,
 ) -> Tensor:
     """Return ReVisiT's scores for one decoding step of a loop of your own.
 
@@ -38,6 +40,7 @@ def refine_logits(
         logits: (B, V) of the step. B is a multiple of the items: consecutive rows are copies of one item (beams).
         method: A `ReVisiT` with the settings; the paper's by default. select="random" draws from torch's generator.
         implementation: "reference", "torch", "compiled" (CPUs) or "triton" (GPUs); by default the one that `choose` selects.
+        written: (B, n) tokens generated so far, -1 where a row has fewer; required by the setting `once`.
 
     Returns:
         (B, V) log-scores, -inf outside the plausible set; their softmax and argmax are ReVisiT's.
@@ -45,10 +48,14 @@ def refine_logits(
     items, rule = list(states), method or Rule()
     projection = LinearHead(head) if isinstance(head, Tensor) else head
     _check_shapes(items, projection, logits)
+    if rule.once and written is None:
+        raise RevisitError(
+            "refine_logits: the setting once needs the tokens generated so far: pass written, of shape (B, n)."
+        )
     step = choose(projection, rule, logits.device, implementation)
     padded = PaddedStates.of_items(items, copies=len(logits) // len(items))
     draws = torch.rand(len(logits), 1, dtype=torch.double, device=logits.device) if rule.select == "random" else 0.0
-    return step.take(logits, padded, draws).scores
+    return step.take(logits, padded, draws, written=written).scores
 
 
 def choose(

@@ -212,7 +212,7 @@ class RowDetail:
 
     ids: Tensor  # (k,) token ids of the plausible set
     base: Tensor  # (k,) log P, the output distribution renormalized on the set
-    vision: Tensor  # (k,) log Q of the selected vision token (or of the mixture of several)
+    vision: Tensor  # (k,) log Q of the selected vision token (or of the mixture of several), as limited by `once`
     final: Tensor  # (k,) fused log-scores; a log-distribution unless normalization was switched off
     state: int  # the selected vision state (the first of several), -1 if none was
     divergences: Tensor | None  # (states,), NaN for those that cannot be selected; None if none was compared
@@ -253,7 +253,12 @@ class Step:
     name: str  # of the implementation
 
     def take(
-        self, logits: Tensor, states: RowStates, uniform: float | Tensor = 0.0, ended: Tensor | None = None
+        self,
+        logits: Tensor,
+        states: RowStates,
+        uniform: float | Tensor = 0.0,
+        ended: Tensor | None = None,
+        written: Tensor | None = None,
     ) -> StepOutput:
         """Take one step of all rows.
 
@@ -262,6 +267,7 @@ class Step:
             states: The vision states of the rows.
             uniform: The draw of select="random", one number or (B, 1).
             ended: (B,) rows that have ended, which may be left unchanged.
+            written: (B, n) tokens generated so far, -1 for none; only `once` needs them.
         """
         raise NotImplementedError
 
@@ -272,6 +278,7 @@ class Step:
         states: RowStates,
         uniform: float | Tensor = 0.0,
         gap: float = math.inf,
+        written: Tensor | None = None,
     ) -> StepOutput:
         """Replace some rows of the logits by their scores.
 
@@ -281,9 +288,10 @@ class Step:
             states: The vision states of these rows.
             uniform: The draw of select="random", one number or (B, 1).
             gap: How far below its logit the score of a token outside the plausible set is.
+            written: (B, n) tokens generated so far, as in `take`.
         """
         chosen = logits if rows is None else logits[rows]
-        output = self.take(chosen, states, uniform)
+        output = self.take(chosen, states, uniform, written=written)
         scores = torch.maximum(output.scores, chosen - gap)
         if rows is None:
             logits.copy_(scores)

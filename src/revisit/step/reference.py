@@ -35,10 +35,17 @@ from revisit.step.rule import Divergence, Fusion, Rule
 CHUNK_NUMBERS = 1 << 23
 
 
-def refine_row(logits: Tensor, states: Tensor, head: Projection, rule: Rule, uniform: float = 0.0) -> RowDetail | None:
+def refine_row(
+    logits: Tensor,
+    states: Tensor,
+    head: Projection,
+    rule: Rule,
+    uniform: float = 0.0,
+    written: Tensor | None = None,
+) -> RowDetail | None:
     """Take one step of one sequence; None if it is left unchanged.  (V,), (n, d)
 
-    `uniform` in [0, 1) is the draw of select="random".
+    `uniform` in [0, 1) is the draw of select="random"; `written` (m,) are the tokens generated so far, for `once`.
     """
     logp = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)  # (V,)
     if not len(states) or bool(logp.isnan().any()):
@@ -55,6 +62,8 @@ def refine_row(logits: Tensor, states: Tensor, head: Projection, rule: Rule, uni
     log_qs = log_softmax(head.logits(states[chosen], ids, rule.model_dtype), rule.model_dtype).to(log_p.dtype)
     log_q = torch.logsumexp(log_qs + shares.log()[:, None].to(log_p.dtype), 0)  # (k,): the mean by shares
     weight = vision_weight(log_p, log_q, rule.weight)
+    if rule.once and written is not None:
+        log_q = limit(log_p, log_q, torch.isin(ids, written), rule.once)
     final = fuse(log_p, log_q, rule.fusion, weight, rule.normalize)
     return RowDetail(ids, log_p, log_q, final, int(chosen[0]), divergences, float(weight))
 
@@ -200,6 +209,15 @@ def vision_weight(log_p: Tensor, log_q: Tensor, weight: float | str) -> Tensor:
     return {"agreement": agreement, "uncertainty": uncertainty, "both": agreement * uncertainty}[weight]
 
 
+def limit(log_p: Tensor, log_q: Tensor, written: Tensor, once: float) -> Tensor:
+    """Lower log Q of written tokens towards log Σ P·Q, its mean under P, where it is above: by `once` of the excess.  (..., k) -> (..., k)
+
+    With once=1, the image promotes no token that the answer already contains.
+    """
+    excess = (log_q - torch.logsumexp(log_p + log_q, -1, keepdim=True)).clamp_min(0)
+    return torch.where(written, log_q - once * excess, log_q)
+
+
 def fuse(log_p: Tensor, log_q: Tensor, fusion: Fusion, weight: float | Tensor, normalize: bool = True) -> Tensor:
     """Return the fused log-scores: log P + w·log Q ("poe") or log((1−w)·P + w·Q) ("interpolation").  (..., k), (...) -> (..., k)"""
     if fusion == "poe" and not isinstance(weight, Tensor):
@@ -221,12 +239,20 @@ class ReferenceStep(Step):
 
     @torch.no_grad()
     def take(
-        self, logits: Tensor, states: RowStates, uniform: float | Tensor = 0.0, ended: Tensor | None = None
+        self,
+        logits: Tensor,
+        states: RowStates,
+        uniform: float | Tensor = 0.0,
+        ended: Tensor | None = None,
+        written: Tensor | None = None,
     ) -> StepOutput:
         over = [False] * len(logits) if ended is None else ended.tolist()
         draws = uniform.flatten().tolist() if isinstance(uniform, Tensor) else [uniform] * len(logits)
+        tokens = [None] * len(logits) if written is None else list(written)
         results: list[RowDetail | None] = [
-            None if over[row] else refine_row(one, states.item(row).states, self.head, self.rule, draws[row])
+            None
+            if over[row]
+            else refine_row(one, states.item(row).states, self.head, self.rule, draws[row], tokens[row])
             for row, one in enumerate(logits)
         ]
         scores = torch.stack([scatter(result, one) for result, one in zip(results, logits, strict=True)])

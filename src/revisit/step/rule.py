@@ -31,6 +31,7 @@ class Rule(Settings):
     normalize: bool = True
     precision: Literal["float32", "model"] = "float32"
     neighbors: Annotated[int, Field(ge=1, le=1024)] = 1
+    once: Annotated[float, Field(ge=0, le=1)] = 0.0
 
     @model_validator(mode="before")
     @classmethod

@@ -547,7 +547,7 @@ _WORKS: dict[tuple[Any, ...], bool] = {}  # by device, dtypes and tiles: whether
 def is_usual(rule: Rule) -> bool:
     """Return whether the kernels support these settings."""
     usual = rule.divergence == "jsd" and rule.fusion == "poe" and rule.select in ("min", "max")
-    return usual and not (rule.full_vocabulary or rule.model_dtype)
+    return usual and not (rule.full_vocabulary or rule.model_dtype or rule.once)
 
 
 def suits(head: Projection, rule: Rule) -> bool:

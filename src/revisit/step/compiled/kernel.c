@@ -396,17 +396,39 @@ static double adaptive_weight(const float *log_p, const float *log_q, long count
     return (name & 1 ? agreement : 1) * (name & 2 ? uncertainty : 1);
 }
 
+static int compare_ids(const void *a, const void *b)
+{
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* Lower ln Q of the written tokens towards ln sum P Q where it is above, by `once` of the excess. The ids ascend. */
+static void limit_written(const float *log_p, float *log_q, const int64_t *ids, long count, const int64_t *written, long length,
+                          double once, float *marks)
+{
+    double total = 0;
+    for (long i = 0; i < count; i++) total += exp((double)log_p[i] + log_q[i]);
+    double mean = log(total);
+    memset(marks, 0, count * sizeof *marks);
+    for (long i = 0; i < length; i++) {
+        const int64_t *found = bsearch(written + i, ids, count, sizeof *ids, compare_ids);
+        if (found) marks[found - ids] = 1;
+    }
+    for (long i = 0; i < count; i++)
+        if (marks[i] && log_q[i] > mean) log_q[i] = (float)(log_q[i] - once * (log_q[i] - mean));
+}
+
 /* One step: Jensen-Shannon divergence, product of experts. The number of plausible tokens; -1 if it must be taken another way.
  *
  * logits, scores: (vocabulary); the scores are -inf outside the plausible set. states: (height, width). head: (vocabulary,
  * width), float32 or bfloat16. largest: whether the largest divergences are selected. adaptive: name of the weight, 0 for the given one.
- * store (capacity, height), slot_of (vocabulary) and slot_table (3 capacity + 2) keep columns from step to step; the latter two
+ * written (length): tokens of the answer so far, and how much of their excess `once` removes. store (capacity, height), slot_of (vocabulary) and slot_table (3 capacity + 2) keep columns from step to step; the latter two
  * begin as zeros. out: the selected state (-1 for none), whether the likeliest token changed, the weight. With several
  * plausible tokens, divergences (height) of all states; with a selected state, log Q in vision (vocabulary), unless NULL. */
 long revisit_step(const float *logits, long vocabulary, double log_alpha, const float *states, long height, long width,
                   const void *head, int bfloat16, int largest, long neighbors, int adaptive, double weight, int normalized,
-                  long capacity, float *store, int32_t *slot_of, int32_t *slot_table, float *scores, int threads, double *out,
-                  float *divergences, float *vision)
+                  const int64_t *written, long length, double once, long capacity, float *store, int32_t *slot_of,
+                  int32_t *slot_table, float *scores, int threads, double *out, float *divergences, float *vision)
 {
     long room = capacity < vocabulary ? capacity : vocabulary;
     int64_t *ids = malloc(4 * room * sizeof *ids), *slots = ids + room, *new_ids = slots + room, *new_slots = new_ids + room;
@@ -434,6 +456,7 @@ long revisit_step(const float *logits, long vocabulary, double log_alpha, const 
     if (found) {
         mean_of(store, height, slots, count, chosen, found, one, log_q);
         if (adaptive) weight = adaptive_weight(log_p, log_q, count, adaptive);
+        if (length) limit_written(log_p, log_q, ids, count, written, length, once, one);
         for (long i = 0; i < count && weight != 0; i++) result[i] = (float)(log_p[i] + weight * log_q[i]);
         if (normalized) normalize(result, count);
         out[0] = chosen[0];

@@ -56,8 +56,8 @@ def _load(folder: str) -> Any | None:
         return None
     pointer, count, number, switch = ctypes.c_void_p, ctypes.c_long, ctypes.c_double, ctypes.c_int
     loaded.revisit_step.argtypes = [
-        pointer, count, number, pointer, count, count, pointer, switch, switch, count, switch, number, switch, count,
-        pointer, pointer, pointer, pointer, switch, pointer, pointer, pointer,
+        pointer, count, number, pointer, count, count, pointer, switch, switch, count, switch, number, switch,
+        pointer, count, number, count, pointer, pointer, pointer, pointer, switch, pointer, pointer, pointer,
     ]  # fmt: skip
     loaded.revisit_step.restype = count
     return loaded
@@ -115,14 +115,22 @@ class CompiledStep(Step):
 
     @torch.no_grad()
     def take(
-        self, logits: Tensor, states: RowStates, uniform: float | Tensor = 0.0, ended: Tensor | None = None
+        self,
+        logits: Tensor,
+        states: RowStates,
+        uniform: float | Tensor = 0.0,
+        ended: Tensor | None = None,
+        written: Tensor | None = None,
     ) -> StepOutput:
         """Take one step of all rows; see `interface.Step`."""
         over = [False] * len(logits) if ended is None else ended.tolist()
         logits = logits.float().contiguous()
         scores = logits.clone()
+        if written is None or not self.rule.once:
+            written = torch.empty(len(logits), 0, dtype=torch.long)
         rows = [
-            Row() if over[row] else self._take_row(one, scores[row], states.item(row)) for row, one in enumerate(logits)
+            Row() if over[row] else self._take_row(one, scores[row], states.item(row), tokens)
+            for row, (one, tokens) in enumerate(zip(logits, written.contiguous(), strict=True))
         ]
         return StepOutput(
             scores,
@@ -135,7 +143,7 @@ class CompiledStep(Step):
             details=tuple(row.detail for row in rows) if self.record else (),
         )
 
-    def _take_row(self, logits: Tensor, scores: Tensor, item: Item) -> Row:
+    def _take_row(self, logits: Tensor, scores: Tensor, item: Item, written: Tensor) -> Row:
         """Write the scores (V,) of one row."""
         rule, out = self.rule, self.out
         if not len(item.states):
@@ -150,14 +158,14 @@ class CompiledStep(Step):
                 logits.data_ptr(), len(logits), math.log(rule.alpha), columns.states.data_ptr(), *columns.states.shape,
                 self.weight.data_ptr(), self.weight.dtype == torch.bfloat16, rule.select == "max",
                 min(rule.neighbors, len(columns.states)), adaptive, 0.0 if adaptive else rule.weight, rule.normalize,
-                columns.capacity, columns.store.data_ptr(), columns.slot_of.data_ptr(), columns.slot_table.data_ptr(),
-                scores.data_ptr(), torch.get_num_threads(), out, columns.divergences.data_ptr(),
+                written.data_ptr(), len(written), rule.once, columns.capacity, columns.store.data_ptr(), columns.slot_of.data_ptr(),
+                columns.slot_table.data_ptr(), scores.data_ptr(), torch.get_num_threads(), out, columns.divergences.data_ptr(),
                 None if vision is None else vision.data_ptr(),
             )  # fmt: skip
             if size > 0:
                 row = Row(size, out[0] >= 0, out[1] > 0, int(out[0]), out[2], True)
                 return row if vision is None else row._replace(detail=_detail(row, logits, scores, columns, vision))
-        result = reference.refine_row(logits, columns.states, self.head, rule)
+        result = reference.refine_row(logits, columns.states, self.head, rule, written=written)
         scores.copy_(reference.scatter(result, logits))
         if result is None:
             return Row()
