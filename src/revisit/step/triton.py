@@ -585,10 +585,15 @@ class TritonStep(Step):
 
     @torch.no_grad()
     def take(
-        self, logits: Tensor, states: RowStates, uniform: float | Tensor = 0.0, ended: Tensor | None = None
+        self,
+        logits: Tensor,
+        states: RowStates,
+        uniform: float | Tensor = 0.0,
+        ended: Tensor | None = None,
+        written: Tensor | None = None,
     ) -> StepOutput:
         if not self._works(logits, states):
-            return self.torch.take(logits, states, uniform, ended)
+            return self.torch.take(logits, states, uniform, ended, written)
         out = self.launch(logits, states.table(), torch.empty_like(logits), ended=ended)
         return out._replace(details=self.details(out, states)) if self.record else out
 
@@ -600,9 +605,10 @@ class TritonStep(Step):
         states: RowStates,
         uniform: float | Tensor = 0.0,
         gap: float = math.inf,
+        written: Tensor | None = None,
     ) -> StepOutput:
         if not self._works(logits, states, rows):
-            return self.torch.take_in_place(logits, rows, states, uniform, gap)
+            return self.torch.take_in_place(logits, rows, states, uniform, gap, written)
         return self.launch(logits, states.table(), logits, rows=rows, gap=gap)
 
     def launch(
