@@ -31,7 +31,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "text").mkdir()
     (tmp_path / "text/config.json").write_text('{"model_type": "gpt2"}')
     (tmp_path / "odd.yaml").write_text("limit: five")
-    (tmp_path / "twice.yaml").write_text("limit: 5\nmodel: tiny\nlimit: 6")
     (tmp_path / "colon.yaml").write_text("limit: 5\nmodel tiny\nmethod: greedy")
     (tmp_path / "method.yaml").write_text("method: revist")
     (tmp_path / "mine.py").write_text("raise SystemExit('this file was run')\nclass Mine: pass\n")
@@ -109,10 +108,9 @@ COMMANDS = {
     "eval --benchmark pope --data scenes:unusual:2 --out run.html": "run.html",
     "eval --model llava-hf/llava-1.5-7b-hf --benchmark pope": "--data download",
     "eval --method nope": "nope",
-    "eval --method greedy --set alpha=1e-3": "alpha",
+    "eval --method greedy:alpha=1e-3": "alpha",
     "eval --data scenes:unusual:99999999999": "1,000,000",
     "eval --config odd.yaml": "odd.yaml: limit",
-    "eval --config twice.yaml": "line 3",
     "eval --config colon.yaml": "line 3",
     "eval --config method.yaml": "Did you mean 'revisit'",
 }

@@ -11,7 +11,7 @@ from revisit.eval.benchmarks import Item, Metric, Scores, ratio
 
 
 class Places(Benchmark):
-    """`prompt` is an option: `--set places.prompt="Where is this?"`."""
+    """`prompt` is an option: `places.py:Places:prompt=Where is this?`."""
 
     prompt: str = "Please describe this image in detail."
 

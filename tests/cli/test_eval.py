@@ -49,7 +49,7 @@ def grid(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, s
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("REVISIT_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
         printed = revisit(
-            *("eval", "--model", model, "--method", "greedy,revisit", "--set", "revisit.alpha=0.01", "--quiet"),
+            *("eval", "--model", model, "--method", "greedy", "--method", "revisit:alpha=0.01", "--quiet"),
             *("--benchmark", "pope,vqav2", "--data", "scenes:unusual:2", "--limit", 6, "--max-new-tokens", 5),
             *("--out", output),
         )

@@ -27,7 +27,7 @@ def answer(number: int, text: str = "a cat") -> Answer:
 
 def opened(folder: Path, **changes: object) -> Log:
     log = Log.open(folder, spec(**changes))
-    log.begin(new_request({"q1": "c1", "q2": "c2"}, 2))
+    log.begin(new_request({"q1": "c1", "q2": "c2"}))
     return log
 
 
@@ -94,8 +94,8 @@ def test_a_log_without_a_header_is_refilled_when_it_is_opened(tmp_path: Path) ->
 
 def test_the_same_request_is_stored_once(tmp_path: Path) -> None:
     log = opened(tmp_path)
-    log.begin(new_request({"q1": "c1", "q2": "c2"}, 2))
-    log.begin(new_request({"q1": "c1"}, 1))
+    log.begin(new_request({"q1": "c1", "q2": "c2"}))
+    log.begin(new_request({"q1": "c1"}))
     log.close()
     assert [request.items for request in Log.read(log.path).requests] == [2, 1]
 

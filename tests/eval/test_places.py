@@ -19,9 +19,9 @@ def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setenv("REVISIT_CACHE", str(tmp_path / "cache"))
     requests: list[Any] = []
 
-    def get(benchmark: str, folder: Path, source: str | None, split: str | None, limit: int | None, *_: Any) -> None:
+    def get(benchmark: str, folder: Path, source: str | None, limit: int | None) -> None:
         if not folder.is_dir():
-            requests.append((benchmark, source, split, limit))
+            requests.append((benchmark, source, limit))
             folder.mkdir(parents=True)
             (folder / "source.json").write_text(json.dumps({"benchmark": benchmark}))
 
@@ -36,10 +36,10 @@ def test_fetched_once(fetched: list[Any], tmp_path: Path, caplog: pytest.LogCapt
     caplog.clear()
     assert resolve_data("download", "mmmu") == first
     assert caplog.text == ""
-    other = resolve_data("download:me/POPE", "pope", 5)
-    assert other.name.startswith("data-pope-")
+    other = resolve_data("download:me/MME", "mme", 5)
+    assert other.name.startswith("data-mme-")
     assert other.parent == first.parent
-    assert fetched == [("mmmu", None, None, None), ("pope", "me/POPE", None, None)]
+    assert fetched == [("mmmu", None, None), ("mme", "me/MME", None)]
 
 
 def test_a_missing_folder_raises(fetched: list[Any]) -> None:

@@ -21,11 +21,9 @@ from fake_grid import Letters, numbers_of, rows_of, write_items
 from ray.cluster_utils import Cluster
 
 import families
-from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Item, Scores, ratio
 from revisit.eval.config import EvalConfig
-from revisit.eval.engines.base import BadImage
 from revisit.eval.engines.ray import RayEngine
 from revisit.eval.run import run
 from revisit.explain.jsonl import read_lines
@@ -123,16 +121,6 @@ def test_a_run_begun_alone_goes_on_in_the_cluster(material: dict[str, Path], clu
     run(local.replace(limit=20, engine="ray", workers=1, address=cluster.address))
     assert rows_of(tmp_path)[log][:10] == before
     assert len(rows_of(tmp_path)[log]) == 20
-
-
-def test_unreadable_images_are_reported(material: dict[str, Path], cluster: Cluster, tmp_path: Path) -> None:
-    (tmp_path / "bad.png").write_bytes(b"no image")
-    good = Item("good", "What?", (material["data"] / "images" / "0.png",))
-    items = [good, Item("bad", "What?", (tmp_path / "bad.png",)), Item("none", "What?", (tmp_path / "none.png",))]
-    engine = RayEngine(str(material["model"]), workers=1, address=cluster.address)
-    (answers,) = engine.stream(ReVisiT(), Decoding(max_new_tokens=2), 0, [items])
-    found = {answer.id: answer for answer in answers}
-    assert [isinstance(found[name], BadImage) for name in ("good", "bad", "none")] == [False, True, True]
 
 
 def test_a_cluster_that_is_not_there_raises() -> None:

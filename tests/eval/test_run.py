@@ -378,42 +378,27 @@ def spoil(data: Path) -> None:
     (data / "images" / "9.png").write_bytes((data / "images" / "9.png").read_bytes()[:50])
 
 
-def test_unreadable_images_are_reported_and_nothing_is_scored(tmp_path: Path, images: Path) -> None:
-    whole, _ = run_here(make_config(tmp_path / "whole", images, **ONE))
-    good = {i: (images / "images" / f"{i}.png").read_bytes() for i in (4, 9)}
+def test_unreadable_images_raise_before_anything_is_written(tmp_path: Path, images: Path) -> None:
     spoil(images)
-    config = make_config(tmp_path / "out", images, **ONE)
-    with pytest.raises(RevisitError, match=r"2 images could not be read: .*--skip-bad-images") as caught:
-        run_here(config)
-    assert "4.png" in str(caught.value)
-    assert "9.png" in str(caught.value)
-    (log,) = read_logs(tmp_path / "out")
-    assert (log.scores, log.answered) == (None, 118)
-    # Put right, the same command asks for what is missing and scores everything.
-    for i, content in good.items():
-        (images / "images" / f"{i}.png").write_bytes(content)
-    again, _ = run_here(config)
-    assert numbers_of(again) == numbers_of(whole)
+    with pytest.raises(RevisitError, match=r"2 images cannot be read: .*4\.png.*9\.png.*--skip-bad-images"):
+        run_here(make_config(tmp_path / "out", images, **ONE))
+    assert not (tmp_path / "out").exists()
 
 
 def test_skipping_is_on_request_and_listed(tmp_path: Path, images: Path) -> None:
     spoil(images)
-    config = make_config(tmp_path / "out", images, **ONE)
-    (log,), _ = run_here(config.replace(skip_bad_images=True))
+    (log,), _ = run_here(make_config(tmp_path / "out", images, **ONE, skip_bad_images=True))
     assert [entry.id for entry in log.request.skipped] == ["q4", "q9"]
-    assert (log.request.items, log.answered) == (120, 118)
+    assert (log.request.items, log.answered) == (118, 118)
     (table,) = compare(read_logs(tmp_path / "out"))
     assert table.n == 118
     assert any("2 items were skipped" in note for note in table.notes)
-    with pytest.raises(RevisitError, match="could not be read"):
-        run_here(config)  # the earlier scores are not those of this request
-    assert read_logs(tmp_path / "out")[0].scores is None
 
 
 def test_without_any_readable_image_skipping_is_not_advised_again(tmp_path: Path) -> None:
     data = write_items(tmp_path / "data", 2)
     (data / "images").mkdir()
-    with pytest.raises(RevisitError, match=r"2 images could not be read: .* Fix the files and rerun the command\.$"):
+    with pytest.raises(RevisitError, match=r"2 images cannot be read: .* Fix the files and rerun the command\.$"):
         run_here(make_config(tmp_path / "out", data, **ONE, skip_bad_images=True))
 
 
@@ -433,7 +418,7 @@ def test_images_outside_the_data_folder_and_pipes_are_not_read(
     Image.new("RGB", (4, 4)).save(tmp_path / "outside.png")
     os.mkfifo(data / "pipe.png")
     monkeypatch.setattr(Letters, "load", lambda self, folder: [Item("q0", "What?", (folder / name,))])
-    with pytest.raises(RevisitError, match=r"1 image could not be read: .*(outside|regular)"):
+    with pytest.raises(RevisitError, match=r"1 image cannot be read: .*(outside|regular)"):
         run_here(make_config(tmp_path / "out", data, **ONE))
 
 

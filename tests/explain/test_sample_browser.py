@@ -50,7 +50,7 @@ def log(method: str, value: float | None, answers: int = 8, **spec: Any) -> Log:
     about = {**HashEngine("m").about(), **spec}
     own = Spec.of(about, Shift(), Chair(), Decoding()).model_copy(update={"method": method, "method_name": method})
     made = Log(Path(f"{method}{spec}"), own)
-    made.requests.append(new_request({}, 8))
+    made.requests.append(new_request({str(n): "" for n in range(8)}))
     if value is not None:
         items = {str(n): "" for n in range(answers)}
         made.scores = Scores(

@@ -63,7 +63,6 @@ CONFIG = {
     "seeds": [0, 1],
     "sample": True,
     "temperature": 0.5,
-    "set": {"revisit.alpha": 0.1},
 }
 
 

@@ -18,10 +18,9 @@ import families
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Item
-from revisit.eval.engines.base import BadImage, open_engine
+from revisit.eval.engines.base import open_engine
 from revisit.eval.engines.local import LocalEngine
 from revisit.eval.engines.vllm import VllmEngine
-from revisit.eval.log import Answer
 from revisit.methods import get
 from revisit.methods.greedy import Greedy
 from revisit.methods.revisit import ReVisiT
@@ -41,8 +40,6 @@ def test_answers_are_those_of_the_local_engine(tmp_path: Path, monkeypatch: pyte
         path = tmp_path / f"{i}.png"
         families.image(i).save(path)
         items.append(Item(str(i), f"What is in image {i}?", (path,) if i % 3 else ()))
-    (tmp_path / "bad.png").write_bytes(b"no image")
-    items.append(Item("bad", "What?", (tmp_path / "bad.png",)))
     small = {"enforce_eager": True, "max_model_len": 256, "max_num_seqs": 8}
     theirs = open_engine("vllm", str(folder), dtype="float32", **small)
     ours = LocalEngine(str(folder), dtype="float32")
@@ -56,11 +53,8 @@ def test_answers_are_those_of_the_local_engine(tmp_path: Path, monkeypatch: pyte
         wanted = {
             answer.id: answer for part in ours.stream(method, DECODING, 0, [items[:4], items[4:]]) for answer in part
         }
-        assert isinstance(found["bad"], BadImage)
         for name in map(str, range(6)):
             a, b = found[name], wanted[name]
-            assert isinstance(a, Answer)
-            assert isinstance(b, Answer)
             assert (a.tokens, a.text) == (b.tokens, b.text)
     theirs.close()
 

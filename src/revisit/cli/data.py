@@ -16,9 +16,8 @@ def get(
     source: str = typer.Option(
         None,
         "--from",
-        help="A Hub dataset OWNER/NAME, a folder with a dataset's files, or a mirror of the authors' servers.",
+        help="A mirror of the authors' servers; or, for benchmarks on the Hub, OWNER/NAME or a folder with the dataset.",
     ),
-    split: str = typer.Option(None, help="Another split, or several separated by commas."),
     limit: int = typer.Option(None, min=1, help="Download only the first items."),
     set_: list[str] = typer.Option([], "--set", help="Option of the benchmark, key=value."),
 ) -> None:
@@ -63,7 +62,7 @@ def get(
     with progress_bar() as bar:
         task = bar.add_task(benchmark, total=limit)
         options = parse_assignments(set_)
-        about = data.get(benchmark, folder, source, split, limit, lambda n: bar.update(task, completed=n), **options)
+        about = data.get(benchmark, folder, source, limit, lambda n: bar.update(task, completed=n), **options)
     name = about["benchmark"]
     items = f"{about['items']} items and " if "items" in about else ""
     revision = f" at {about['revision'][:12]}" if about["revision"] else ""

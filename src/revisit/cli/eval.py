@@ -55,9 +55,6 @@ def evaluate(
     config: Path = typer.Option(
         None, "--config", "-c", help="YAML file with these options as keys; the command line overrides it."
     ),
-    set_: list[str] = typer.Option(
-        [], "--set", help="method.key=value, benchmark.key=value, or key=value for every method that has it."
-    ),
     sample: bool = options.SAMPLE,
     temperature: float = options.TEMPERATURE,
     top_p: float = options.TOP_P,
@@ -92,7 +89,7 @@ def evaluate(
 
       revisit eval --model llava-hf/llava-1.5-7b-hf --method greedy,revisit,vcd --benchmark pope --data ~/data
 
-      revisit eval --config grid.yaml --set revisit.alpha=0.001
+      revisit eval --config grid.yaml --method greedy --method revisit:alpha=0.001
     """
     from revisit.cli.progress import print_plan, reporter
     from revisit.eval.benchmarks.language import require_data
@@ -102,17 +99,15 @@ def evaluate(
     from revisit.eval.report.comparisons import comparison_sections
     from revisit.eval.report.terminal import print_section
     from revisit.eval.run import run
-    from revisit.registry import parse_assignments
 
     # Only what was typed beats the file.
     given = {
-        ("set" if name == "set_" else name): value
+        name: str(value) if isinstance(value, Path) else value
         for name, value in context.params.items()
         if name not in ("config", "plan_only", "quiet") and typed(context, name)
     }
-    if "set" in given:
-        given["set"] = parse_assignments(set_, "--set key=value or method.key=value")
-    settings = load_config(config, {k: str(v) if isinstance(v, Path) else v for k, v in given.items()})
+    settings = load_config(config, given)
+    settings.check()
     need(*settings.packages())  # all at once, and before the work
     if any(benchmark.needs_nltk for benchmark in settings.benchmarks):
         require_data()  # before any data is downloaded or generated

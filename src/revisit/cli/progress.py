@@ -19,7 +19,7 @@ from revisit.eval.config import EvalConfig
 from revisit.eval.log import LOGS
 from revisit.eval.report.document import Section, Table
 from revisit.eval.report.terminal import print_section
-from revisit.eval.run import Planned, Reporter, check_files, planned
+from revisit.eval.run import Planned, Reporter, planned
 
 LINE_EVERY = 60  # seconds, without a terminal
 
@@ -165,7 +165,6 @@ def plan_text(work: Sequence[Planned]) -> str:
 def print_plan(config: EvalConfig) -> None:
     """Print what a configuration asks for as a table, with how much of it is stored."""
     config.check()
-    check_files(config)
     work, several = planned(config), len(config.all_seeds) > 1
     heads = ("Model", "Method", "Benchmark", *(["Seed"] if several else []), "Stored", "Items")
     rows = [(*each[:3], *([str(each.seed)] if several else []), f"{each.stored:,}", f"{each.items:,}") for each in work]

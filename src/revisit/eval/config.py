@@ -11,16 +11,14 @@ The file has the flags' names as keys, with underscores:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
-
 from revisit.decoding.method import METHODS, Method, as_method
 from revisit.decoding.settings import Decoding
-from revisit.errors import EXTRAS, RevisitError, unknown, unknown_setting
+from revisit.errors import EXTRAS, RevisitError, unknown
 from revisit.eval.benchmarks import Benchmark, registry
 from revisit.eval.benchmarks.io.places import DEFAULT_SCENES, parse_data, resolve_data, scene_packages
 from revisit.eval.controls import METHODS as CONTROL_METHODS
@@ -72,7 +70,6 @@ class EvalConfig(Settings):
     skip_bad_images: bool = False
     controls: bool = False
     preset: str | None = None
-    set: Mapping[str, Any] = Field(default_factory=dict)
 
     def check(self) -> None:
         """Raise RevisitError for unknown names, wrong settings and options that exclude each other; nothing is loaded."""
@@ -125,7 +122,7 @@ class EvalConfig(Settings):
         return tuple(
             entry
             if isinstance(entry, Benchmark)
-            else registry.get(entry[0], **{**protocol.get(entry[0], {}), **self._scoped[entry[0]], **entry[1]})
+            else registry.get(entry[0], **{**protocol.get(entry[0], {}), **entry[1]})
             for entry in self._benchmark_entries
         )
 
@@ -138,9 +135,8 @@ class EvalConfig(Settings):
     def _method(self, entry: Any, name: str) -> Method:
         if isinstance(entry, Method):
             return entry
-        model, (method, own) = self._describe(name), entry
+        model, (method, settings) = self._describe(name), entry
         cls: Any = METHODS.find(method)
-        settings = {**self._scoped[method], **own}
         if self.preset and method != "revisit" and hasattr(cls, "official"):
             made: Method = cls.official(**settings)
             return made.for_model(model.config.model_type)
@@ -169,13 +165,6 @@ class EvalConfig(Settings):
                 entry = registry.find(name).name, own
             found.append(entry)
         return found
-
-    @cached_property
-    def _scoped(self) -> dict[str, dict[str, Any]]:
-        """The settings of --set by method and benchmark."""
-        named = [entry[0] for entry in self._method_entries if isinstance(entry, tuple)]
-        tests = [entry[0] for entry in self._benchmark_entries if isinstance(entry, tuple)]
-        return scope(self.set, {name: {*METHODS.find(name).model_fields} for name in named}, tests)
 
     @cached_property
     def decoding(self) -> Decoding:
@@ -249,77 +238,22 @@ def _entries(given: Any) -> list[Any]:
 
 def load_config(file: Path | None, flags: Mapping[str, Any]) -> EvalConfig:
     """Read a file's values with the given flags on top."""
-    return merge(read_yaml(file) if file else {}, flags, str(file))
-
-
-def merge(values: Mapping[str, Any], flags: Mapping[str, Any], where: str) -> EvalConfig:
-    """Put the given flags on top of the values of the file `where`; `set` merges key by key."""
-    read = EvalConfig.read(values, where)
-    config = read.replace(**{**flags, "set": {**read.set, **flags.get("set", {})}})
-    chosen = {"model", "method", "benchmark", "set", "preset"}
-    if chosen & values.keys() and not chosen & flags.keys():
-        try:
-            _ = config.models, config.benchmarks, config._method_entries
-        except RevisitError as error:
-            raise RevisitError(f"{where}: {error}") from error
-    return config
+    return EvalConfig.read(read_yaml(file) if file else {}, str(file)).replace(**flags)
 
 
 def read_yaml(path: Path) -> Mapping[str, Any]:
     """Return the mapping in a YAML file; raise RevisitError if it cannot be read."""
     import yaml
 
-    class Loader(yaml.SafeLoader):
-        """YAML without code."""
-
-        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            """Raise an error for duplicate keys, of which YAML would silently take the last."""
-            seen: set[tuple[str, str]] = set()
-            for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-                if (key.tag, key.value) in seen:
-                    raise yaml.MarkedYAMLError(problem=f"duplicate key {key.value!r}", problem_mark=key.start_mark)
-                seen.add((key.tag, key.value))
-            return super().construct_mapping(node, deep)
-
-        def construct_scalar(self, node: Any) -> str:
-            """Join characters that JSON writes in halves (\\ud83e\\udd8a); a half alone raises an error."""
-            return super().construct_scalar(node).encode("utf-16", "surrogatepass").decode("utf-16")
-
     try:
-        value = yaml.load(path.read_text(encoding="utf-8"), Loader)
+        value = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RevisitError(f"{path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
         raise RevisitError(f"{path} is not UTF-8 text; save it as UTF-8.") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).replace('in "<unicode string>", ', "at ").split())[:300]
-        if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark or error.context_mark) is not None:
-            reason = f"line {mark.line + 1}, column {mark.column + 1}: {error.problem or error.context}"
         raise RevisitError(f"{path} is not valid YAML: {reason}.") from error
-    if value is None:  # an empty file
-        return {}
-    if not isinstance(value, dict):
+    if not isinstance(value, dict | None):
         raise RevisitError(f"{path} must contain keys and values such as `model: tiny`, not a {type(value).__name__}.")
-    return value
-
-
-def scope(
-    assignments: Mapping[str, Any], method_fields: Mapping[str, set[str]], benchmark_names: Sequence[str]
-) -> dict[str, dict[str, Any]]:
-    """Assign `method.key` and `benchmark.key` to their owner, and a bare key to every method that has such a setting."""
-    scoped: dict[str, dict[str, Any]] = {name: {} for name in [*method_fields, *benchmark_names]}
-    everywhere = {key: value for key, value in assignments.items() if "." not in key}
-    for key, value in everywhere.items():
-        owners = [name for name, fields in method_fields.items() if key in fields]
-        if not owners:
-            known = set().union(*method_fields.values())
-            raise unknown_setting(" and ".join(method_fields), key, known, "setting of the chosen methods:")
-        for name in owners:
-            scoped[name][key] = value
-    for key, value in assignments.items():
-        owner, dot, field = key.partition(".")
-        if dot:
-            if owner not in scoped:
-                raise unknown(f"method or benchmark in --set {key}:", owner, scoped)
-            scoped[owner][field] = value
-    return scoped
+    return value or {}

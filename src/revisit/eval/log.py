@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -17,16 +16,17 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from revisit.errors import RevisitError
 from revisit.eval import statistics
-from revisit.eval.benchmarks.base import Benchmark, Item, Metric, Scores
+from revisit.eval.benchmarks.base import Benchmark, Item, Scores
 from revisit.eval.spec import Spec, environment
 from revisit.explain.files import digest, read_file, slug, write_json
 from revisit.explain.jsonl import LineFile, read_lines
 
 LOGS = "logs"  # below the output folder
+SCORES = TypeAdapter(Scores)
 KEY = 12  # digits of the key that are in a log's name and in its lines
 
 
@@ -67,7 +67,6 @@ class Request(Record):
     data: str | None = None
     limit: int | None = None
     batch_size: int = 1
-    skip_bad_images: bool = False
     skipped: tuple[Skipped, ...] = ()
     environment: dict[str, Any]
 
@@ -163,14 +162,15 @@ class Log:
         """Return the scores of these items' answers: cached ones if neither the scorer nor an answer has changed."""
         texts = {item.id: self.answers[item.id, item.hash].text for item in items}
         hashes = {item.id: item.hash for item in items}
+        key = {"scorer": self.spec.scorer, "answers": _digest(hashes, self.answers)}
         stored = _read_scores(self._scores_path)
-        if stored is None or stored["scorer"] != self.spec.scorer or stored["answers"] != _digest(hashes, self.answers):
-            scores = _with_intervals(benchmark, benchmark.score(list(items), texts))
-            stored = _scores_record(scores, self.spec.scorer, hashes, _digest(hashes, self.answers))
+        if stored is None or any(stored[name] != value for name, value in key.items()):
+            stored = {**key, "scores": _with_intervals(benchmark, benchmark.score(list(items), texts), hashes)}
         if stored.get("asked") != self.request.asked:
             _write_scores(self._scores_path, {**stored, "asked": self.request.asked})
-        self.scores = _scores(stored)
-        return self.scores
+        found: Scores = stored["scores"]
+        self.scores = found
+        return found
 
     def close(self) -> None:
         """End appending and let other processes in."""
@@ -210,8 +210,7 @@ class Log:
     @property
     def state(self) -> str:
         """What is there, for people: "m · greedy · pope: 8 of 23 answers"."""
-        why = ", unreadable images" if self.request.skipped and self.answered < self.request.items else ""
-        return f"{self.title}: {self.answered} of {self.request.items} answers{why}"
+        return f"{self.title}: {self.answered} of {self.request.items} answers"
 
     def missing(self, items: Iterable[Item]) -> list[Item]:
         """Return the items without an answer."""
@@ -240,11 +239,10 @@ class Log:
         stored = _read_scores(self._scores_path)
         if stored is None or stored["scorer"] != self.spec.scorer or stored["asked"] != self.request.asked:
             return None
-        if self.request.skipped and not self.request.skip_bad_images:
+        scores: Scores = stored["scores"]
+        if any(pair not in self.answers for pair in scores.items.items()):
             return None
-        if any(pair not in self.answers for pair in stored["items"].items()):
-            return None
-        return _scores(stored) if stored["answers"] == _digest(stored["items"], self.answers) else None
+        return scores if stored["answers"] == _digest(scores.items, self.answers) else None
 
 
 def _digest(hashes: Mapping[str, str], answers: Mapping[tuple[str, str], Answer]) -> str:
@@ -255,80 +253,30 @@ def _digest(hashes: Mapping[str, str], answers: Mapping[tuple[str, str], Answer]
 # -- scores ---------------------------------------------------------------------------------------------------------
 
 
-def _with_intervals(benchmark: Benchmark, scores: Scores) -> Scores:
+def _with_intervals(benchmark: Benchmark, scores: Scores, items: dict[str, str]) -> Scores:
     """Return scores with the interval and the printed form of every metric."""
     shown = {name: benchmark.metric(name) for name in scores.metrics}
     found = {
         name: statistics.metric_interval(name, value, scores.per_item, full=100 / shown[name].show)
         for name, value in scores.metrics.items()
     }
-    return replace(scores, shown=shown, intervals=found, headline=benchmark.headline)
-
-
-def _scores_record(scores: Scores, scorer: str, hashes: dict[str, str], answers: str) -> dict[str, Any]:
-    metrics = {}
-    for name, value in scores.metrics.items():
-        how, found = scores.shown[name], scores.intervals[name]
-        metrics[name] = {
-            "value": _finite(value),
-            "low": _finite(found.low) if found else None,
-            "high": _finite(found.high) if found else None,
-            "interval": found.kind if found else None,
-            **{field: getattr(how, field) for field in ("better", "show", "decimals", "rounded")},
-        }
-    return {
-        "scorer": scorer,
-        "answers": answers,
-        "headline": scores.headline,
-        "metrics": metrics,
-        "counts": {name: _finite(count) for name, count in scores.counts.items()},
-        "notes": list(scores.notes),
-        "items": hashes,
-        "per_item": {metric: {u: list(t) for u, t in terms.items()} for metric, terms in scores.per_item.items()},
-    }
-
-
-def _scores(stored: Mapping[str, Any]) -> Scores:
-    def number(value: float | None) -> float:
-        return math.nan if value is None else value
-
-    entries = stored["metrics"].items()
-    return Scores(
-        metrics={name: number(entry["value"]) for name, entry in entries},
-        per_item={metric: {u: (t[0], t[1]) for u, t in terms.items()} for metric, terms in stored["per_item"].items()},
-        counts={name: number(count) for name, count in stored["counts"].items()},
-        notes=tuple(stored["notes"]),
-        items=stored["items"],
-        intervals={
-            name: statistics.Interval(number(entry["low"]), number(entry["high"]), entry["interval"])
-            if entry["interval"]
-            else None
-            for name, entry in entries
-        },
-        shown={
-            name: Metric(name, **{field: entry[field] for field in ("better", "show", "decimals", "rounded")})
-            for name, entry in entries
-        },
-        headline=stored["headline"],
-    )
-
-
-def _write_scores(path: Path, record: Mapping[str, Any]) -> None:
-    plain = json.loads(json.dumps(record))
-    write_json(path, {**plain, "checksum": digest(plain)})
+    return replace(scores, items=items, shown=shown, intervals=found, headline=benchmark.headline)
 
 
 def _read_scores(path: Path) -> dict[str, Any] | None:
-    """Return cached scores; None if there are none, or if the file is damaged."""
+    """Return cached scores with what they depend on; None if there are none, or if the file is damaged."""
     try:
-        record = json.loads(read_file(path))
-        return record if record.pop("checksum") == digest(record) else None
+        record: dict[str, Any] = json.loads(read_file(path))
+        if record.pop("checksum") != digest(record):
+            return None
+        return {**record, "scores": SCORES.validate_python(record["scores"])}
     except (OSError, ValueError, KeyError, AttributeError, RecursionError):
         return None
 
 
-def _finite(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
+def _write_scores(path: Path, stored: Mapping[str, Any]) -> None:
+    plain = {**stored, "scores": json.loads(SCORES.dump_json(stored["scores"]))}
+    write_json(path, {**plain, "checksum": digest(plain)})
 
 
 # -- many logs ------------------------------------------------------------------------------------------------------
@@ -379,12 +327,10 @@ def unfinished(logs: Sequence[Log]) -> str:
     )
 
 
-def new_request(items: Mapping[str, str], total: int, **fields: Any) -> Request:
+def new_request(items: Mapping[str, str], **fields: Any) -> Request:
     """Return a request of this process for items (id -> hash)."""
-    written = datetime.now(timezone.utc).isoformat()
-    return Request(
-        written=written, items=total, asked=digest(sorted(items.items())), environment=environment(), **fields
-    )
+    written, asked = datetime.now(timezone.utc).isoformat(), digest(sorted(items.items()))
+    return Request(written=written, items=len(items), asked=asked, environment=environment(), **fields)
 
 
 def item_hash(prompt: str, images: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Runs an evaluation: asks every item once, stores every answer immediately, scores each log when it is complete.
+"""Run an evaluation: answer every item once, store every answer immediately, score each log when it is complete.
 
 A resumed run equals an uninterrupted one: batches are cut from the complete list of items, whatever is stored; a batch with a missing
 answer is decoded again as a whole, and only what is missing is added; every item has its own seed.
@@ -6,6 +6,7 @@ answer is decoded again as a whole, and only what is missing is added; every ite
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,11 +23,11 @@ from revisit.eval.benchmarks.base import Benchmark, Item
 from revisit.eval.benchmarks.io import data
 from revisit.eval.config import EvalConfig
 from revisit.eval.controls import CONTROLS, control_label, controlled
-from revisit.eval.engines.base import BadImage, Engine, open_engine
-from revisit.eval.log import Answer, Log, Skipped, check_layout, item_hash, new_request, read_logs
+from revisit.eval.engines.base import Engine, open_engine
+from revisit.eval.log import Log, Request, Skipped, check_layout, item_hash, new_request, read_logs
 from revisit.eval.report.results import write_results
 from revisit.eval.spec import Spec, benchmark_label, label
-from revisit.explain.files import below, file_digest, make_folder
+from revisit.explain.files import below, make_folder, read_file
 
 
 class Reporter:
@@ -64,17 +65,12 @@ class Planned(NamedTuple):
 
 @dataclass(frozen=True)
 class Questions:
-    """The items of one benchmark: those that can be asked, with their hashes, and those whose image cannot be read."""
+    """The items of one benchmark, with their hashes, and those whose image cannot be read."""
 
     benchmark: Benchmark
     folder: Path
     items: list[Item]
-    bad: dict[str, BadImage]
-
-    @property
-    def total(self) -> int:
-        """The number of items, readable or not."""
-        return len(self.items) + len(self.bad)
+    skipped: tuple[Skipped, ...]
 
 
 @dataclass(frozen=True)
@@ -116,7 +112,7 @@ def evaluate(
         One log per model, benchmark, method and seed, each with its scores.
 
     Raises:
-        RevisitError: An option is wrong; or, after everything else was stored, images could not be read and `skip_bad_images` is off.
+        RevisitError: An option is wrong, or images cannot be read and `skip_bad_images` is off.
     """
     path = str(data) if isinstance(data, Path) else data
     config = EvalConfig(
@@ -138,12 +134,12 @@ def run(
     reporter = reporter or Reporter()
     engine_for = engine_for or (lambda model: open_engine(config.engine, model, **config.engine_options))
     config.check()
-    check_files(config)
     out = Path(config.out)
     check_layout(out)
-    checksums: dict[Path, str | BadImage] = {}  # each image is read once per run
-    questions = [read_questions(benchmark, config, checksums, reporter) for benchmark in config.benchmarks]
-    reporter.plan(planned(config, {benchmark_label(asked.benchmark): asked.total for asked in questions}))
+    images: dict[Path, tuple[str, str]] = {}  # each image is read once per run
+    questions = [read_questions(benchmark, config, images, reporter) for benchmark in config.benchmarks]
+    _check_images(questions, config)
+    reporter.plan(planned(config, {benchmark_label(asked.benchmark): len(asked.items) for asked in questions}))
     make_folder(out)
     logs: list[Log] = []
     with ExitStack() as stack:
@@ -152,13 +148,12 @@ def run(
             stack.callback(engine.close)
         tasks = [task for name, engine in engines.items() for task in _tasks(config, name, engine, questions, stack)]
         for number, task in enumerate(tasks):
-            answer(task, config, reporter)
+            answer(task, config.batch_size, reporter)
             task.log.close()
             logs.append(task.log)
             if number + 1 < len(tasks) and tasks[number + 1].engine is not task.engine:
                 task.engine.close()  # makes room for the next model
     write_results(out, read_logs(out))
-    _check_images(logs, config)
     return logs
 
 
@@ -176,7 +171,7 @@ def _tasks(
                 spec = Spec.of(about, method, asked.benchmark, decoding, seed, batching, control)
                 log = Log.open(Path(config.out), spec)
                 stack.callback(log.close)
-                log.begin(_request(config, asked, asked.bad))
+                log.begin(_request(config, asked))
                 tasks.append(Task(log, engine, method, given, decoding, seed))
     return tasks
 
@@ -189,41 +184,29 @@ def _rows(config: EvalConfig, model: str) -> list[tuple[Method, str]]:
     return [*((method, "") for method in methods), *controls]
 
 
-def _request(config: EvalConfig, asked: Questions, bad: Mapping[str, BadImage]) -> Any:
-    name = asked.benchmark.name
+def _request(config: EvalConfig, asked: Questions) -> Request:
     return new_request(
         {item.id: item.hash for item in asked.items},
-        asked.total,
         data=str(asked.folder),
-        limit=config.limit_of(name),
+        limit=config.limit_of(asked.benchmark.name),
         batch_size=config.batch_size,
-        skip_bad_images=config.skip_bad_images,
-        skipped=tuple(Skipped(id=i, image=str(b.path), reason=b.reason) for i, b in sorted(bad.items())),
+        skipped=asked.skipped,
     )
 
 
-def answer(task: Task, config: EvalConfig, reporter: Reporter) -> None:
+def answer(task: Task, batch_size: int, reporter: Reporter) -> None:
     """Generate what a log lacks, then score it."""
     log, asked = task.log, task.questions
     if log.damaged:
         reporter.note(f"{log.path}: skipped {log.damaged} damaged lines; answers that are missing are generated again.")
     missing = {item.id for item in log.missing(asked.items)}
     reporter.start(log.title, len(asked.items), len(asked.items) - len(missing))
-    bad = dict(asked.bad)
-    batches = [batch for batch in _batches(asked.items, config.batch_size) if any(item.id in missing for item in batch)]
+    batches = [batch for batch in _batches(asked.items, batch_size) if any(item.id in missing for item in batch)]
     if batches:
         images = {item.id: tuple(_relative(path, asked.folder) for path in item.images) for item in asked.items}
         for found in task.engine.stream(task.method, task.decoding, task.seed, batches):
-            bad |= {entry.id: entry for entry in found if isinstance(entry, BadImage)}
-            answers = [entry for entry in found if isinstance(entry, Answer)]
-            reporter.advance(log.append(a.model_copy(update={"images": images[a.id]}) for a in answers))
-    if len(bad) > len(asked.bad):  # some files exist but are not images
-        log.begin(_request(config, asked, bad))
-    kept = [item for item in asked.items if (item.id, item.hash) in log.answers]
-    if (bad and not config.skip_bad_images) or not kept:
-        reporter.note(f"{log.title}: {len(bad)} unreadable images, not scored")
-        return
-    log.score(asked.benchmark, kept)
+            reporter.advance(log.append(a.model_copy(update={"images": images[a.id]}) for a in found))
+    log.score(asked.benchmark, asked.items)
 
 
 def _batches(items: Sequence[Item], size: int) -> list[list[Item]]:
@@ -237,27 +220,21 @@ def _relative(path: Path, folder: Path) -> str:
     return below(folder, path).relative_to(below(folder, "x").parent).as_posix()
 
 
-def _check_images(logs: Sequence[Log], config: EvalConfig) -> None:
-    """Raise RevisitError if logs could not be scored because of unreadable images."""
-    unread = {s.image: s.reason for log in logs if log.scores is None for s in log.request.skipped}
-    if not unread:
+def _check_images(questions: Sequence[Questions], config: EvalConfig) -> None:
+    """Raise RevisitError for unreadable images, unless they are to be skipped and other items are left."""
+    unread = {skipped.image: skipped.reason for asked in questions for skipped in asked.skipped}
+    left = all(asked.items for asked in questions)
+    if not unread or (config.skip_bad_images and left):
         return
-    listed = "; ".join(f"{path} ({reason})" for path, reason in list(unread.items())[:5])
+    listed = "; ".join(f"{path} ({reason.rstrip('.')})" for path, reason in list(unread.items())[:5])
     more = f" and {len(unread) - 5} more" if len(unread) > 5 else ""
-    skip = "" if config.skip_bad_images else ", or add --skip-bad-images to score without those items"
+    skip = ", or add --skip-bad-images to leave those items out" if left else ""
     raise RevisitError(
-        f"{len(unread)} image{'s' * (len(unread) > 1)} could not be read: {listed}{more}. All other answers are stored. "
-        f"Fix the files and rerun the command{skip}."
+        f"{len(unread)} image{'s' * (len(unread) > 1)} cannot be read: {listed}{more}. Fix the files and rerun the command{skip}."
     )
 
 
 # -- items ----------------------------------------------------------------------------------------------------------
-
-
-def check_files(config: EvalConfig) -> None:
-    """Raise RevisitError if a benchmark's file is missing, before an output folder is created."""
-    for benchmark in config.benchmarks:
-        benchmark.files(config.folders[benchmark.name])
 
 
 def first_items(benchmark: Benchmark, config: EvalConfig) -> list[Item]:
@@ -270,9 +247,9 @@ def first_items(benchmark: Benchmark, config: EvalConfig) -> list[Item]:
 
 
 def read_questions(
-    benchmark: Benchmark, config: EvalConfig, checksums: dict[Path, str | BadImage], reporter: Reporter
+    benchmark: Benchmark, config: EvalConfig, images: dict[Path, tuple[str, str]], reporter: Reporter
 ) -> Questions:
-    """Read the first items of a benchmark and hash their images; items whose image cannot be read are set apart."""
+    """Read the first items of a benchmark and their images; items whose image cannot be read are set apart."""
     folder, items = config.folders[benchmark.name], first_items(benchmark, config)
     fetched = data.fetched_items(folder)
     if fetched is not None and fetched < len(items):
@@ -283,28 +260,31 @@ def read_questions(
     if repeated := [id for id, count in Counter(item.id for item in items).items() if count > 1]:
         raise RevisitError(f"Benchmark {benchmark.name!r} has two items with the id {repeated[0]!r} in {folder}.")
     reporter.note(f"{benchmark.name}: {len(items)} items from {folder}")
-    new = [path for path in dict.fromkeys(path for item in items for path in item.images) if path not in checksums]
+    new = [path for path in dict.fromkeys(path for item in items for path in item.images) if path not in images]
     with ThreadPoolExecutor(4) as pool:
-        checksums.update(zip(new, pool.map(lambda path: _checksum(path, folder), new), strict=True))
-    ready, bad = [], {}
+        images.update(zip(new, pool.map(lambda path: _checksum(path, folder), new), strict=True))
+    ready, skipped = [], []
     for item in items:
-        sums = [checksums[path] for path in item.images]
-        unread = next((found for found in sums if isinstance(found, BadImage)), None)
-        if unread is not None:
-            bad[item.id] = unread
+        bad = next((path for path in item.images if images[path][1]), None)
+        if bad is not None:
+            skipped.append(Skipped(id=item.id, image=str(bad), reason=images[bad][1]))
         else:
-            ready.append(replace(item, hash=item_hash(item.prompt, [str(found) for found in sums])))
-    return Questions(benchmark, folder, ready, bad)
+            ready.append(replace(item, hash=item_hash(item.prompt, [images[path][0] for path in item.images])))
+    return Questions(benchmark, folder, ready, tuple(skipped))
 
 
-def _checksum(path: Path, folder: Path) -> str | BadImage:
-    """Hash an image, which must be a regular file below the data folder."""
+def _checksum(path: Path, folder: Path) -> tuple[str, str]:
+    """Return the hash of an image, which must be a file below the data folder, and why it cannot be read."""
+    from revisit.models.images import MAX_BYTES, read_image  # Pillow is slow to import
+
     try:
-        return file_digest(below(folder, path))
+        content = read_file(below(folder, path), MAX_BYTES)
+        read_image(content, repr(path.name))
     except OSError as error:
-        return BadImage(path, error.strerror or str(error))
-    except RevisitError:
-        return BadImage(path, f"it is outside {folder}")
+        return "", error.strerror or str(error)
+    except Exception as error:  # Pillow has no common error for broken files
+        return "", str(error) or type(error).__name__
+    return hashlib.sha256(content).hexdigest(), ""
 
 
 # -- plans ----------------------------------------------------------------------------------------------------------

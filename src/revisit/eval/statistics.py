@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks import base
+from revisit.eval.benchmarks.base import Interval
 
 Floats = NDArray[np.float64]
 Terms = Mapping[str, tuple[float, float]]  # unit -> (numerator, denominator)
@@ -25,15 +26,6 @@ Terms = Mapping[str, tuple[float, float]]  # unit -> (numerator, denominator)
 LEVEL = 0.95
 RESAMPLES = 4999  # so that (count + 1) / (RESAMPLES + 1) is a round number
 _BATCH_ELEMENTS = 1_000_000  # bounds the memory of resampling: at most this many indices at once
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A 95 % confidence interval and its kind (`wilson` or `bootstrap`); NaN if it is undefined."""
-
-    low: float
-    high: float
-    kind: str
 
 
 @dataclass(frozen=True)

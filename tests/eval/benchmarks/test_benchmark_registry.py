@@ -127,8 +127,8 @@ def test_the_tutorial_benchmark_is_evaluated_and_compared(tmp_path: Path, monkey
     monkeypatch.setenv("REVISIT_CACHE", str(tmp_path / "cache"))
     assert len(TUTORIAL.read_text().splitlines()) <= 40
     printed = run(
-        *("eval", "--benchmark", f"{TUTORIAL}:Places", "--method", "greedy,revisit", "--data", "scenes:unusual:4"),
-        *("--quiet", "--out", tmp_path / "run", "--set", "places.prompt=Please describe this image in detail."),
+        *("eval", "--benchmark", f"{TUTORIAL}:Places:prompt=Please describe this image in detail."),
+        *("--method", "greedy,revisit", "--data", "scenes:unusual:4", "--quiet", "--out", tmp_path / "run"),
     )
     assert "places" in printed.lower()
     greedy, ours = (log.scores for log in read_logs(tmp_path / "run"))

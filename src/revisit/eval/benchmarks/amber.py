@@ -133,7 +133,7 @@ def spacy_similarity() -> Similar:
     except (ImportError, OSError) as error:
         raise RevisitError(
             "AMBER's generative part needs spaCy and en_core_web_lg (pip install spacy; python -m spacy download "
-            "en_core_web_lg), or use the variant without it: --set similarity=exact."
+            "en_core_web_lg), or use the variant without it: the option similarity=exact."
         ) from error
     parse = functools.cache(nlp)
     return functools.cache(lambda one, other: bool(parse(one).similarity(parse(other)) > THRESHOLD))

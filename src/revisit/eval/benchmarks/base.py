@@ -11,7 +11,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, ConfigDict
 
 from revisit.errors import RevisitError, unknown
 from revisit.eval.benchmarks.io.download import Remote
@@ -20,18 +22,19 @@ from revisit.registry import Settings
 
 if TYPE_CHECKING:
     from revisit.eval.benchmarks.io.drafts import Draft
-    from revisit.eval.statistics import Interval
+
+
+# NaN is null in JSON.
+Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 
 
 @dataclass(frozen=True)
 class HubDataset:
-    """Where a benchmark's rows are: the first of `repos` that exists, which must have at least these `columns`."""
+    """Where a benchmark's rows are: in the first of `repos` that exists."""
 
     repos: tuple[str, ...]
     splits: tuple[str, ...]
-    columns: tuple[str, ...]
     configs: tuple[str, ...] = ()  # configurations in the order to read them; the only one if empty
-    items_per_row: int = 1
 
 
 def lmms(name: str) -> tuple[str, ...]:
@@ -79,6 +82,15 @@ class Metric:
         return f"{value * self.show:.{self.decimals}f}"
 
 
+@dataclass(frozen=True)
+class Interval:
+    """A 95 % confidence interval and its kind (`wilson` or `bootstrap`); NaN if it is undefined."""
+
+    low: Number
+    high: Number
+    kind: str
+
+
 # unit -> (numerator, denominator). A unit is an item id, or the name of the group the metric counts.
 PerUnit = dict[str, tuple[float, float]]
 
@@ -99,9 +111,11 @@ class Scores:
         headline: The benchmark's main metric.
     """
 
-    metrics: dict[str, float]
+    __pydantic_config__ = ConfigDict(ser_json_inf_nan="null")
+
+    metrics: dict[str, Number]
     per_item: dict[str, PerUnit] = field(default_factory=dict)
-    counts: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, Number] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     items: dict[str, str] = field(default_factory=dict)
     intervals: dict[str, Interval | None] = field(default_factory=dict)

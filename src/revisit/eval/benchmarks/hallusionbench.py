@@ -146,7 +146,7 @@ class HallusionBench(Judged):
     )
     data_files: ClassVar[tuple[str, ...]] = ("HallusionBench.json",)
     license: ClassVar[str] = "BSD-3-Clause"
-    hub: ClassVar[HubDataset | None] = HubDataset(lmms("HallusionBench"), ("image", "non_image"), HUB_COLUMNS)
+    hub: ClassVar[HubDataset | None] = HubDataset(lmms("HallusionBench"), ("image", "non_image"))
     temperature: ClassVar[float] = 0.0
     max_new_tokens: ClassVar[int] = 128
     headline: ClassVar[str] = "aAcc"
@@ -178,8 +178,6 @@ class HallusionBench(Judged):
         for row in rows:
             fields = {name: row[name] for name in (*HUB_COLUMNS, "sample_note") if name in row}
             entry = {name: value if value is None else str(value) for name, value in fields.items()}
-            out.once(item_key(entry), row.where)
-            row.need_choice("gt_answer", ("0", "1"))
             entry["filename"] = None
             if str(row["visual_input"]) != "0":
                 if not row["filename"]:

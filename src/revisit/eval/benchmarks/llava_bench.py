@@ -66,11 +66,7 @@ class LlavaBench(Judged):
     source: ClassVar[str] = "the Hub dataset liuhaotian/llava-bench-in-the-wild, or `revisit data get llava_bench DIR`"
     data_files: ClassVar[tuple[str, ...]] = FILES
     license: ClassVar[str] = "Apache-2.0 (Hub dataset's card)"
-    hub: ClassVar[HubDataset | None] = HubDataset(
-        lmms("llava-bench-in-the-wild"),
-        ("train",),
-        ("question_id", "question", "image", "caption", "gpt_answer", "category", "image_id"),
-    )
+    hub: ClassVar[HubDataset | None] = HubDataset(lmms("llava-bench-in-the-wild"), ("train",))
     system: ClassVar[str | None] = "You grade answers carefully and fairly."
     max_new_tokens: ClassVar[int] = 1024
     headline: ClassVar[str] = "all"
@@ -100,7 +96,6 @@ class LlavaBench(Judged):
         questions, context, reference = (f"llava_bench/{name}" for name in FILES)
         for row in rows:
             number = row.need_int("question_id")
-            out.once(number, row.where)
             place = f"llava_bench/images/{Path(str(row['image_id'])).stem}"
             fresh = place not in out.images
             image = Path(out.image(place, row["image"], row.where)).name

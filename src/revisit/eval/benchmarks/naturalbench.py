@@ -66,12 +66,7 @@ class NaturalBench(Benchmark):
     source: ClassVar[str] = "the Hub dataset BaiqiL/NaturalBench, by `revisit data get naturalbench DIR`"
     data_files: ClassVar[tuple[str, ...]] = (FILE,)
     license: ClassVar[str] = "Apache-2.0 (Hub dataset's card)"
-    hub: ClassVar[HubDataset | None] = HubDataset(
-        ("BaiqiL/NaturalBench",),
-        ("train",),
-        ("Question_0", "Question_1", "Image_0", "Image_1", "Question_Type"),
-        items_per_row=4,
-    )
+    hub: ClassVar[HubDataset | None] = HubDataset(("BaiqiL/NaturalBench",), ("train",))
     max_new_tokens: ClassVar[int] = 64
     headline: ClassVar[str] = "G_Acc"
     metrics: ClassVar[tuple[Metric, ...]] = tuple(

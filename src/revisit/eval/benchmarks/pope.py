@@ -28,7 +28,6 @@ from revisit.eval.benchmarks.base import (
     Scores,
     check_answers,
     check_choice,
-    lmms,
     require,
 )
 from revisit.eval.benchmarks.io.download import Remote
@@ -220,7 +219,6 @@ class Questions:
     images: ImageSource
     url: str = ""
     sha256: str = ""
-    category: str = ""  # of its rows in the Hub dataset, if it has them
 
 
 class YesNo(Benchmark):
@@ -296,19 +294,6 @@ class YesNo(Benchmark):
             items.append(Item(name, row.need_text("text") + SUFFIXES[self.suffix], (image,), meta))
         return items
 
-    @classmethod
-    def write_rows(cls, rows: Iterable[Record], out: Draft) -> None:
-        """Write one question file per category, which is a setting; `image_source` is the image's name without its ending."""
-        by_category = {q.category: q for q in cls.question_files if q.category}
-        for row in rows:
-            questions, number = by_category[row.need_choice("category", by_category)], row.need_int("question_id")
-            out.once((questions.setting, number), row.where)
-            name = str(row["image_source"]).removesuffix(".jpg")
-            image = Path(out.image(f"{questions.images.folders[0]}/{name}", row["image"], row.where)).name
-            label = row.need_choice("answer", ("yes", "no"))
-            entry = {"question_id": number, "image": image, "text": row["question"], "label": label}
-            out.add(f"{cls.name}/{questions.names[0]}", entry)
-
     def image_urls(self, image: Path) -> tuple[str, ...]:
         source = next(q.images for q in self.question_files if q.images.folders[0] == image.parent.name)
         return tuple(f"{url}/{image.name}" for url in source.urls)
@@ -353,11 +338,11 @@ def _pope(source: str, kind: str, sha256: str) -> Questions:
     names = names[::-1] if source == "coco" else names
     url = f"{_POPE}/{'coco' if source == 'coco' else f'seem/{source}'}/{names[0]}"
     images = GQA if source == "gqa" else COCO
-    return Questions(f"{source}_{kind}", names, images, url, sha256, category=kind if source == "coco" else "")
+    return Questions(f"{source}_{kind}", names, images, url, sha256)
 
 
 class Pope(YesNo):
-    """POPE: {coco, aokvqa, gqa} x {random, popular, adversarial}; the Hub dataset has the three of coco."""
+    """POPE: {coco, aokvqa, gqa} x {random, popular, adversarial}."""
 
     name: ClassVar[str] = "pope"
     title: ClassVar[str] = "POPE"
@@ -365,9 +350,6 @@ class Pope(YesNo):
     source: ClassVar[str] = "https://github.com/AoiDragon/POPE, output/coco and output/seem"
     license: ClassVar[str] = f"questions MIT; COCO: {COCO_LICENSE}; GQA's images (Visual Genome) CC BY 4.0"
     question_files: ClassVar[tuple[Questions, ...]] = tuple(_pope(*row) for row in _POPE_SHA256)
-    hub: ClassVar[HubDataset | None] = HubDataset(
-        lmms("POPE"), ("test",), ("question_id", "question", "answer", "image_source", "image", "category")
-    )
 
 
 class RePope(YesNo):
@@ -399,16 +381,13 @@ class DashB(YesNo):
     question_files: ClassVar[tuple[Questions, ...]] = (
         Questions("dash_b", ("questions.jsonl",), ImageSource(("dash_b/images", "images"))),
     )
-    hub: ClassVar[HubDataset | None] = HubDataset(
-        ("YanNeu/DASH-B",), ("test",), ("question_id", "question", "answer", "object", "image")
-    )
+    hub: ClassVar[HubDataset | None] = HubDataset(("YanNeu/DASH-B",), ("test",))
 
     @classmethod
     def write_rows(cls, rows: Iterable[Record], out: Draft) -> None:
         """Write the question file; an image has the number of its question."""
         for row in rows:
             number = str(row["question_id"])
-            out.once(number, row.where)
             image = Path(out.image(f"dash_b/images/{number}", row["image"], row.where)).name
             label = row.need_choice("answer", ("yes", "no"))
             entry = {"question_id": number, "image": image, "text": row["question"], "label": label}

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from revisit.decoding.method import Method
@@ -34,15 +31,6 @@ AHEAD = 2  # batches decoded in advance
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class BadImage:
-    """An image that could not be read, and the id of its item, which gets no answer."""
-
-    path: Path
-    reason: str
-    id: str = ""
-
-
 class Engine(ABC):
     """A model that answers items with any method."""
 
@@ -62,16 +50,15 @@ class Engine(ABC):
 
     def stream(
         self, method: Method, decoding: Decoding, seed: int, batches: Iterable[Sequence[Item]]
-    ) -> Iterator[list[Answer | BadImage]]:
-        """Yield every item's answer, or its unreadable image, in lists that may be stored as they come; the order is free.
+    ) -> Iterator[list[Answer]]:
+        """Yield the answers to all items in lists that may be stored as they come; the order is free.
 
-        By default `answer` decodes batch after batch, and threads decode the images of the next batches meanwhile.
+        By default `answer` decodes batch after batch, and threads read the images of the next batches meanwhile.
         """
         with ThreadPoolExecutor(THREADS, thread_name_prefix="images") as pool:
-            waiting = ([(item, pool.submit(decode_images, item)) for item in batch] for batch in batches)
-            for pairs in ahead_of(waiting, AHEAD):
-                decoded = [(item, future.result()) for item, future in pairs]
-                yield answers_to(decoded, partial(self.answer, method, decoding, seed))
+            waiting = ((batch, [pool.submit(item_images, item) for item in batch]) for batch in batches)
+            for batch, images in ahead_of(waiting, AHEAD):
+                yield self.answer(method, decoding, seed, batch, [future.result() for future in images])
 
     def close(self) -> None:  # noqa: B027 - most engines have nothing to release
         """Release the engine's resources."""
@@ -87,26 +74,11 @@ def ahead_of(source: Iterable[T], count: int) -> Iterator[T]:
     yield from waiting
 
 
-def answers_to(
-    decoded: Sequence[tuple[Item, list[Image] | BadImage]],
-    answer: Callable[[list[Item], list[list[Image]]], list[Answer]],
-) -> list[Answer | BadImage]:
-    """Answer the items whose images could be read, all together; the others keep their unreadable image."""
-    good = [(item, images) for item, images in decoded if not isinstance(images, BadImage)]
-    bad = [images for _, images in decoded if isinstance(images, BadImage)]
-    return [*bad, *(answer([item for item, _ in good], [images for _, images in good]) if good else ())]
+def item_images(item: Item, files: Sequence[bytes] | None = None) -> list[Image]:
+    """Return the images of an item as upright RGB, from these bytes or from disk."""
+    from revisit.models.images import open_image
 
-
-def decode_images(item: Item, files: Sequence[bytes] | None = None) -> list[Image] | BadImage:
-    """Return the item's images as upright RGB, from these bytes or from disk; or the first that cannot be read, and why."""
-    from revisit.models.images import open_image, read_image
-
-    images = []
-    for number, path in enumerate(item.images):
-        try:
-            images.append(open_image(path) if files is None else read_image(files[number], repr(str(path))))
-        except Exception as error:  # Pillow has no common error for broken files; whatever it is, it is reported
-            return BadImage(path, str(error) or type(error).__name__, item.id)
+    images = [open_image(source) for source in (item.images if files is None else files)]
     return [noise_like(image, item.hash) for image in images] if item.noise else images
 
 

@@ -10,14 +10,14 @@ import socket
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from revisit.decoding.method import Method
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError, need
 from revisit.eval.benchmarks.base import Item
-from revisit.eval.engines.base import BadImage, Engine, answers_to, decode_images
+from revisit.eval.engines.base import Engine, item_images
 from revisit.eval.log import Answer
 from revisit.explain.files import read_file
 from revisit.models.images import MAX_BYTES
@@ -72,7 +72,7 @@ class RayEngine(Engine):
 
     def stream(
         self, method: Method, decoding: Decoding, seed: int, batches: Iterable[Sequence[Item]]
-    ) -> Iterator[list[Answer | BadImage]]:
+    ) -> Iterator[list[Answer]]:
         """Send batches to whichever worker is free. A worker that dies is replaced, and its batch goes to another."""
         ray, workers = self.ray, self.workers or self._default_workers()
         waiting = deque(batches)
@@ -93,8 +93,9 @@ class RayEngine(Engine):
             while waiting or any(batch is not None for _, batch in pending.values()):
                 while waiting and free:
                     worker, items = free.pop(), waiting.popleft()
-                    files = [(replace(item, meta={}), read_images(item)) for item in items]
-                    pending[worker.answer.remote(method, decoding, seed, files)] = (worker, items)
+                    files = [[read_file(path, MAX_BYTES) for path in item.images] for item in items]
+                    bare = [replace(item, meta={}) for item in items]
+                    pending[worker.answer.remote(method, decoding, seed, bare, files)] = (worker, items)
                 done, _ = ray.wait(list(pending), num_returns=1, timeout=WAIT)
                 if not done:
                     raise RevisitError(
@@ -167,21 +168,8 @@ class Worker:
         return self.engine.loaded is not None
 
     def answer(
-        self, method: Method, decoding: Decoding, seed: int, items: Sequence[tuple[Item, list[bytes] | BadImage]]
-    ) -> list[Answer | BadImage]:
+        self, method: Method, decoding: Decoding, seed: int, items: Sequence[Item], files: Sequence[Sequence[bytes]]
+    ) -> list[Answer]:
         """Return the answers to one batch."""
-        decoded = [
-            (item, found if isinstance(found, BadImage) else decode_images(item, found)) for item, found in items
-        ]
-        return answers_to(decoded, partial(self.engine.answer, method, decoding, seed))
-
-
-def read_images(item: Item) -> list[bytes] | BadImage:
-    """Return the bytes of an item's images, or the first that cannot be read, and why."""
-    files = []
-    for path in item.images:
-        try:
-            files.append(read_file(path, MAX_BYTES))
-        except OSError as error:
-            return BadImage(path, error.strerror or str(error), item.id)
-    return files
+        images = [item_images(item, own) for item, own in zip(items, files, strict=True)]
+        return self.engine.answer(method, decoding, seed, items, images)

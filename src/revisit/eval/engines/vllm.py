@@ -6,7 +6,7 @@ Answers have a spec of their own: vLLM's kernels round differently from transfor
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain, islice
 from typing import Any
 
@@ -17,7 +17,7 @@ from revisit.decoding.method import Method
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError, need
 from revisit.eval.benchmarks.base import Item
-from revisit.eval.engines.base import BadImage, Engine, answers_to, decode_images
+from revisit.eval.engines.base import Engine, item_images
 from revisit.eval.log import Answer, item_seed
 from revisit.eval.spec import fingerprint, libraries, model_folder
 from revisit.methods.revisit import ReVisiT
@@ -106,14 +106,12 @@ class VllmEngine(Engine):
 
     def stream(
         self, method: Method, decoding: Decoding, seed: int, batches: Iterable[Sequence[Item]]
-    ) -> Iterator[list[Answer | BadImage]]:
+    ) -> Iterator[list[Answer]]:
         """Hand over many items at a time, so that the engine's batch stays full."""
         self.check(method, decoding)
         waiting = chain.from_iterable(batches)
         while items := list(islice(waiting, TOGETHER)):
-            yield answers_to(
-                [(item, decode_images(item)) for item in items], partial(self.answer, method, decoding, seed)
-            )
+            yield self.answer(method, decoding, seed, items, [item_images(item) for item in items])
 
     def check(self, method: Method, decoding: Decoding) -> None:
         """Raise RevisitError for what vLLM does not support here."""

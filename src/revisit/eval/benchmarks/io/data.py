@@ -11,7 +11,7 @@ from revisit.errors import RevisitError
 from revisit.eval.benchmarks import registry
 from revisit.eval.benchmarks.base import Benchmark
 from revisit.eval.benchmarks.io import hub
-from revisit.eval.benchmarks.io.download import Progress, Remote, fetch_all, mirrored
+from revisit.eval.benchmarks.io.download import Progress, Remote, fetch_all
 from revisit.eval.benchmarks.io.drafts import Draft
 from revisit.explain.files import new_folder
 
@@ -22,7 +22,6 @@ def get(
     name: str,
     folder: Path,
     source: str | None = None,
-    split: str | None = None,
     limit: int | None = None,
     progress: Progress | None = None,
     **options: Any,
@@ -32,9 +31,9 @@ def get(
     Args:
         name: The benchmark.
         folder: A new or empty folder; one that the same request filled is left as it is.
-        source: A Hub dataset OWNER/NAME, a folder with a dataset's files, or the address of a copy of the authors' servers.
-        split: Splits of the Hub dataset, separated by commas; the benchmark's own by default.
-        limit: Only the first items.
+        source: The address of a copy of the authors' servers; for a benchmark on the Hub a dataset OWNER/NAME, or a folder with its
+            files.
+        limit: Only the first items (rows of a Hub dataset).
         progress: Called with the number of files or rows so far.
         **options: Options of the benchmark.
 
@@ -42,30 +41,25 @@ def get(
         The content of source.json.
     """
     benchmark = registry.get(name, **options)
-    on_hub = from_hub(type(benchmark), source)
-    if on_hub and source is not None and "://" in source:
-        raise RevisitError(f"{benchmark.title} comes from the Hub: use --from OWNER/NAME or a folder.")
-    if split is not None and not on_hub:
-        raise RevisitError(f"{benchmark.title}'s files have no splits; remove --split.")
+    if not (benchmark.hub or benchmark.downloads):
+        raise RevisitError(f"{benchmark.title} has no data to download; its files come from {benchmark.source}.")
+    on_hub, address = benchmark.hub is not None, source is not None and "://" in source
+    if source is not None and on_hub == address:
+        wanted = "OWNER/NAME on the Hub, or a folder" if on_hub else "the address of a copy of its servers, http://…"
+        raise RevisitError(f"--from {source} cannot be used for {benchmark.title}: give {wanted}.")
     source = full_path(source)
     folder = folder.expanduser().resolve()
-    asked = {"from": source, "split": split, "limit": limit, **({"set": options} if options else {})}
+    asked = {"from": source, "limit": limit, **({"set": options} if options else {})}
     if known := _present(folder, {"benchmark": benchmark.name, "asked": asked}):
         return known
     with new_folder(folder, resume=not on_hub) as root:
-        out = Draft(root)
         if on_hub:
-            fetched = hub.write(benchmark, out, source, split, limit, progress)
+            fetched = hub.write(benchmark, Draft(root), source, limit, progress)
         else:
-            fetched = _download(benchmark, out, source, limit, progress)
+            fetched = _download(benchmark, root, source, limit, progress)
         about = {"benchmark": benchmark.name, **fetched, "license": benchmark.license, "asked": asked}
-        out.text(SOURCE, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
+        (root / SOURCE).write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return about
-
-
-def from_hub(cls: type[Benchmark], source: str | None) -> bool:
-    """Whether the data comes from a Hub dataset, or a folder with one, instead of the authors' servers or a copy of them."""
-    return not cls.downloads or (source is not None and not source.startswith(("http://", "https://")))
 
 
 def full_path(source: str | None) -> str | None:
@@ -81,15 +75,14 @@ def fetched_items(folder: Path) -> int | None:
     The files of a Hub dataset only list the items that were downloaded.
     """
     known = _source(folder)
-    limit = known["asked"].get("limit") if known and "items" not in known and isinstance(known["asked"], dict) else None
-    return limit if isinstance(limit, int) else None
+    return known["asked"].get("limit") if known and "items" not in known else None
 
 
 def _download(
-    benchmark: Benchmark, out: Draft, mirror: str | None, limit: int | None, progress: Progress | None
+    benchmark: Benchmark, root: Path, mirror: str | None, limit: int | None, progress: Progress | None
 ) -> dict[str, Any]:
     def fetched(remotes: list[Remote]) -> int:
-        fetch_all((mirrored(remote, mirror) for remote in remotes), out.root, progress)
+        fetch_all((remote.mirrored(mirror) for remote in remotes), root, progress)
         return sum(len(remote.results) for remote in remotes)
 
     files = list(benchmark.downloads)
@@ -97,19 +90,16 @@ def _download(
     return {
         "source": mirror or ", ".join(dict.fromkeys(url.split("/")[2] for r in files for url in r.urls)),
         "revision": None,
-        "splits": [],
         "files": {place: remote.sha256 for remote in files for place in remote.results},
-        "images": fetched(benchmark.image_files(out.root, limit)),
+        "images": fetched(benchmark.image_files(root, limit)),
     }
 
 
 def _present(folder: Path, wanted: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the content of source.json if the same request filled `folder`; None if the folder is free."""
-    if not folder.exists():
-        return None
-    if not folder.is_dir():
+    if folder.is_file():
         raise RevisitError(f"{folder} is a file; name a new or empty folder.")
-    if not any(folder.iterdir()):
+    if not folder.exists() or not any(folder.iterdir()):
         return None
     known = _source(folder)
     if known is None or any(known.get(name) != value for name, value in wanted.items()):

@@ -1,8 +1,4 @@
-"""Files by HTTP: interrupted downloads resume, every file is checked, and none appears before it is complete.
-
-A file grows as `NAME.part` and gets its name when it is complete: its length is what the server announced, its SHA-256 is the known
-one, and without a known one an archive or an image can at least be opened.
-"""
+"""Files by HTTP: every file is checked, and none appears before it is complete."""
 
 from __future__ import annotations
 
@@ -19,21 +15,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from revisit.errors import RevisitError
-from revisit.eval.benchmarks.io.drafts import ENDINGS, image_ending
 from revisit.explain.files import file_digest
 
 ATTEMPTS = 5
 PAUSE = 0.5  # seconds before the second attempt, doubled for each further one
 TIMEOUT = 60.0
 CONNECTIONS = 8
-BUSY = (408, 425, 429, 500, 502, 503, 504)
 
 Progress = Callable[[int], None]  # called with the number of files, or of rows, so far
 
 
 @dataclass(frozen=True)
 class Remote:
-    """A file to download: its path below the data folder, its addresses in the order to try them, and how it is checked."""
+    """A file to download: its path below the data folder, and its addresses in the order to try them."""
 
     path: str
     urls: tuple[str, ...]
@@ -46,26 +40,23 @@ class Remote:
         folder = PurePosixPath(self.path).parent
         return tuple(str(folder / member) for member in self.members) or (self.path,)
 
-
-def mirrored(remote: Remote, mirror: str | None) -> Remote:
-    """Return the same file on another server, which has `https://host/path` at `MIRROR/host/path`."""
-    if mirror is None:
-        return remote
-    urls = tuple(f"{mirror.rstrip('/')}/{url.partition('://')[2]}" for url in remote.urls)
-    return replace(remote, urls=urls)
+    def mirrored(self, mirror: str | None) -> Remote:
+        """Return the same file on another server, which has `https://host/path` at `MIRROR/host/path`."""
+        if mirror is None:
+            return self
+        return replace(self, urls=tuple(f"{mirror.rstrip('/')}/{url.partition('://')[2]}" for url in self.urls))
 
 
 def fetch_all(remotes: Iterable[Remote], folder: Path, progress: Progress | None = None) -> None:
     """Download every file that is not yet below `folder`; raise RevisitError at the first that cannot be downloaded."""
     remotes = list(remotes)
     waiting = [r for r in remotes if not all((folder / place).exists() for place in r.results)]
-    done = len(remotes) - len(waiting)
+    before = len(remotes) - len(waiting)
     with ThreadPoolExecutor(CONNECTIONS) as pool:
         jobs = [pool.submit(fetch, remote, folder) for remote in waiting]
         try:
-            for job in jobs:
+            for done, job in enumerate(jobs, before + 1):
                 job.result()
-                done += 1
                 if progress is not None:
                     progress(done)
         except BaseException:
@@ -79,81 +70,67 @@ def fetch(remote: Remote, folder: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f"{target.name}.part")
     if not any(_download(url, part) for url in remote.urls):
-        raise RevisitError(
-            f"{' or '.join(remote.urls)} was not found (status 404); the server may have moved its files."
-        )
+        raise RevisitError(f"{' or '.join(remote.urls)} was not found (status 404); the files may have moved.")
     try:
         _check(remote, part)
         if remote.members:
-            _unpack(part, remote.members, target.parent)
-            part.unlink()
+            with zipfile.ZipFile(part) as archive:
+                _unpack(archive, remote.members, target.parent)
         else:
             part.replace(target)
-    except (RevisitError, zipfile.BadZipFile, zlib.error, RuntimeError, KeyError, EOFError) as error:
-        part.unlink()
+    except (RevisitError, zipfile.BadZipFile, zlib.error, KeyError, EOFError) as error:
         reason = str(error).rstrip(".")
         raise RevisitError(
             f"{remote.urls[0]} did not arrive as expected ({reason}) and was removed; run the same command again."
         ) from error
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _download(url: str, part: Path) -> bool:
-    """Complete `part` with the content of `url`, from where an earlier attempt or run stopped; False if there is no such file."""
+    """Write the content of `url` to `part`; False if there is no such file."""
     problem = ""
     for attempt in range(ATTEMPTS):
         if attempt:
             time.sleep(PAUSE * 2 ** (attempt - 1))
         try:
-            _transfer(url, part)
+            request = urllib.request.Request(url, headers={"User-Agent": "revisit-decoding"})
+            with urllib.request.urlopen(request, timeout=TIMEOUT) as reply, part.open("wb") as file:
+                shutil.copyfileobj(reply, file, 1 << 20)
+                expected = int(reply.headers.get("Content-Length", file.tell()))
+                if file.tell() != expected:
+                    raise ConnectionError(f"{file.tell()} of {expected} bytes")
             return True
         except urllib.error.HTTPError as error:
             with error:
                 if error.code == 404:
                     return False
-                if error.code == 416:  # the part is longer than the file, so it is not its beginning
-                    part.unlink(missing_ok=True)
-                elif error.code not in BUSY:
+                if error.code < 500 and error.code not in (408, 425, 429):
                     raise RevisitError(f"{url} failed with status {error.code}.") from error
                 problem = f"status {error.code}"
         except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
             problem = str(getattr(error, "reason", error)) or type(error).__name__
+    part.unlink(missing_ok=True)
     raise RevisitError(
         f"{url} could not be downloaded after {ATTEMPTS} attempts ({problem}); run the same command again to resume."
     )
 
 
-def _transfer(url: str, part: Path) -> None:
-    start = part.stat().st_size if part.is_file() else 0
-    request = urllib.request.Request(url, headers={"User-Agent": "revisit-decoding"})
-    if start:
-        request.add_header("Range", f"bytes={start}-")
-    with urllib.request.urlopen(request, timeout=TIMEOUT) as reply:
-        if reply.status != 206:  # the server sends everything
-            start = 0
-        expected = start + int(reply.headers.get("Content-Length", -start))
-        with part.open("r+b" if start else "wb") as file:
-            file.seek(start)
-            shutil.copyfileobj(reply, file, 1 << 20)
-        if expected and part.stat().st_size != expected:
-            raise ConnectionError(f"{part.stat().st_size} of {expected} bytes")
-
-
 def _check(remote: Remote, part: Path) -> None:
     """Raise RevisitError for a wrong SHA-256, or for an image that cannot be opened."""
-    if remote.sha256:
-        found = file_digest(part)
-        if found != remote.sha256:
-            raise RevisitError(f"its SHA-256 is {found[:12]}…, not {remote.sha256[:12]}…")
-    elif PurePosixPath(remote.path).suffix in ENDINGS.values():
-        image_ending(part, "what was sent")
+    if remote.sha256 and (found := file_digest(part)) != remote.sha256:
+        raise RevisitError(f"its SHA-256 is {found[:12]}…, not {remote.sha256[:12]}…")
+    if remote.path.endswith((".jpg", ".png")):
+        from revisit.models.images import open_image
+
+        open_image(part)
 
 
-def _unpack(archive: Path, members: Iterable[str], folder: Path) -> None:
-    """Write the wanted members of a zip archive, whichever of its folders they are in; zipfile checks their checksums."""
-    with zipfile.ZipFile(archive) as opened:
-        names = {PurePosixPath(name).name: name for name in opened.namelist()}
-        for member in members:
-            part = folder / f"{member}.part"
-            with opened.open(names[member]) as source, part.open("wb") as file:
-                shutil.copyfileobj(source, file, 1 << 20)
-            part.replace(folder / member)
+def _unpack(archive: zipfile.ZipFile, members: Iterable[str], folder: Path) -> None:
+    """Write the wanted members of an archive, whichever of its folders they are in; zipfile checks their checksums."""
+    names = {PurePosixPath(name).name: name for name in archive.namelist()}
+    for member in members:
+        part = folder / f"{member}.part"
+        with archive.open(names[member]) as source, part.open("wb") as file:
+            shutil.copyfileobj(source, file, 1 << 20)
+        part.replace(folder / member)

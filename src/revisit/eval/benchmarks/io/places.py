@@ -118,11 +118,11 @@ def _downloaded_folder(text: str, benchmark: str, limit: int | None) -> Path:
     source = data.full_path(text.partition(":")[2] or None)
     tag = f"-{hashlib.sha256(source.encode()).hexdigest()[:12]}" if source else ""
     folder = cache_folder() / f"data-{cls.name}{tag}"
-    first = None if folder.is_dir() or data.from_hub(cls, source) else limit
+    first = None if folder.is_dir() or cls.hub else limit
     if first is not None:
         folder = folder.with_name(f"{folder.name}-first{first}")
     if not folder.is_dir():
         place = source or ("its authors' servers" if cls.downloads else "its Hub dataset")
         log.warning("Downloading %s from %s to %s. License: %s.", cls.name, place, folder, cls.license)
-    data.get(cls.name, folder, source, None, first)
+    data.get(cls.name, folder, source, first)
     return folder
