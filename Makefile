@@ -14,8 +14,14 @@ $(VENV)/.installed: $(BUILD) constraints.txt
 	$(PIP) install -q -c constraints.txt -e ".[dev]"
 	touch $@
 
-demo: $(VENV)/.installed  ## describe an image with and without ReVisiT, on a model that needs no download
-	$(BIN)/python -m revisit demo
+# The base package only, without extras and tools.
+.venv-demo/.installed: $(BUILD) constraints.txt
+	test -x .venv-demo/bin/python || $(PYTHON) -m venv .venv-demo
+	.venv-demo/bin/pip --disable-pip-version-check install -c constraints.txt -e .
+	touch $@
+
+demo: .venv-demo/.installed  ## describe an image with and without ReVisiT, on a model that needs no download
+	.venv-demo/bin/python -m revisit demo
 
 test: $(VENV)/.installed lint  ## lint, types and the whole test suite
 	$(BIN)/python -m pytest -n 2

@@ -4,6 +4,7 @@ import hashlib
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
@@ -11,7 +12,13 @@ SOURCE = "src/revisit/step/compiled/kernel.c"
 
 
 class Build(build_ext):
-    """Builds with threads if the compiler supports OpenMP."""
+    """Build a plain shared library, which ctypes loads; with threads if the compiler supports OpenMP."""
+
+    def get_ext_filename(self, fullname: str) -> str:
+        return f"{fullname.replace('.', '/')}.so"
+
+    def get_export_symbols(self, ext: Extension) -> list[str]:
+        return []  # not a Python module
 
     def build_extension(self, ext: Extension) -> None:
         try:
@@ -20,6 +27,13 @@ class Build(build_ext):
             ext.extra_compile_args.remove("-fopenmp")
             ext.extra_link_args.remove("-fopenmp")
             super().build_extension(ext)
+
+
+class Wheel(bdist_wheel):
+    """One wheel per platform for every version of Python."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
 
 
 setup(
@@ -34,5 +48,5 @@ setup(
             optional=True,
         )
     ],
-    cmdclass={"build_ext": Build},
+    cmdclass={"build_ext": Build, "bdist_wheel": Wheel},
 )

@@ -181,8 +181,7 @@ def run_with(folder: Path, **environment: str) -> str:
 def copy_library(folder: Path) -> Path:
     """Copy the library and its source."""
     shutil.copy(Path(kernel.__file__).with_name("kernel.c"), folder)
-    (library,) = Path(kernel.__file__).parent.glob("_kernel*.so")
-    return Path(shutil.copy(library, folder))
+    return Path(shutil.copy(kernel.library()._name, folder))
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import functools
 import hashlib
 import math
 import warnings
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,12 +36,12 @@ def library() -> Any | None:
 
 @functools.cache
 def _load(folder: str) -> Any | None:
-    built = [path for suffix in EXTENSION_SUFFIXES if (path := Path(folder, f"_kernel{suffix}")).exists()]
+    built = sorted(Path(folder).glob("_kernel*.so"))
     if not built:
         return None
     try:
         source = hashlib.sha256(Path(folder, "kernel.c").read_bytes()).hexdigest()
-        loaded = ctypes.CDLL(str(built[0]))
+        loaded = ctypes.CDLL(str(built[-1]))
         loaded.revisit_source.restype = ctypes.c_char_p
         if loaded.revisit_source().decode() != source:
             raise OSError("it was built from another source")
