@@ -109,7 +109,7 @@ def evaluate(
     settings = load_config(config, given)
     settings.check()
     need(*settings.packages())  # all at once, and before the work
-    if any(benchmark.needs_nltk for benchmark in settings.benchmarks):
+    if settings.needs_nltk_data:
         require_data()  # before any data is downloaded or generated
     if plan_only:
         print_plan(settings)

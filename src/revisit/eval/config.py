@@ -202,6 +202,11 @@ class EvalConfig(Settings):
             given = DEFAULT_SCENES
         return parse_data(given, names)
 
+    @property
+    def needs_nltk_data(self) -> bool:
+        """Whether a score needs NLTK's data; captions of generated scenes do not."""
+        return any(b.needs_nltk and not self._places[b.name].startswith("scenes") for b in self.benchmarks)
+
     def packages(self) -> list[str]:
         """Return the packages that the data, the scores and the engine need, so that all missing ones can be reported at once."""
         return [

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from golden_files import golden
+from revisit.embedded import scenes, text
+from revisit.embedded.dice import Dice
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks import chair, get, language
 from revisit.eval.benchmarks.base import ratio
@@ -155,3 +157,15 @@ def test_repetition_and_distinct_words_by_hand():
     assert not scored("a dog , a cat and the dog", ("dog", "cat", "dog")).repeats
     assert scored("", ()).distinct == 0.0
     assert [metric.name for metric in chair.Chair.metrics][-2:] == ["Rep", "Distinct-1"]
+
+
+def test_captions_of_scenes_are_parsed_without_nltk_as_with_it(nltk_data, monkeypatch: pytest.MonkeyPatch):
+    captions = [text.caption(scenes.scene("unusual", 0, n), Dice(str(n)), assume=0.5) for n in range(30)]
+    expected = [chair.parse_caption(caption) for caption in captions]
+    assert sum(len(parse.words) for parse in expected) > 90
+    monkeypatch.setattr(language, "missing_packages", lambda: ["wordnet"])
+    monkeypatch.setattr(language, "tagged", None)  # not called
+    for caption, parse in zip(captions, expected, strict=True):
+        found = chair.parse_caption(caption)
+        assert (found.tokens, found.nodes, len(found.merged)) == (parse.tokens, parse.nodes, len(parse.merged)), caption
+    assert language.parse_scene_caption("two dalmatians on a couch.") is None  # other captions need NLTK

@@ -39,7 +39,7 @@ def small_data(folder: Path) -> Path:
 
 def test_missing_data_raises() -> None:
     with pytest.raises(RevisitError, match="punkt_tab, averaged_perceptron_tagger_eng, wordnet") as caught:
-        chair.parse_caption("a dog")
+        chair.parse_caption("a dalmatian")
     assert "revisit data get nltk" in str(caught.value)
 
 
@@ -105,7 +105,7 @@ def test_failed_downloads_raise(tmp_path: Path, downloader: Path) -> None:
 
 
 def test_missing_data_raises_before_the_work(tmp_path: Path) -> None:
-    command = ["eval", "--method", "greedy", "--data", "scenes:unusual:2", "--benchmark", "chair,pope"]
+    command = ["eval", "--method", "greedy", "--data", str(tmp_path), "--benchmark", "chair,pope"]
     result = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "run")])
     assert isinstance(result.exception, RevisitError)
     assert "NLTK data not found" in str(result.exception)

@@ -106,7 +106,9 @@ class CaptionScore:
 
 
 def lemmas(caption: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the tokens and lemmas of the lower-cased caption."""
+    """Return the tokens and lemmas of the lower-cased caption; captions of generated scenes do not need NLTK's data."""
+    if language.missing_packages() and (found := language.parse_scene_caption(caption.lower())):
+        return found
     pairs = language.tagged(caption.lower())
     roots = (language.lemma(token, _POS.get(tag[:1], "n")) for token, tag in pairs)
     return tuple(token for token, _ in pairs), tuple(roots)

@@ -8,11 +8,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import re
 from pathlib import Path
 from typing import Any
 
 from revisit import settings
+from revisit.embedded.catalog import CATEGORIES, COLORS, PLACES
 from revisit.errors import RevisitError, missing
+from revisit.words import FUNCTION_WORDS
 
 LICENSE = "WordNet's own (Princeton University) for wordnet; for the others see https://www.nltk.org/nltk_data"
 # package -> where nltk.data looks for it
@@ -98,6 +101,29 @@ def get_data(folder: Path) -> str:
 
 
 @functools.cache
+def scene_lemmas() -> dict[str, str]:
+    """Map each word of captions of generated scenes to its lemma by NLTK, which knows no teddybear and takes vases for vas."""
+    phrases = " ".join([*COLORS, *(f"{place.name} {place.within}" for place in PLACES), "we see as well bottom"])
+    plurals = {category.plural.split()[-1]: category.noun.split()[-1] for category in CATEGORIES}
+    nouns = [word for category in CATEGORIES for word in category.noun.split()]
+    return {word: word for word in [*FUNCTION_WORDS, *phrases.split(), *nouns]} | {
+        **plurals,
+        "people": "people",
+        "skis": "ski",
+        "teddybears": "teddybears",
+        "vases": "vas",
+    }
+
+
+def parse_scene_caption(caption: str) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """Return the tokens and lemmas of a lower-cased caption of a generated scene without NLTK; None for other captions."""
+    tokens = tuple(re.findall(r"[a-z]+|[.,]", caption))
+    known = scene_lemmas() | {".": ".", ",": ","}
+    whole = "".join(tokens) == "".join(caption.split()) and all(token in known for token in tokens)
+    return (tokens, tuple(known[token] for token in tokens)) if whole else None
+
+
+@functools.cache
 def version(folder: Path | None = None) -> str:
     """Return the versions of NLTK and its data, as a score reports them.
 
@@ -105,6 +131,8 @@ def version(folder: Path | None = None) -> str:
         folder: The data folder to look at; wherever NLTK finds its data by default.
     """
     nltk = _nltk()
+    if not folder and missing_packages():
+        return "Words by a table for captions of generated scenes, because NLTK's data is not installed (`revisit data get nltk`)."
     if folder and str(folder) not in nltk.data.path:
         nltk.data.path.append(str(folder))  # NLTK opens no file elsewhere
     other = [p for p in PACKAGES if _digest(_find(nltk, p, folder), p) != PINNED[p][1]]
