@@ -197,7 +197,7 @@ def test_settings_files_are_read(tmp_path: Path) -> None:
     model, _ = families.build("llava")
     kinds = {(block.page.name, block.language): block.text for block in BLOCKS}
     (tmp_path / "limits.yaml").write_text(kinds["security.md", "yaml"])
-    assert read_limits(tmp_path / "limits.yaml", page=False).new_tokens == 2048
+    assert read_limits(tmp_path / "limits.yaml").new_tokens == 2048
     (tmp_path / "grid.yaml").write_text(kinds["evaluation.md", "yaml"])
     load_config(tmp_path / "grid.yaml", {"out": str(tmp_path)})
     alphas = [

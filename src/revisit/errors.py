@@ -30,7 +30,7 @@ class Incomplete(RevisitError):
 # Packages that only some commands need -> the extra that installs them.
 EXTRAS = {
     **dict.fromkeys(("nltk", "scipy", "statsmodels", "matplotlib", "pandas"), "eval"),
-    **dict.fromkeys(("fastapi", "uvicorn", "starlette", "prometheus_client"), "serve"),
+    **dict.fromkeys(("fastapi", "uvicorn", "starlette"), "serve"),
     "datasets": "hub",
     "openai": "judge",
     "inspect_ai": "inspect",

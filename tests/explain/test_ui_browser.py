@@ -18,7 +18,7 @@ from revisit.models.geometry import layout_of
 from revisit.models.prompts import prepare
 from revisit.serve.app import Service, build
 from revisit.serve.decoder import Decoder
-from revisit.serve.limits import UI_LIMITS
+from revisit.serve.limits import Limits
 from revisit.serve.ui import add_page
 
 pytestmark = pytest.mark.browser
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.browser
 @pytest.fixture(scope="module")
 def server() -> Iterator[tuple[str, Service]]:
     """Serve the page on a free port of loopback, with a tiny random model."""
-    service = Service(Decoder(*families.build("llava")), "llava", ReVisiT(), UI_LIMITS, allow_record=True)
+    service = Service(Decoder(*families.build("llava")), "llava", ReVisiT(), Limits(), allow_record=True)
     app = build(service)
     add_page(app, service)
     with socket.socket() as probe:

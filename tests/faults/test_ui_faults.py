@@ -24,7 +24,7 @@ def recorded(dice: random.Random) -> bytes:
     """Return a hostile request with `record`."""
     body: Any = json.loads(dice.choice((mutated, odd_settings, odd_settings, odd_image))(dice)[0])
     choice = body.get("decoding")
-    body["decoding"] = {**(choice if isinstance(choice, dict) else {}), "record": dice.choice(("steps", "patches"))}
+    body["decoding"] = {**(choice if isinstance(choice, dict) else {}), "record": True}
     return json.dumps({**body, "stream": True}).encode()
 
 

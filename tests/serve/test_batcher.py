@@ -18,7 +18,6 @@ from revisit.serve import batcher as batcher_module
 from revisit.serve.batcher import Batcher, Ticket
 from revisit.serve.errors import ApiError
 from revisit.serve.limits import Limits
-from revisit.serve.metrics import Metrics
 from revisit.serve.replies import Piece, Reply
 from revisit.serve.requests import ChatRequest
 
@@ -31,7 +30,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batcher_module, "BATCH_WAIT", 0.2)
 
 
-def ticket(method: Any = None, seconds: float = 60, record: Any = None, stream: bool = True) -> Ticket:
+def ticket(method: Any = None, seconds: float = 60, record: bool = False, stream: bool = True) -> Ticket:
     request = ChatRequest([], [], method or ReVisiT(), Decoding(max_new_tokens=5), stream=stream, record=record)
     return Ticket(request, "", seconds, asyncio.get_running_loop())
 
@@ -61,7 +60,7 @@ class Gate:
 async def batches_of(tickets: Sequence[Ticket], size: int) -> list[list[int]]:
     """Decode tickets that wait together; return the batches as numbers of tickets."""
     gate, running = Gate(), ticket(Greedy())
-    batcher = Batcher(gate, Limits(batch=size), Metrics())
+    batcher = Batcher(gate, Limits(batch=size))
     batcher.submit(running)
     while not gate.batches:
         await asyncio.sleep(0.01)
@@ -83,7 +82,7 @@ def test_requests_with_the_same_method_share_a_batch() -> None:
 
 def test_recorded_requests_are_decoded_alone() -> None:
     async def test() -> None:
-        tickets = [ticket(), ticket(record="steps"), ticket(), ticket(record="steps")]
+        tickets = [ticket(), ticket(record=True), ticket(), ticket(record=True)]
         assert await batches_of(tickets, 3) == [[0, 2], [1], [3]]
 
     run(test)
@@ -99,7 +98,7 @@ def test_each_beam_counts_as_a_row_of_the_batch() -> None:
 def test_stop_returns_at_its_deadline_while_the_model_runs() -> None:
     async def test() -> None:
         gate = Gate()
-        batcher = Batcher(gate, Limits(batch=1), Metrics())
+        batcher = Batcher(gate, Limits(batch=1))
         running, waiting = ticket(), ticket()
         for one in (running, waiting):
             batcher.submit(one)
@@ -127,7 +126,7 @@ def test_errors_hide_their_details_and_the_next_batch_runs(caplog: pytest.LogCap
                 raise RuntimeError("secret path")
             tickets[0].finish(REPLY)
 
-        batcher = Batcher(decode, Limits(), Metrics())
+        batcher = Batcher(decode, Limits())
         bad, good = ticket(), ticket()
         batcher.submit(bad)
         error = await outcome(bad)
@@ -144,7 +143,7 @@ def test_errors_hide_their_details_and_the_next_batch_runs(caplog: pytest.LogCap
 def test_late_requests_do_not_reach_the_model() -> None:
     async def test() -> None:
         gate = Gate()
-        batcher = Batcher(gate, Limits(batch=1), Metrics())
+        batcher = Batcher(gate, Limits(batch=1))
         running, late, left = ticket(Greedy()), ticket(seconds=0.01), ticket()
         for one in (running, late, left):
             batcher.submit(one)
@@ -161,7 +160,7 @@ def test_late_requests_do_not_reach_the_model() -> None:
 
 def test_unanswered_tickets_time_out() -> None:
     async def test() -> None:
-        batcher = Batcher(lambda tickets, limit: None, Limits(), Metrics())
+        batcher = Batcher(lambda tickets, limit: None, Limits())
         one = ticket()
         batcher.submit(one)
         assert (await outcome(one)).status == 504
@@ -181,7 +180,7 @@ def test_a_failing_request_affects_no_client_that_has_received_nothing() -> None
                 raise RuntimeError("one of them")
             gate(tickets, limit)
 
-        batcher = Batcher(decode, Limits(batch=5), Metrics())
+        batcher = Batcher(decode, Limits(batch=5))
         gate.open.set()
         good = [ticket(), ticket()]
         for one in (good[0], poison, streamed, whole, good[1]):

@@ -20,9 +20,8 @@ from revisit.explain.page import payload
 from revisit.methods.revisit import ReVisiT
 from revisit.models.config import describe_model
 from revisit.serve.app import Service, build
-from revisit.serve.batcher import Ticket
 from revisit.serve.decoder import Decoder
-from revisit.serve.limits import UI_LIMITS
+from revisit.serve.limits import Limits
 from revisit.serve.recording import finite
 from revisit.serve.ui import add_page, method_settings
 
@@ -32,7 +31,7 @@ class Page:
 
     def __init__(self, **changes: Any) -> None:
         self.service = Service(
-            Decoder(*families.build("llava")), "llava", ReVisiT(), UI_LIMITS, allow_record=True, **changes
+            Decoder(*families.build("llava")), "llava", ReVisiT(), Limits(), allow_record=True, **changes
         )
         self.app = build(self.service)
         add_page(self.app, self.service)
@@ -70,7 +69,7 @@ def question(**decoding: Any) -> dict[str, Any]:
         "max_tokens": 6,
         "stream": True,
         "stream_options": {"include_usage": True},
-        "decoding": {"method": "revisit", "settings": {"alpha": "0.05"}, "record": "patches", **decoding},
+        "decoding": {"method": "revisit", "settings": {"alpha": "0.05"}, "record": True, **decoding},
     }
 
 
@@ -122,24 +121,13 @@ def test_recording_does_not_change_the_answer(page: Page) -> None:
         got = chunks(page.ask(**decoding))
         return "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in got if chunk["choices"])
 
-    assert text() == text(record="steps") == text(record=None)
+    assert text() == text(record=False)
 
 
-def test_patches_are_sent_once_and_plain_decoding_has_no_map(page: Page) -> None:
-    got = [
-        chunk["decoding"]
-        for chunk in chunks(page.ask(method="greedy", settings={}, record="steps"))
-        if "decoding" in chunk
-    ]
-    assert not any("scene" in data for data in got)
+def test_plain_decoding_has_no_map(page: Page) -> None:
+    got = [chunk["decoding"] for chunk in chunks(page.ask(method="greedy", settings={})) if "decoding" in chunk]
     assert got[0]["answer"]["name"] == "greedy"
     assert [data["map"] for data in got if "step" in data] == [None] * 6
-
-
-def test_times_of_recorded_answers_are_not_shown(page: Page) -> None:
-    """Recording takes time that plain use does not."""
-    assert "seconds" not in page.ask().text
-    assert "seconds" not in page.call("GET", "/").text
 
 
 def test_words_for_absent_objects_are_marked(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,29 +153,6 @@ def test_only_the_page_records_streams_about_an_image(page: Page) -> None:
 
 def test_numbers_that_json_cannot_hold_are_null() -> None:
     assert finite({"p": [float("nan"), 1.0, (float("inf"), 2)], "t": "x"}) == {"p": [None, 1.0, [None, 2]], "t": "x"}
-
-
-def test_client_that_leaves_a_recorded_answer_ends_it(page: Page) -> None:
-    steps: list[None] = []
-
-    async def read_the_first_step() -> None:
-        request, prompt = page.service.read(json.dumps(question() | {"max_tokens": 500}).encode())
-        ticket = Ticket(request, prompt, 60, asyncio.get_running_loop())
-        page.service.batcher.submit(ticket)
-        stream = page.service.stream(ticket, await ticket.events.get())
-        async for event in stream:
-            if b'"step"' in event:
-                break
-        await stream.aclose()  # type: ignore[attr-defined]
-        while page.service.batcher.running:
-            await asyncio.sleep(0.02)
-
-    hook = page.service.decoder.model.register_forward_hook(lambda *_: steps.append(None))
-    try:
-        asyncio.run(read_the_first_step())
-    finally:
-        hook.remove()
-    assert 0 < len(steps) < 400
 
 
 def test_the_page_offers_every_method_with_its_settings(page: Page) -> None:

@@ -22,13 +22,12 @@ LIMITS = typer.Option(
 )
 
 
-def read_limits(file: Path | None, page: bool) -> Limits:
-    """Return the limits of a server, or of the page, changed by those in the file."""
+def read_limits(file: Path | None) -> Limits:
+    """Return the limits of a server, changed by those in the file."""
     from revisit.eval.config import read_yaml
-    from revisit.serve.limits import UI_LIMITS, Limits
+    from revisit.serve.limits import Limits
 
-    limits = UI_LIMITS if page else Limits()
-    return limits if file is None else Limits.read({**dict(limits), **read_yaml(file)}, str(file))
+    return Limits() if file is None else Limits.read(read_yaml(file), str(file))
 
 
 def serve(
@@ -58,7 +57,6 @@ def serve(
 
       revisit serve --model llava-hf/llava-1.5-7b-hf --device-map auto --set alpha=1e-5 --port 8080
     """
-    bounds = read_limits(limits, page=False)
     from revisit.serve.server import serve as run
 
     method, chosen = chosen_method(method, set_)
@@ -68,7 +66,7 @@ def serve(
         port=port,
         method=method,
         settings=chosen,
-        limits=bounds,
+        limits=read_limits(limits),
         api_key=api_key,
         anonymous=anonymous,
         allow_hosts=allow_host,
@@ -77,7 +75,6 @@ def serve(
         device_map=device_map,
         trust_remote_code=trust_remote_code,
         allow_incomplete=allow_incomplete,
-        announce=lambda text: typer.echo(text, err=True),
     )
 
 
@@ -98,7 +95,6 @@ def ui(
 
       revisit ui --model tiny
     """
-    bounds = read_limits(limits, page=True)
     from revisit.serve.server import serve as run
 
     run(
@@ -106,11 +102,10 @@ def ui(
         host=host,
         port=port,
         page=True,
-        limits=bounds,
+        limits=read_limits(limits),
         api_key=api_key,
         allow_hosts=allow_host,
         dtype=dtype,
         device_map=device_map,
         trust_remote_code=trust_remote_code,
-        announce=typer.echo,
     )

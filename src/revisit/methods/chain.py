@@ -21,6 +21,8 @@ from revisit.errors import RevisitError
 from revisit.models.types import Model
 from revisit.registry import parse_links
 
+MOST = 8  # methods of a chain
+
 
 class Chain(Method):
     """Apply several methods in sequence.
@@ -41,6 +43,8 @@ class Chain(Method):
         self, methods: str | Sequence[MethodLike] = ("vcd", "revisit"), *args: object, **settings: Any
     ) -> None:
         given = _entries(methods)
+        if len(given) > MOST:
+            raise RevisitError(f"Chain: {len(given):,} methods; at most {MOST} are allowed.")
         links = tuple(as_method(method) for method in given)
         if any(isinstance(link, Chain) for link in links):
             raise RevisitError("Chain: a chain cannot contain another; list its methods instead.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
 from collections.abc import Collection
 from urllib.parse import urlsplit
 
@@ -15,19 +14,9 @@ from revisit.serve.errors import ApiError, printable
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach the host."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def check_exposure(host: str, api_key: str | None, anonymous: bool) -> None:
     """Raise RevisitError for a server that other machines could use without a key, unless that was chosen."""
-    if not is_loopback(host) and not api_key and not anonymous:
+    if host not in LOOPBACK and not api_key and not anonymous:
         raise RevisitError(
             f"On {host!r} other machines could use this server: set REVISIT_API_KEY (or --api-key), or pass --anonymous."
         )

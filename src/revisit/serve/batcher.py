@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from revisit.errors import RevisitError
 from revisit.serve.errors import ApiError, server_error
 from revisit.serve.limits import Limits
-from revisit.serve.metrics import Metrics
 from revisit.serve.replies import Json, Piece, Reply
 from revisit.serve.requests import ChatRequest
 
@@ -39,10 +38,8 @@ class Ticket:
 
     def __init__(self, request: ChatRequest, prompt: str, seconds: float, loop: asyncio.AbstractEventLoop) -> None:
         self.request, self.prompt = request, prompt
-        self.arrived = time.monotonic()
-        self.deadline = self.arrived + seconds
+        self.deadline = time.monotonic() + seconds
         self.events: asyncio.Queue[Event] = asyncio.Queue()
-        self.first: float | None = None  # seconds to the first token
         self.sent = False  # whether a piece of the answer is on its way to the client
         self.finished = False
         self.gone = False  # set when nobody waits for the answer any more
@@ -60,12 +57,10 @@ class Ticket:
             (ticket.request.method, ticket.request.check is None, ticket.request.text is None, ticket.request.record)
             for ticket in (self, other)
         )
-        return self is other or (mine == others and self.request.record is None)
+        return self is other or (mine == others and not self.request.record)
 
     def show(self, text: str, record: Json | None = None) -> None:
         """Send text that is final, if the answer is streamed."""
-        if self.first is None:
-            self.first = time.monotonic() - self.arrived
         if self.request.stream and (text or record):
             self.sent = True
             self._send(Piece(text, record))
@@ -96,8 +91,8 @@ def timed_out() -> ApiError:
 class Batcher:
     """The queue and the model's thread."""
 
-    def __init__(self, decode: Decode, limits: Limits, metrics: Metrics) -> None:
-        self.decode, self.limits, self.metrics = decode, limits, metrics
+    def __init__(self, decode: Decode, limits: Limits) -> None:
+        self.decode, self.limits = decode, limits
         self._waiting: deque[Ticket] = deque()
         self._ready = threading.Condition()
         self._stopping = False
@@ -147,7 +142,6 @@ class Batcher:
             self._batch = []
 
     def _run(self, batch: list[Ticket]) -> None:
-        self.metrics.batch.observe(len(batch))
         try:
             self.decode(batch, self.limits.prompt_tokens)
         except Abandoned:

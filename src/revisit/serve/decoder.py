@@ -86,15 +86,13 @@ class Decoder:
 
     def _generate(self, tickets: Sequence[Ticket], inputs: Inputs, lengths: Sequence[int]) -> None:
         requests, method = [ticket.request for ticket in tickets], tickets[0].request.method
-        recorder = (
-            StepRecorder(self.model, self.processor, requests[0], inputs) if requests[0].record is not None else None
-        )
+        recorder = StepRecorder(self.model, self.processor, requests[0], inputs) if requests[0].record else None
         decode = partial(self.processor.tokenizer.decode, skip_special_tokens=True)
         rows = [Progress(ticket, decode, self.end, recorder) for ticket in tickets]
         checkers = self._checkers(requests)
         trace = Trace(record=bool(checkers)) if recorder is None else recorder.trace
         with ExitStack() as stack:
-            if recorder is not None and requests[0].record == "patches":
+            if recorder is not None:
                 recorder.states = stack.enter_context(watch_prefill(self.model, inputs))
             if checkers:
                 seen = stack.enter_context(watch_prefill(self.model, inputs, [checkers[0].layer]))
@@ -144,7 +142,7 @@ class Decoder:
         """Create one checker per request if checks are requested, otherwise none."""
         choices = [request.check for request in requests if request.check is not None]
         tokenizer = self.processor.tokenizer
-        return [Checker(self.model, tokenizer, choice.threshold, choice.words) for choice in choices]
+        return [Checker(self.model, tokenizer, choice.threshold, choice.chosen) for choice in choices]
 
 
 class Progress:

@@ -8,7 +8,6 @@ from pydantic import ValidationError
 
 from revisit.errors import unknown
 
-TAGS = ("as_text", "as_list")  # of unions in the schema
 LONGEST = 400  # characters of a message, which may quote what a client sent
 
 
@@ -42,16 +41,10 @@ def printable(text: str, length: int = LONGEST) -> str:
 def from_validation(error: ValidationError, fields: Collection[str]) -> ApiError:
     """Return the first error in a body; an unknown field is compared with `fields`."""
     first = error.errors(include_url=False, include_input=False)[0]
-    where = _place(first["loc"])
+    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).removeprefix(".")
     if first["type"] == "extra_forbidden" and where in ("method", "settings"):
         return ApiError(400, f'{where} belongs in decoding: {{"decoding": {{"{where}": …}}}}.', param=where)
     if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
         return ApiError(400, str(unknown("request field", printable(where, 60), fields)), param=where)
     message = first["msg"].removeprefix("Value error, ").rstrip(".")
     return ApiError(400, f"{printable(where, 100)}: {message}." if where else f"{message}.", param=where or None)
-
-
-def _place(location: tuple[int | str, ...]) -> str:
-    """Write a location as messages[0].content[2].text, without the tags of unions."""
-    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in location if part not in TAGS)
-    return "".join(parts).removeprefix(".")

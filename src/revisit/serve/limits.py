@@ -15,8 +15,8 @@ Seconds = Annotated[float, Field(gt=0, le=1e6)]
 class Limits(Settings):
     """Bounds on what requests may hold and cost."""
 
-    body_bytes: Count = Field(default=16 << 20, description="Largest request, in bytes.")
-    image_pixels: Count = Field(default=40_000_000, description="Pixels in all images of a request.")
+    body_bytes: Count = Field(default=32 << 20, description="Largest request, in bytes.")
+    image_pixels: Count = Field(default=64_000_000, description="Pixels in all images of a request.")
     held_bytes: Count = Field(
         default=1 << 30, description="Memory for the bodies and images of all requests; beyond it, status 429."
     )
@@ -30,7 +30,3 @@ class Limits(Settings):
     connections: Count = Field(default=512, description="Open connections; beyond it, status 503.")
     seconds: Seconds = Field(default=300.0, description="Longest wait for an answer.")
     read_seconds: Seconds = Field(default=30.0, description="Longest time to receive and check a request.")
-
-
-# One person with large photos.
-UI_LIMITS = Limits(body_bytes=64 << 20, image_pixels=100_000_000, queue=8, connections=128)

@@ -31,16 +31,15 @@ class StepRecorder:
         self.trace = Trace(record=True)
         self.texts = TokenTexts(self.tokenizer)
         self.added: list[str] = []  # what each token added to the answer
-        self.states: PrefillStates | None = None  # from the prefill, if the words of the patches are requested
+        self.states: PrefillStates | None = None  # from the prefill, for the words of the patches
 
     def start(self) -> Json:
         """Return the method, and where the image's patches are."""
         method = {"name": self.request.method.name, **self.request.method.settings()}
-        found: Json = {"answer": {**method_payload(method), "n": self.layout.tokens, "maps": "", "steps": []}}
-        if self.request.record == "patches":
-            objects: JsonValue = None if self.request.objects is None else list(self.request.objects)
-            found["scene"] = {**images_payload(list(self.request.images), self.layout), "objects": objects}
-        return {name: finite(value) for name, value in found.items()}
+        objects: JsonValue = None if self.request.objects is None else list(self.request.objects)
+        scene = {**images_payload(list(self.request.images), self.layout), "objects": objects}
+        answer = {**method_payload(method), "n": self.layout.tokens, "maps": "", "steps": []}
+        return {"answer": finite(answer), "scene": finite(scene)}
 
     def step(self, token: int) -> Json:
         """Record the step that chose this token and return it."""
@@ -52,11 +51,9 @@ class StepRecorder:
 
     def end(self) -> Json:
         """Return the steps that name an object known not to be in the image, and the words of its patches."""
+        assert self.states is not None
         wrong: list[JsonValue] = [*sorted(wrong_steps(self.added, self.request.objects))]
-        found: Json = {"wrong": wrong}
-        if self.states is None:
-            return found
-        return {**found, "words": finite(words_payload(patch_words(self.states, self.tokenizer), ""))}
+        return {"wrong": wrong, "words": finite(words_payload(patch_words(self.states, self.tokenizer), ""))}
 
 
 def finite(value: JsonValue) -> JsonValue:

@@ -7,17 +7,16 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING
 
 from pydantic import JsonValue, ValidationError
 
 from revisit import methods
 from revisit.decoding.settings import Decoding
-from revisit.errors import RevisitError, unknown
+from revisit.errors import RevisitError
 from revisit.methods.greedy import Greedy
 from revisit.models import templates
 from revisit.models.images import image_from_data_uri
-from revisit.registry import LIST_OF_METHODS, parse_entry, parse_links, parse_list
 from revisit.serve.errors import ApiError, from_validation, printable
 from revisit.serve.limits import Limits
 from revisit.serve.schema import ChatBody, CheckBody, CheckChoice, DecodingChoice, Message
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 
 DEFAULT_NEW_TOKENS = 256
 SETTINGS_CHARACTERS = 2_000  # of a method's settings, written as JSON
-CHAIN_LINKS = 4
-B = TypeVar("B", ChatBody, CheckBody)
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ class ChatRequest:
     stop: tuple[str, ...] = ()
     stream: bool = False
     usage_chunk: bool = False
-    record: Literal["steps", "patches"] | None = None
+    record: bool = False
     objects: tuple[str, ...] | None = None
     check: CheckChoice | None = None
     text: str | None = None  # the text to check in place of the model's answer
@@ -54,7 +51,7 @@ class ChatRequest:
     created: int = field(default_factory=lambda: int(time.time()))
 
 
-def parse_body(body: bytes, kind: type[B], model: str) -> B:
+def parse_body(body: bytes, kind: type[ChatBody | CheckBody], model: str) -> ChatBody | CheckBody:
     """Validate a body that asks for this model; nothing is tokenized or decoded yet.
 
     Raises:
@@ -88,14 +85,7 @@ def read_request(
     limits: Limits,
     model: Model | str,
 ) -> ChatRequest:
-    """Turn a valid body into a request that can be decoded.
-
-    Args:
-        chat: The body.
-        text: A text to check in place of the model's answer.
-        default: The method of requests that name none.
-        limits: The server's limits.
-        model: The model, for the settings recommended for it.
+    """Turn a valid body into a request that can be decoded, or into a check of `text`.
 
     Raises:
         ApiError: The method or an image cannot be used, or the request asks for too much.
@@ -105,36 +95,37 @@ def read_request(
     method = default
     if chat.decoding is not None:
         method = make_method(choice.method or default.name, choice.settings, model)
-        if not sources and method.name != "greedy":
-            raise ApiError(
-                400,
-                f"The method {method.name!r} needs an image and this conversation has none: send one, or leave out 'decoding'.",
-                param="decoding",
-            )
+    named = chat.decoding is not None and method.name != "greedy"
+    beams = method.own_beams > 1
+    for wrong, param, sentence in (
+        (
+            named and not sources,
+            "decoding",
+            f"The method {method.name!r} needs an image; send one, or leave out 'decoding'.",
+        ),
+        (chat.check and not sources, "check", "A check needs an image; send one."),
+        (chat.check and choice.record, "check", "A recorded answer cannot be checked: remove 'check' or 'record'."),
+        (
+            choice.record and not (chat.stream and sources),
+            "decoding",
+            "Steps can only be recorded in streamed answers about an image.",
+        ),
+        (choice.record and beams, "decoding", f"{method.name} uses beam search, so its steps cannot be recorded."),
+    ):
+        if wrong:
+            raise ApiError(400, sentence, param=param)
     check_work(method, length, limits)
-    if chat.check is not None and not sources:
-        raise ApiError(400, "A check needs an image and this conversation has none: send one.", param="check")
-    if chat.check is not None and choice.record:
-        raise ApiError(400, "A recorded answer cannot be checked: remove 'check' or 'record'.", param="check")
-    if choice.record and not (chat.stream and sources):
-        raise ApiError(400, "Steps can only be recorded in streamed answers about an image.", param="decoding")
-    if choice.record and method.own_beams > 1:
-        raise ApiError(
-            400,
-            f"{method.name} uses beam search, so its steps cannot be recorded: remove 'record'.",
-            param="decoding",
-        )
     images: list[Image] = []
     for source in sources:
         left = limits.image_pixels - sum(image.width * image.height for image in images)
-        images.append(read_source(source, left))
+        images.append(read_image(source, left))
     return ChatRequest(
         messages=[_for_template(message) for message in chat.messages],
         images=images,
         method=method if sources else Greedy(),  # without images every method is plain decoding
         decoding=_decoding(chat, length),
         seed=chat.seed if chat.seed is not None else secrets.randbits(62),
-        stop=(chat.stop,) if isinstance(chat.stop, str) else tuple(chat.stop or ()),
+        stop=tuple(chat.stop or ()),
         stream=bool(chat.stream),
         usage_chunk=bool(chat.stream and chat.stream_options and chat.stream_options.include_usage),
         record=choice.record,
@@ -146,7 +137,7 @@ def read_request(
 
 def _for_template(message: Message) -> templates.Message:
     content = [
-        {"type": "image"} if part.image_url else {"type": "text", "text": part.text or ""} for part in message.parts
+        {"type": "image"} if part.image_url else {"type": "text", "text": part.text or ""} for part in message.content
     ]
     return {"role": "system" if message.role == "developer" else message.role, "content": content}
 
@@ -162,18 +153,16 @@ def _decoding(chat: ChatBody, length: int) -> Decoding:
 def make_method(name: str, settings: Mapping[str, JsonValue], model: Model | str) -> Method:
     """Create the method that a request names.
 
-    Only registered names are accepted: `file.py:Class`, which runs a file, is for the command line.
-
     Raises:
         ApiError: The name or a setting is wrong.
     """
-    if len(json.dumps(settings)) > SETTINGS_CHARACTERS:
+    text = json.dumps([name, settings])
+    if len(text) > SETTINGS_CHARACTERS:
         raise ApiError(400, f"The settings have more than {SETTINGS_CHARACTERS:,} characters.", param="decoding")
+    if ".py" in text:  # on the command line, `file.py:Class` runs a file
+        raise ApiError(400, "A request can only name methods that are registered on the server.", param="decoding")
     try:
-        chosen = dict(settings)
-        if LIST_OF_METHODS in chosen:
-            chosen[LIST_OF_METHODS] = _links(chosen[LIST_OF_METHODS])  # type: ignore[assignment]
-        return methods.as_method(_registered(name), model, **chosen)
+        return methods.as_method(name, model, **settings)
     except (RevisitError, TypeError, ValueError, OverflowError) as error:
         raise ApiError(400, str(error), param="decoding") from None
 
@@ -182,7 +171,7 @@ def check_work(method: Method, tokens: int, limits: Limits) -> None:
     """Reject a request whose beams do not fit a batch, or that would run more rows than allowed."""
     if method.own_beams > limits.batch:
         raise ApiError(400, f"{method.own_beams} beams; at most {limits.batch} are allowed.", param="decoding")
-    links = (method, *getattr(method, LIST_OF_METHODS, ()))
+    links = getattr(method, "methods", (method,))  # of a chain
     rows = tokens * method.own_beams * (1 + getattr(method, "candidates", 0))
     rows += sum(getattr(link, "description_tokens", 0) for link in links)
     if rows > limits.work:
@@ -194,27 +183,7 @@ def check_work(method: Method, tokens: int, limits: Limits) -> None:
         )
 
 
-def _links(given: object) -> list[dict[str, object]]:
-    """Return the methods of a chain, each a registered name with its settings."""
-    entries = parse_links(given) if isinstance(given, str) else parse_list(given)
-    if len(entries) > CHAIN_LINKS:
-        raise RevisitError(f"The chain has {len(entries):,} methods; at most {CHAIN_LINKS} are allowed.")
-    links = []
-    for entry in entries:
-        name, settings = parse_entry(entry)
-        if name == "chain" or LIST_OF_METHODS in settings:
-            raise RevisitError("A chain cannot be a link of another; list its methods instead.")
-        links.append({**settings, "name": _registered(name)})
-    return links
-
-
-def _registered(name: str) -> str:
-    if name not in methods.names():
-        raise unknown("method", printable(name, 60), methods.names())
-    return name
-
-
-def read_source(source: str, max_pixels: int) -> Image:
+def read_image(source: str, max_pixels: int) -> Image:
     """Decode the image in a data URI; paths and URLs are never opened."""
     if not source.startswith("data:"):
         raise ApiError(

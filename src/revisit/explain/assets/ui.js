@@ -131,8 +131,8 @@ class Studio {
     this.say("Asking…");
     try {
       const image = this.image;
-      for (const [number, [method, settings]] of methods.entries()) { // one after the other, the image's patches once
-        await this.answer(number, image, { method, settings, record: number ? "steps" : "patches", objects: image.objects }, control);
+      for (const [number, [method, settings]] of methods.entries()) { // one after the other
+        await this.answer(number, image, { method, settings, record: true, objects: image.objects }, control);
         if (this.running !== control) return;
       }
       this.halt("Done. Click a word to see where it came from.");
@@ -166,7 +166,7 @@ class Studio {
   take(number, { error, decoding }) { // what a chunk adds to the viewer
     if (error) throw new Error(error.message);
     if (!decoding) return;
-    if (decoding.scene) {
+    if (decoding.scene && number === 0) {
       if (this.viewer) this.viewer.dispose();
       this.show.replaceChildren();
       if (window.location.hash) window.history.replaceState(null, "", window.location.pathname); // the step of an earlier answer
