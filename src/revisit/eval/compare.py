@@ -49,6 +49,7 @@ class Comparison:
         by_seed: Method -> seed -> metric -> value, if there are several seeds.
         headline: The benchmark's main metric.
         variant: The settings in which it differs from other comparisons of the same benchmark and model.
+        logs: What was compared.
     """
 
     model: str
@@ -62,6 +63,7 @@ class Comparison:
     headline: str = ""
     notes: tuple[str, ...] = ()
     variant: str = ""
+    logs: tuple[Log, ...] = ()
 
     @property
     def title(self) -> str:
@@ -187,6 +189,7 @@ def _compare(logs: list[Log], baseline: str | None, wanted: Sequence[str], resam
         },
         headline=_scores(logs[0]).headline,
         notes=tuple(notes),
+        logs=tuple(logs),
     )
 
 

@@ -155,7 +155,6 @@ class Benchmark(Settings):
     max_new_tokens: ClassVar[int]
     metrics: ClassVar[tuple[Metric, ...]]  # their names, directions and printed form
     headline: ClassVar[str]  # the metric a one-number summary shows
-    parts: ClassVar[str] = "every sub-setting"  # caption of the table with metrics such as "coco_random/F1"
     data_files: ClassVar[tuple[str, ...]] = ()  # annotation files, in DATA/<name>/ or in DATA itself
     source: ClassVar[str] = "its authors"  # where they come from, as the end of a sentence
     needs_nltk: ClassVar[bool] = False  # whether scoring reads NLTK's data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -22,7 +23,7 @@ class Judged(Benchmark):
             given before.
         judge_url: The base address of an OpenAI-compatible API.
         judge_model: The judge's name there.
-        judge_cache: A file that keeps its replies.
+        judge_cache: An SQLite file that keeps its replies.
     """
 
     judge: Literal["none", "model", "reviews"] = "none"
@@ -63,6 +64,6 @@ class Judged(Benchmark):
             return self.score_unjudged(items, answers)
         if self.judge == "reviews":
             return self.score_replies(items, answers)
-        judge = Judge(self.judge_url, self.judge_model, self.judge_cache, temperature=self.temperature)
-        replies = {item.id: judge.ask(self.ask(item, answers[item.id]), system=self.system) for item in items}
+        with closing(Judge(self.judge_url, self.judge_model, self.judge_cache, self.temperature)) as judge:
+            replies = {item.id: judge.ask(self.ask(item, answers[item.id]), system=self.system) for item in items}
         return self.score_replies(items, replies)

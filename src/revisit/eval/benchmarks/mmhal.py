@@ -58,7 +58,6 @@ class MMHal(Judged):
 
     name: ClassVar[str] = "mmhal"
     title: ClassVar[str] = "MMHal-Bench"
-    parts: ClassVar[str] = "every kind of question"
     source: ClassVar[str] = "https://github.com/RLHF-V/RLHF-V (eval/data), or `revisit data get mmhal DIR`"
     data_files: ClassVar[tuple[str, ...]] = (FILE,)
     license: ClassVar[str] = "CC BY-NC 4.0 (RLHF-V's data); the images have their Flickr authors' licenses"

@@ -251,7 +251,6 @@ class MMMU(Benchmark):
 
     name: ClassVar[str] = "mmmu"
     title: ClassVar[str] = "MMMU"
-    parts: ClassVar[str] = "every subject and group"
     source: ClassVar[str] = "`revisit data get mmmu DIR`, which reads the Hub dataset MMMU/MMMU"
     data_files: ClassVar[tuple[str, ...]] = ("questions.jsonl",)
     license: ClassVar[str] = "Apache-2.0"

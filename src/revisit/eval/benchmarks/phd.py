@@ -52,7 +52,6 @@ class PhD(Benchmark):
 
     name: ClassVar[str] = "phd"
     title: ClassVar[str] = "PhD"
-    parts: ClassVar[str] = "every mode and task"
     source: ClassVar[str] = "https://github.com/jiazhen-code/PhD, or `revisit data get phd DIR`"
     data_files: ClassVar[tuple[str, ...]] = ("data.json",)
     license: ClassVar[str] = f"unknown (questions and generated images); COCO: {COCO_LICENSE}"

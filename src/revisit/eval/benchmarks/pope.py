@@ -239,7 +239,6 @@ class YesNo(Benchmark):
     question_files: ClassVar[tuple[Questions, ...]]
     max_new_tokens: ClassVar[int] = 64
     headline: ClassVar[str] = "F1"
-    parts: ClassVar[str] = "every setting"
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("accuracy", "higher", 100, 2),
         Metric("precision", "higher", 100, 2),
@@ -346,7 +345,6 @@ class Pope(YesNo):
 
     name: ClassVar[str] = "pope"
     title: ClassVar[str] = "POPE"
-    parts: ClassVar[str] = "every source and setting"
     source: ClassVar[str] = "https://github.com/AoiDragon/POPE, output/coco and output/seem"
     license: ClassVar[str] = f"questions MIT; COCO: {COCO_LICENSE}; GQA's images (Visual Genome) CC BY 4.0"
     question_files: ClassVar[tuple[Questions, ...]] = tuple(_pope(*row) for row in _POPE_SHA256)

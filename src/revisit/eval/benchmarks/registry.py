@@ -34,15 +34,7 @@ def get(name: str, /, **options: Any) -> Benchmark:
     return BENCHMARKS.make(find(name), **options)
 
 
-def _known(name: str) -> type[Benchmark]:
-    return BENCHMARKS.registered.get(name) or BENCHMARKS.built_in().get(name) or Benchmark
-
-
 def title(name: str) -> str:
     """Return the benchmark's title in reports; its name if this process has no such benchmark."""
-    return _known(name).title or name
-
-
-def parts(name: str) -> str:
-    """Return the caption of the benchmark's metrics such as "coco_random/F1"."""
-    return _known(name).parts
+    known = BENCHMARKS.registered.get(name) or BENCHMARKS.built_in().get(name)
+    return known.title if known else name

@@ -130,76 +130,53 @@ def ranked(logs: Sequence[Log], metric: Metric, intervals: bool = False) -> list
     return found
 
 
-def value_table(tables: Sequence[Comparison]) -> Table:
-    """Build a table of methods by models; all comparisons are of one benchmark and protocol."""
-    names = short_names(method for table in tables for method in table.values)
+def value_table(table: Comparison) -> Table:
+    """Build the table of methods by metrics."""
+    names = short_names(table.values)
     lines: list[list[Cell | str]] = []
-    for method, name in names.items():
-        line: list[Cell | str] = [name]
-        for table in tables:
-            for metric in table.metrics:
-                if method not in table.values:
-                    line.append("")
-                    continue
-                value = table.values[method][metric.name]
-                bounds = "" if math.isnan(value.low) else f"[{metric.text(value.low)}, {metric.text(value.high)}]"
-                line.append(Cell(value_text(metric, value), value.rank, bounds))
+    for method, values in table.values.items():
+        line: list[Cell | str] = [names[method]]
+        for metric in table.metrics:
+            value = values[metric.name]
+            bounds = "" if math.isnan(value.low) else f"[{metric.text(value.low)}, {metric.text(value.high)}]"
+            line.append(Cell(value_text(metric, value), value.rank, bounds))
         lines.append(line)
-    first = tables[0]
-    about = first.title if len(tables) == 1 else first.variant
-    notes = " ".join(dict.fromkeys(note for table in tables for note in table.notes))
-    return Table(
-        ("Method", *(heading(m) for table in tables for m in table.metrics)),
-        lines,
-        f"{registry.title(first.benchmark)}{about and f', {about}'} ({first.scorer}{_size(tables)}). {notes}".strip()
-        + footnotes(names),
-        groups=[] if len(tables) == 1 else [(_group_title(table, tables), len(table.metrics)) for table in tables],
-    )
+    about = f"{registry.title(table.benchmark)}, {table.title} ({table.scorer}, n = {table.n})."
+    caption = " ".join((about, *table.notes)) + footnotes(names)
+    return Table(("Method", *map(heading, table.metrics)), lines, caption)
 
 
-def _size(tables: Sequence[Comparison]) -> str:
-    return f", n = {tables[0].n}" if len({table.n for table in tables}) == 1 else ""
+def difference_table(table: Comparison) -> list[Table]:
+    """Build the table of the differences to the baseline, with the tests; empty if there is nothing to compare."""
+    compared = {method: values for method, values in table.values.items() if method != table.baseline}
+    if table.baseline is None or not compared:
+        return []
+    names = short_names(table.values)
+    lines: list[list[Cell | str]] = []
+    for method, values in compared.items():
+        line: list[Cell | str] = [names[method]]
+        for metric in table.metrics:
+            test = values[metric.name].paired
+            if test is None or math.isnan(test.difference):
+                line.append("–")
+                continue
+            low, high = (signed(metric, x) for x in (test.low, test.high))
+            p = values[metric.name].p_holm
+            tested = "" if math.isnan(p) else f"\np {p_value(p)}{stars(p)}"
+            line.append(Cell(signed(metric, test.difference), small=f"[{low}, {high}]{tested}"))
+        lines.append(line)
+    caption = f"{registry.title(table.benchmark)}, {table.title}: difference to {table.baseline}; p corrected by Holm."
+    return [Table((f"minus {names[table.baseline]}", *map(heading, table.metrics)), lines, caption)]
 
 
-def _group_title(table: Comparison, tables: Sequence[Comparison]) -> str:
-    return table.model if _size(tables) else f"{table.model} (n = {table.n})"
-
-
-def difference_tables(tables: Sequence[Comparison]) -> list[Table]:
-    """Build tables of the differences to the baseline, with the tests."""
-    found = []
-    for table in tables:
-        compared = {method: values for method, values in table.values.items() if method != table.baseline}
-        names = short_names(table.values)
-        if table.baseline is None or not compared:
-            continue
-        lines: list[list[Cell | str]] = []
-        for method, values in compared.items():
-            line: list[Cell | str] = [names[method]]
-            for metric in table.metrics:
-                test = values[metric.name].paired
-                if test is None or math.isnan(test.difference):
-                    line.append("–")
-                    continue
-                low, high = (signed(metric, x) for x in (test.low, test.high))
-                p = values[metric.name].p_holm
-                tested = "" if math.isnan(p) else f"\np {p_value(p)}{stars(p)}"
-                line.append(Cell(signed(metric, test.difference), small=f"[{low}, {high}]{tested}"))
-            lines.append(line)
-        found.append(
-            Table(
-                (f"minus {names[table.baseline]}", *(heading(m) for m in table.metrics)),
-                lines,
-                f"{registry.title(table.benchmark)}, {table.title}: difference to {table.baseline}; p corrected by Holm.",
-            )
-        )
-    return found
+def tables_of(table: Comparison) -> list[Block]:
+    """Build all tables of one model and benchmark."""
+    return [value_table(table), *difference_table(table)]
 
 
 def comparison_section(table: Comparison) -> Section:
     """Build the section of one model and benchmark: a verdict and all tables."""
-    tables: list[Block] = [value_table([table]), *difference_tables([table])]
-    return Section(f"{table.benchmark} · {table.title}", [Text(verdict(table), kind="verdict"), *tables])
+    return Section(f"{table.benchmark} · {table.title}", [Text(verdict(table), kind="verdict"), *tables_of(table)])
 
 
 def comparison_sections(tables: Sequence[Comparison]) -> list[Section]:
