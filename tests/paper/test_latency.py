@@ -19,7 +19,7 @@ from revisit.cli.main import app
 from revisit.eval import config
 from revisit.eval.run import Reporter
 from revisit.paper import latency
-from revisit.paper.pointing import BoxedImages
+from revisit.paper.study import Subject
 from revisit.step import reference as core
 
 
@@ -103,7 +103,7 @@ def test_an_unknown_shape_raises() -> None:
         random_model("qwen2.5-vl-0.5")
 
 
-def test_a_measurement_resumes_image_by_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_measurement_resumes_image_by_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nltk_data: None) -> None:
     monkeypatch.setattr(latency, "PROTOCOL", {"warmups": 1, "repeats": 2, "max_new_tokens": 6})
     about: dict[str, Any] = {
         "data": "scenes:unusual:2:7",
@@ -112,8 +112,8 @@ def test_a_measurement_resumes_image_by_image(tmp_path: Path, monkeypatch: pytes
         "limit": 1,
     }
     monkeypatch.setattr(config, "resolve_data", lambda *_: pytest.fail("looked for data of the methods' settings"))
-    found = latency.time_methods(BoxedImages(**about), Reporter())
+    found = latency.time_methods(Subject(**about), Reporter())
     assert [(row["method"], row["images"]) for row in found["rows"]] == [("greedy", 1), ("revisit", 1)]
     assert all(row["ms"] > 0 and row["first"] > 0 for row in found["rows"])
     monkeypatch.setattr(latency, "measure", lambda *_, **__: pytest.fail("measured again"))
-    assert latency.time_methods(BoxedImages(**about), Reporter()) == found
+    assert latency.time_methods(Subject(**about), Reporter()) == found

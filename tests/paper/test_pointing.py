@@ -13,7 +13,7 @@ from revisit import RevisitError
 from revisit.decoding.trace import RowTrace, StepRecord
 from revisit.models.geometry import ImageGrid, Layout
 from revisit.paper.objects import ObjectVocabulary
-from revisit.paper.pointing import Count, check_settings, criteria, object_steps, read_boxes
+from revisit.paper.pointing import Count, criteria, object_steps, read_boxes
 
 SPANS = ((0.0, 10.0), (10.0, 20.0))
 LAYOUT = Layout(((20, 20),), 4, (ImageGrid(0, 2, 2, xs=SPANS, ys=SPANS),))  # four patches of 10 × 10 pixels
@@ -77,9 +77,3 @@ def test_boxes_are_read_by_category(tmp_path: Path) -> None:
     (tmp_path / "instances_val2014.json").unlink()
     with pytest.raises(RevisitError, match="which pointing needs for the objects' boxes"):
         read_boxes(tmp_path)
-
-
-def test_only_revisit_selects_patches() -> None:
-    check_settings(["revisit", "revisit:layers=0"])
-    with pytest.raises(RevisitError, match="not 'vcd'"):
-        check_settings(["revisit", "vcd"])

@@ -27,7 +27,7 @@ from revisit.methods.revisit import ReVisiT
 from revisit.methods.vcd import VCD
 from revisit.paper import catalog, published
 from revisit.paper.published import Measured, comparison_table, decimals, verdict
-from revisit.paper.reproduce import _parts, _study_verdicts, _values
+from revisit.paper.reproduce import _values, study_verdicts
 
 
 def command(*arguments: str) -> list[str]:
@@ -79,14 +79,6 @@ def test_the_mean_over_subjects_is_the_papers_overall() -> None:
     assert found == {"Overall": Measured(50.0, 40.0, 60.0), "Art Theory": Measured(25.0, 40.0, 60.0)}
 
 
-def test_many_metrics_are_grouped() -> None:
-    subjects = list(published.table("mmmu_subjects")["LLaVA-1.5-7B"]["greedy"])
-    parts = _parts(subjects)
-    assert parts[0][0] == "Accounting to Basic Medical Science"
-    assert [name for _, names in parts for name in names] == subjects
-    assert max(len(names) for _, names in parts) == 6
-
-
 def test_a_table_counts_its_verdicts() -> None:
     theirs = {"greedy": {"F1": 80.0}, "revisit": {"F1": 81.0}, "vcd": {"F1": 70.0}}
     ours = {"greedy": {"F1": Measured(80.5, 79.0, 82.0)}, "revisit": {"F1": Measured(90.0, 89.0, 91.0)}}
@@ -97,7 +89,7 @@ def test_a_table_counts_its_verdicts() -> None:
 
 
 def test_latency_is_compared_method_by_method() -> None:
-    (table,) = _study_verdicts(
+    table = study_verdicts(
         catalog.ROWS["latency"],
         "LLaVA-1.5-7B",
         {"rows": [{"method": "greedy", "ms": 30.0}, {"method": "vcd", "ms": None}]},

@@ -10,7 +10,7 @@ import torch
 from revisit.eval.benchmarks.base import Item
 from revisit.paper import steps
 from revisit.paper.objects import ObjectVocabulary
-from revisit.paper.study import Caption, spoken
+from revisit.paper.study import Caption, without_end
 from word_tokenizers import train
 
 pytestmark = pytest.mark.usefixtures("nltk_data")
@@ -49,9 +49,9 @@ def test_selection_follows_the_papers_rules() -> None:
     }
 
 
-def test_spoken_leaves_out_the_end() -> None:
-    assert spoken((4, 5, 2), {2}) == (4, 5)
-    assert spoken((4, 5), {2}) == (4, 5)
+def test_the_end_token_is_left_out() -> None:
+    assert without_end((4, 5, 2), {2}) == (4, 5)
+    assert without_end((4, 5), {2}) == (4, 5)
 
 
 def test_ranks_leave_the_likeliest_token_out() -> None:

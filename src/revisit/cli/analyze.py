@@ -85,17 +85,18 @@ def analyze(
     from revisit.eval.benchmarks.io.places import DEFAULT_SCENES, scene_packages
     from revisit.eval.report.terminal import print_section
     from revisit.explain.files import make_folder
+    from revisit.methods import as_method
     from revisit.models.config import EMBEDDED
-    from revisit.paper.pointing import check_settings
     from revisit.paper.studies import STUDIES, read_study, run_study, study_section
-    from revisit.paper.study import CAPTIONS
+    from revisit.paper.study import CAPTIONS, Subject
 
     if data is None and model != EMBEDDED:
         raise RevisitError(f"--data is missing: give a folder, or {DEFAULT_SCENES} for generated scenes.")
-    methods = tuple(method or STUDIES[study].methods)
-    if study == "pointing":
-        check_settings(methods)
-    subject = STUDIES[study].subject(
+    methods, only = tuple(method or STUDIES[study].methods), STUDIES[study].only
+    for text in methods:
+        if only and as_method(text).name != only:
+            raise RevisitError(f"{study} studies ReVisiT: use --method {only}, with any settings, not {text!r}.")
+    subject = Subject(
         model=model,
         data=data or DEFAULT_SCENES,
         limit=limit,
@@ -105,7 +106,7 @@ def analyze(
         batch_size=batch_size,
         dtype=dtype,
         device_map=device_map,
-        **({"writer": writer} if writer else {}),
+        writer=writer,
     )
     need("nltk", "scipy", "statsmodels", "matplotlib", *scene_packages(subject.data))
     images = plural(len(subject.items), "image")  # bad data is reported before a folder is created

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Metric
 from revisit.eval.config import EvalConfig
 from revisit.eval.log import Log
@@ -25,6 +24,8 @@ from revisit.paper.study import Stored, command
 
 FILE = "ablation.json"
 ALPHAS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
+INTRODUCTION = "Each panel varies some settings of ReVisiT and keeps the others at the main configuration."
+SWEPT = ("CHAIRi", "F1", "accuracy", "macro", "token_max", "qAcc")  # metrics drawn over alpha
 
 
 @dataclass(frozen=True)
@@ -38,25 +39,18 @@ class Panel:
     main: ReVisiT  # the configuration that the others vary
 
     def to_json(self) -> dict[str, Any]:
-        """Return the panel as the report reads it: rows name their method by its label."""
+        """Return the panel as the report reads it: the cells of its rows, by the labels of the methods."""
+        rows = {label(method): [_cell(getattr(method, name)) for name in self.settings] for method in self.methods}
         return {
             "key": self.key,
             "title": self.title,
             "settings": list(self.settings),
-            "rows": [
-                {
-                    "method": label(method),
-                    "cells": [shown(getattr(method, name)) for name in self.settings],
-                    "values": [method.settings()[name] for name in self.settings],
-                    "main": method == self.main,
-                }
-                for method in self.methods
-            ],
+            "main": label(self.main),
+            "rows": rows,
         }
 
 
-def shown(value: object) -> str:
-    """Return a setting's value as a table prints it."""
+def _cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:g}".replace("e-0", "e-")
     return ", ".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
@@ -64,38 +58,23 @@ def shown(value: object) -> str:
 
 def paper_panels(base: ReVisiT) -> dict[str, Panel]:
     """Return panels (a) to (d) of the paper's ablation table around a main configuration."""
-
     vary = base.replace
-
-    def panel(key: str, title: str, settings: tuple[str, ...], methods: Sequence[ReVisiT]) -> Panel:
-        return Panel(key, title, settings, tuple(dict.fromkeys(methods)), base)
-
     fusions = [("interpolation", w) for w in (0.25, 0.5, 0.75)] + [("poe", w) for w in (0.25, 0.5, 1.0, 2.0)]
-    return {
-        "a": panel(
-            "a",
-            "Vocabulary constraint × token selection",
-            ("vocabulary", "select"),
+    panels = (
+        (
+            *("a", "Vocabulary constraint × token selection", ("vocabulary", "select")),
             [vary(select="max"), vary(select="random", neighbors=1), base, vary(vocabulary="full")],
         ),
-        "b": panel(
-            "b",
-            "Layer scope × threshold α",
-            ("layers", "alpha"),
+        (
+            *("b", "Layer scope × threshold α", ("layers", "alpha")),
             [vary(layers=layers, alpha=alpha) for layers in ("last", "all") for alpha in ALPHAS],
         ),
-        "c": panel(
-            "c",
-            "Selection metric",
-            ("divergence",),
-            [vary(divergence=divergence) for divergence in ("kl", "cosine", "jsd")],
-        ),
-        "d": panel(
-            "d",
-            "Fusion design",
-            ("fusion", "weight"),
-            [vary(fusion=fusion, weight=weight) for fusion, weight in fusions],
-        ),
+        ("c", "Selection metric", ("divergence",), [vary(divergence=d) for d in ("kl", "cosine", "jsd")]),
+        ("d", "Fusion design", ("fusion", "weight"), [vary(fusion=fusion, weight=w) for fusion, w in fusions]),
+    )
+    return {
+        key: Panel(key, title, settings, tuple(dict.fromkeys(methods)), base)
+        for key, title, settings, methods in panels
     }
 
 
@@ -108,33 +87,17 @@ def with_panels(config: EvalConfig, panels: Mapping[str, Panel]) -> EvalConfig:
 def ablate(config: EvalConfig, panels: Mapping[str, Panel], reporter: Reporter) -> list[Log]:
     """Run the panels in place of the configured methods; return the logs."""
     logs = run(with_panels(config, panels), reporter)
-    path = Path(config.out) / FILE
-    made = [
-        {**panel.to_json(), "command": command(), "settings_of_run": _settings(config)} for panel in panels.values()
-    ]
-    earlier = read_panels(path.parent) if path.exists() else []
-    kept = [panel for panel in earlier if panel["key"] not in panels]  # of other commands on the same output
-    write_json(path, [*kept, *made])
+    kept = [panel for panel in read_panels(Path(config.out)) if panel["key"] not in panels]  # of other commands
+    names = ("limit", "batch_size", "max_new_tokens")
+    about = {"command": command(), "settings_of_run": {name: getattr(config, name) for name in names}}
+    write_json(Path(config.out) / FILE, [*kept, *({**panel.to_json(), **about} for panel in panels.values())])
     return logs
 
 
-def _settings(config: EvalConfig) -> dict[str, Any]:
-    names = ("limit", "batch_size", "max_new_tokens")
-    return {name: value for name in names if (value := getattr(config, name)) is not None}
-
-
 def read_panels(folder: Path) -> list[dict[str, Any]]:
-    """Return the panels in the ablation.json of a folder; raise RevisitError if it is damaged."""
-    panels = read_json(folder / FILE)
-    needed = {"key", "title", "settings", "rows", "command", "settings_of_run"}
-    if not isinstance(panels, list) or not all(isinstance(panel, dict) and needed <= panel.keys() for panel in panels):
-        raise RevisitError(f"{folder / FILE} does not list the panels of an ablation; run `revisit ablate` again.")
+    """Return the panels that were run in a folder."""
+    panels: list[dict[str, Any]] = read_json(folder / FILE) if (folder / FILE).exists() else []
     return panels
-
-
-# -- drawing -------------------------------------------------------------------------------------------------------
-
-INTRODUCTION = "Each panel varies some settings of ReVisiT and keeps the others at the main configuration."
 
 
 def ablation_sections(panels: Sequence[Stored], logs: Sequence[Log], name: str) -> list[Section]:
@@ -149,55 +112,52 @@ def ablation_sections(panels: Sequence[Stored], logs: Sequence[Log], name: str) 
         several = sum(key[:2] == (model, benchmark) for key in groups) > 1
         names = [benchmark, model, *([decoding] if several else [])]
         for panel in panels:
-            if not all(row["method"] in found for row in panel["rows"]):
-                continue
-            blocks = _blocks(panel, found, "-".join([name, *map(slug, (panel["key"], *names))]))
-            named = panel["title"] if panel["title"] == panel["key"] else f"({panel['key']}) {panel['title']}"
-            title = " · ".join([named, *names])
-            about = {"command": panel["command"], "settings": panel["settings_of_run"]}
-            sections.append(Section(title, [*blocks, provenance(about)], level=3))
+            if panel["rows"].keys() <= found.keys():
+                blocks = _blocks(panel, found, "-".join([name, *map(slug, (panel["key"], *names))]))
+                title = " · ".join([f"({panel['key']}) {panel['title']}", *names])
+                about = {"command": panel["command"], "settings": panel["settings_of_run"]}
+                sections.append(Section(title, [*blocks, provenance(about)], level=3))
     return sections
 
 
 def _blocks(panel: Stored, logs: Mapping[str, Log], name: str) -> list[Block]:
-    rows = panel["rows"]
-    own = [logs[row["method"]] for row in rows]
+    own = [logs[method] for method in panel["rows"]]
     assert own[0].scores is not None
     metrics = [metric for name, metric in own[0].scores.shown.items() if "/" not in name and metric.better]
     columns = [ranked(own, metric, intervals=True) for metric in metrics]
-    lines: list[list[Cell | str]] = [[*row["cells"], *(c[n] for c in columns)] for n, row in enumerate(rows)]
+    lines: list[list[Cell | str]] = [
+        [*cells, *(c[n] for c in columns)] for n, cells in enumerate(panel["rows"].values())
+    ]
     if "greedy" in logs:
         values = [ranked([logs["greedy"]], metric)[0] for metric in metrics]
         lines.append(["greedy", *[""] * (len(panel["settings"]) - 1), *values])
-    main = [" ".join(row["cells"]) for row in rows if row["main"]]
     caption = f"Best in bold, second underlined, 95 % intervals in brackets; {own[0].answered} items."
+    if panel["main"] in panel["rows"]:
+        caption += f" Main configuration: {' '.join(panel['rows'][panel['main']])}."
     table = Table(
         (*panel["settings"], *(heading(m) for m in metrics)),
         lines,
-        caption + (f" Main configuration: {main[0]}." if main else ""),
-        marked=frozenset(place for place, row in enumerate(rows) if row["main"]),
+        caption,
+        marked=frozenset(place for place, method in enumerate(panel["rows"]) if method == panel["main"]),
         left=len(panel["settings"]),
     )
-    swept = "alpha" in panel["settings"] and len(rows) > 3
-    return [table, *([_sweep(panel, logs, metrics, name)] if swept else [])]
+    return [table, *([_sweep(panel, logs, metrics, name)] if "alpha" in panel["settings"] else [])]
 
 
 def _sweep(panel: Stored, logs: Mapping[str, Log], metrics: Sequence[Metric], name: str) -> Block:
     """Draw curves over alpha, one for each value of the other settings."""
     at = panel["settings"].index("alpha")
-    lines: dict[str, list[Stored]] = {}
-    for row in panel["rows"]:
-        others = ", ".join(text for place, text in enumerate(row["cells"]) if place != at)
-        lines.setdefault(others or "ReVisiT", []).append(row)
+    lines: dict[str, list[tuple[str, float]]] = {}  # other settings -> methods with their alpha
+    for method, cells in panel["rows"].items():
+        others = ", ".join(cells[:at] + cells[at + 1 :])
+        lines.setdefault(others, []).append((method, float(cells[at])))
     scores = {method: log.scores for method, log in logs.items() if log.scores is not None}
-    panels = []
-    known = [m for m in metrics if m.name in ("CHAIRi", "F1", "accuracy", "macro", "token_max", "qAcc")]
-    for metric in (known or metrics)[:3]:
+    plots = []
+    for metric in ([m for m in metrics if m.name in SWEPT] or metrics)[:3]:
         series = []
-        for name_of_line, rows in lines.items():
-            found = [scores[row["method"]].value(metric.name) for row in rows]
-            y, low, high = ([values[place] for values in found] for place in range(3))
-            series.append(Series(name_of_line, y, [float(row["values"][at]) for row in rows], low, high))
+        for others, methods in lines.items():
+            y, low, high = zip(*(scores[method].value(metric.name) for method, _ in methods), strict=True)
+            series.append(Series(others, y, [alpha for _, alpha in methods], low, high))
         greedy = scores["greedy"].value(metric.name)[0] if "greedy" in scores else None
-        panels.append(Plot(series, heading(metric), "α", log=True, baseline=greedy))
-    return curves(name, f"{panel['title']}; with 95 % intervals, the dashed line is plain decoding.", panels)
+        plots.append(Plot(series, heading(metric), "α", log=True, baseline=greedy))
+    return curves(name, f"{panel['title']}; with 95 % intervals, the dashed line is plain decoding.", plots)

@@ -1,7 +1,7 @@
 """Which generated tokens wrote which object word of a caption.
 
-Tokens and words are matched by character offsets. Those of the tokens come from decoding every prefix of the sequence, those of
-CHAIR's words from finding its word tokenizer's output in the lower-cased caption. A caption that does not match raises RevisitError.
+Tokens and words are matched by character offsets: of tokens by decoding every prefix of the sequence, of CHAIR's words by finding the
+output of its word tokenizer in the lower-cased caption.
 """
 
 from __future__ import annotations
@@ -24,29 +24,21 @@ _QUOTES = {"``": ('"', "``"), "''": ('"', "''")}  # what the word tokenizer writ
 
 @dataclass(frozen=True)
 class Mention:
-    """An object word of a caption as CHAIR counts it, and the tokens that wrote it.
+    """An object word of a caption as CHAIR counts it, and the tokens that wrote it (`first` to `last`, both included)."""
 
-    `text` is the word as written in the caption; `word` is CHAIR's form of it (singular, pairs as one word). `first` and
-    `last` are indices into the generated tokens, both included.
-    """
-
-    word: str
+    word: str  # CHAIR's form: singular, pairs as one word
     category: str
-    text: str
-    span: Span
+    text: str  # as written in the caption
     first: int
     last: int
     alone: bool  # one token wrote all of it, and nothing else but blanks
 
-    def hallucinated(self, truth: Sequence[str] | frozenset[str]) -> bool:
-        """Whether the category is not among those in the image."""
-        return self.category not in truth
-
 
 def word_spans(caption: str, words: Sequence[str]) -> list[Span]:
-    """Return the place of each token of CHAIR's word tokenizer in its caption (which it lower-cased)."""
+    """Return the place of each token of CHAIR's word tokenizer in its caption; raise RevisitError if one is not there."""
     lowered = caption.lower()
-    starts = _lowered_starts(caption)
+    # the characters of the caption that those of the lower-cased caption come from: "İ" becomes two
+    starts = [place for place, character in enumerate(caption) for _ in character.lower()] + [len(caption)]
     spans: list[Span] = []
     cursor = 0
     for word in words:
@@ -55,20 +47,11 @@ def word_spans(caption: str, words: Sequence[str]) -> list[Span]:
         written = next((form for form in _QUOTES.get(word, (word,)) if lowered.startswith(form, cursor)), None)
         if written is None:
             raise RevisitError(
-                f"The word {word!r} of a caption is not at character {cursor} of "
-                f"{caption[:60]!r}, so its tokens are not known; please report this caption."
+                f"The word {word!r} was not found at character {cursor} of the caption {caption[:60]!r}; please report this caption."
             )
         spans.append((starts[cursor], starts[cursor + len(written)]))
         cursor += len(written)
     return spans
-
-
-def _lowered_starts(caption: str) -> list[int]:
-    """Return for each position of the lower-cased caption the position of the caption it comes from, and the end."""
-    starts: list[int] = []
-    for place, character in enumerate(caption):
-        starts += [place] * len(character.lower())
-    return [*starts, len(caption)]
 
 
 def word_mentions(caption: str) -> list[tuple[str, Span]]:
@@ -84,12 +67,13 @@ def word_mentions(caption: str) -> list[tuple[str, Span]]:
 def mentions(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[Mention]:
     """Return the object words of the caption that these tokens spell, each with its own tokens, in CHAIR's order."""
     text, spans = token_spans(tokenizer, tokens)
-    blank = len(text) - len(text.lstrip())  # CHAIR sees the caption without blanks at its ends
+    blank = len(text) - len(text.lstrip())  # CHAIR reads the caption without blanks at its ends
     found = []
     for word, (start, stop) in word_mentions(text.strip()):
-        place = (start + blank, stop + blank)
-        own = tokens_in(spans, *place)
+        written = text[start + blank : stop + blank]
+        own = tokens_in(spans, start + blank, stop + blank)
         a, b = spans[own[0]][0], spans[own[-1]][1]
-        alone = len(own) == 1 and text[a:b].strip() == text[slice(*place)]
-        found.append(Mention(word, WORDS[word], text[slice(*place)], place, own[0], own[-1], alone))
+        found.append(
+            Mention(word, WORDS[word], written, own[0], own[-1], len(own) == 1 and text[a:b].strip() == written)
+        )
     return found

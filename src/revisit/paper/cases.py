@@ -1,7 +1,7 @@
-"""Case studies: the steps at which ReVisiT changed its mind about an object, candidate by candidate.
+"""Case studies: the steps at which ReVisiT changed the token, candidate by candidate.
 
-Every changed step is sorted by what the model alone would have written and what was written instead: a word for
-something in the image ("shown"), for something that is not ("absent"), or no object word ("other").
+Changed steps are sorted by the token that the model alone would have chosen and the one chosen instead: a word for something in the image
+("shown"), a word for something that is not ("absent"), or no object word ("other").
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import math
 from collections import Counter
 
 from revisit.decoding.trace import StepRecord
-from revisit.errors import RevisitError
 from revisit.eval.report.document import Block, Table, Text
 from revisit.eval.run import Reporter
 from revisit.methods import as_method
@@ -18,16 +17,15 @@ from revisit.methods.revisit import ReVisiT
 from revisit.models.types import Tokenizer
 from revisit.paper.study import Result, Stored, Subject, percent
 
-CANDIDATES = 20  # of a case that are listed
-CASES = 4  # that are printed in full
+CANDIDATES = 20  # listed for a case
+CASES = 4  # printed in full
 
 
 def case_studies(subject: Subject, reporter: Reporter) -> Result:
-    """Count the changes by kind, and collect the corrections in which the model alone was surest."""
+    """Count the changes by kind, and collect the corrections in which the model alone was most confident."""
     model, processor = subject.loaded
     method = as_method(subject.methods[0], model)
-    if not isinstance(method, ReVisiT):
-        raise RevisitError(f"A case study needs ReVisiT, not {method.name}.")
+    assert isinstance(method, ReVisiT)
     vocabulary = subject.vocabulary
     changes: Counter[str] = Counter()
     steps = 0
@@ -38,22 +36,19 @@ def case_studies(subject: Subject, reporter: Reporter) -> Result:
         for number, record in enumerate(row.records):
             if not record.changed:
                 continue
-            kinds = [
+            kind = " → ".join(
                 "shown" if token in shown else "absent" if token in vocabulary.ids else "other"
                 for token in (record.instead_of, record.ids[0])
-            ]
-            kind = " → ".join(kinds)
+            )
             changes[kind] += 1
             about = {
                 "image": item.id,
-                "prompt": item.prompt,
                 "so_far": processor.tokenizer.decode(tokens[:number], skip_special_tokens=True),
                 "step": number,
                 "change": kind,
                 "ground_truth": item.meta["ground_truth"],
                 "layer": record.layer,
                 "vision_token": record.vision_token,
-                "divergence": record.divergence,
                 "plausible_tokens": record.plausible_tokens,
                 "rows": rows_of(record, method, processor.tokenizer),
             }
@@ -69,7 +64,7 @@ def case_studies(subject: Subject, reporter: Reporter) -> Result:
 
 
 def rows_of(record: StepRecord, method: ReVisiT, tokenizer: Tokenizer) -> list[Result]:
-    """Return the best candidates: log-probability and probability (%) of base and vision, fused score and final probability.
+    """Return log-probability and probability (%) of base, vision and final distribution for the best candidates.
 
     The fused score is printed as in the paper, before it is normalized: log base + weight · log vision.
     """
@@ -78,14 +73,13 @@ def rows_of(record: StepRecord, method: ReVisiT, tokenizer: Tokenizer) -> list[R
         base, final = record.base[place], record.final[place]
         vision = record.vision[place] if record.vision is not None else math.nan
         fused = _log(base) + (record.weight or 0.0) * _log(vision) if method.fusion == "poe" else _log(final)
-        rows.append(
-            {
-                "token": tokenizer.decode([token]).strip() or repr(tokenizer.decode([token])),
-                "base": [_log(base), 100 * base],
-                "vision": [_log(vision), 100 * vision],
-                "final": [fused, 100 * final],
-            }
-        )
+        text = tokenizer.decode([token])
+        pairs = {
+            "base": [_log(base), 100 * base],
+            "vision": [_log(vision), 100 * vision],
+            "final": [fused, 100 * final],
+        }
+        rows.append({"token": text.strip() or repr(text), **pairs})
     return rows
 
 
@@ -97,26 +91,18 @@ def draw(result: Stored, name: str) -> list[Block]:
     """Draw the changes by kind, and a table for each case."""
     changed = sum(result["changes"].values())
     text = (
-        f"{result['steps']:,} steps over {result['images']} images, {changed:,} of them changed. What the model alone "
-        "would have written, and what was written instead, by kind of word: shown (names something in the image), "
-        "absent (names something that is not), other."
+        f"{result['steps']:,} steps over {result['images']} images, {changed:,} of them changed: the token of the model alone → the token "
+        "chosen instead, by kind of word: shown (names something in the image), absent (names something that is not), other."
     )
     kinds = [(kind, f"{n:,}", f"{percent(n / changed, 1)} %") for kind, n in result["changes"].items()]
     blocks: list[Block] = [Text(text), Table(("Change", "steps", "share of changes"), kinds, "Changed steps by kind.")]
     for case in result["cases"]:
+        lines = []
+        for rank, row in enumerate(case["rows"], 1):
+            pairs = [row[name] for name in ("base", "vision", "final")]
+            cells = [text for log, p in pairs for text in ("−∞" if log <= -998 else f"{log:.2f}", f"{p:.2f}")]
+            lines.append((str(rank), row["token"], *cells))
         where = f"layer {case['layer']}, vision token {case['vision_token']}"
-        lines = [
-            (
-                str(rank),
-                row["token"],
-                *(
-                    text
-                    for log, p in (row["base"], row["vision"], row["final"])
-                    for text in ("−∞" if log <= -998 else f"{log:.2f}", f"{p:.2f}")
-                ),
-            )
-            for rank, row in enumerate(case["rows"], 1)
-        ]
         caption = (
             f"Image {case['image']}, step {case['step']} after “…{case['so_far'][-60:]}” ({case['change']}; "
             f"{where if case['layer'] is not None else 'no vision token'}; {case['plausible_tokens']} plausible tokens). "

@@ -1,10 +1,10 @@
-"""Static figures: curves. Series differ in marker and dash as well as in color."""
+"""Figures of curves. Series differ in marker and dash as well as in color."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from revisit.eval.report.document import Figure
 from revisit.eval.report.figures import draw
@@ -47,15 +47,10 @@ def curves(name: str, caption: str, panels: Sequence[Plot]) -> Figure:
     def paint(axes: list[list[Axes]]) -> None:
         for place, panel in zip(axes[0], panels, strict=True):
             for number, series in enumerate(panel.series):
-                style: dict[str, Any] = {
-                    "color": COLORS[number % 7],
-                    "marker": MARKERS[number % 7],
-                    "linestyle": LINES[number % 7],
-                }
+                color, marker, line = (styles[number % 7] for styles in (COLORS, MARKERS, LINES))
                 if series.low:
-                    color = style["color"]
                     place.fill_between(series.x, series.low, series.high, color=color, alpha=0.15, linewidth=0)
-                place.plot(series.x, series.y, label=series.label, **style)
+                place.plot(series.x, series.y, label=series.label, color=color, marker=marker, linestyle=line)
             if panel.baseline is not None:
                 place.axhline(panel.baseline, color="#333333", linestyle=(0, (4, 3)), linewidth=1, label="greedy")
             place.set(title=panel.title, xlabel=panel.xlabel, ylabel=panel.ylabel)
@@ -63,17 +58,17 @@ def curves(name: str, caption: str, panels: Sequence[Plot]) -> Figure:
                 place.set_xscale("log")
             place.legend(loc="best")
 
-    return draw(
-        name, caption, _alt(panels), paint, width=max(5.2, 4.0 * len(panels)), height=3.2, shape=(1, len(panels))
-    )
-
-
-def _alt(panels: Sequence[Plot]) -> str:
-    """Describe the values in words: about five points of each curve."""
-    parts = []
+    parts = []  # about five points of each curve, for readers without images
     for panel in panels:
         for series in panel.series:
             points = list(zip(series.x, series.y, strict=True))
             values = ", ".join(f"{x:g} {y:.1f}" for x, y in points[:: max(1, len(points) // 5)])
             parts.append(" ".join(filter(None, (panel.title, series.label))) + f": {values}")
-    return "; ".join(parts)
+    width, shape = max(5.2, 4.0 * len(panels)), (1, len(panels))
+    return draw(name, caption, "; ".join(parts), paint, width=width, height=3.2, shape=shape)
+
+
+def recall_curve(label: str, rows: Sequence[Mapping[str, float]]) -> Series:
+    """Return the curve of recall@k in percent, with its interval."""
+    recall, low, high = ([100 * row[key] for row in rows] for key in ("recall", "low", "high"))
+    return Series(label, recall, [row["k"] for row in rows], low, high)

@@ -16,7 +16,6 @@ from revisit.eval.report.run_report import (
     unfinished_section,
 )
 from revisit.explain.files import slug
-from revisit.paper.ablation import FILE as ABLATION
 from revisit.paper.ablation import INTRODUCTION, ablation_sections, read_panels
 from revisit.paper.studies import FOLDER, read_study, study_sections
 from revisit.paper.study import CAPTIONS, Stored
@@ -37,7 +36,7 @@ def build(folder: Path, *, resamples: int = 4999, out: Path | None = None) -> Do
         raise RevisitError(f"{folder} is not a folder; give the --out folder of `revisit eval`, `ablate` or `analyze`.")
     runs = find_runs(folder)
     places = {name: logs[0].folder for name, logs in runs.items()}
-    panels = {name: read_panels(place) for name, place in places.items() if (place / ABLATION).exists()}
+    panels = {name: found for name, place in places.items() if (found := read_panels(place))}
     files = sorted(path for path in folder.rglob("*.json") if path.parent.name == FOLDER)
     studies = [
         {**read_study(path), "name": slug(path.relative_to(folder).with_suffix("").as_posix(), 100)} for path in files
@@ -46,9 +45,8 @@ def build(folder: Path, *, resamples: int = 4999, out: Path | None = None) -> Do
         raise RevisitError(
             f"Nothing to report in {folder}: no logs of `revisit eval` or `ablate`, no studies of `revisit analyze`."
         )
-    shown = {
-        name: _main_logs(logs, panels.get(name, ())) for name, logs in runs.items() if not _captions_only(places[name])
-    }
+    captions = {name for name, place in places.items() if place.name == CAPTIONS and (place.parent / FOLDER).is_dir()}
+    shown = {name: _main_logs(logs, panels.get(name, ())) for name, logs in runs.items() if name not in captions}
     sections = unfinished_section(runs) + main_sections(shown, resamples, out or folder)
     if panels:
         sections.append(Section("Ablations", [Text(INTRODUCTION)]))
@@ -62,18 +60,9 @@ def build(folder: Path, *, resamples: int = 4999, out: Path | None = None) -> Do
     return Document("ReVisiT: results", lead, sections)
 
 
-def _captions_only(place: Path) -> bool:
-    """Whether a run only has the captions that studies read."""
-    return place.name == CAPTIONS and (place.parent / FOLDER).is_dir()
-
-
 def _main_logs(logs: Sequence[Log], panels: Sequence[Stored]) -> list[Log]:
     """Return the logs that do not only belong to an ablation."""
-    varied = {row["method"] for panel in panels for row in panel["rows"]}
+    varied = {method for panel in panels for method in panel["rows"]}
     kept = [log for log in logs if log.spec.method not in varied]
-    asked = {_question(log) for log in kept if log.spec.method != "greedy" or not varied}
-    return [log for log in kept if _question(log) in asked]
-
-
-def _question(log: Log) -> tuple[str, str]:
-    return log.spec.model, log.spec.benchmark
+    others = {(log.spec.model, log.spec.benchmark) for log in kept if log.spec.method != "greedy" or not varied}
+    return [log for log in kept if (log.spec.model, log.spec.benchmark) in others]

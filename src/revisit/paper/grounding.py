@@ -1,8 +1,7 @@
-"""GT versus Hal: how much probability goes to words for what the image shows, and to words for what it does not.
+"""GT versus Hal: the probability of words for what the image shows (GT), and for what it does not show (Hal).
 
-At every token of a caption the output distribution is restricted to the object vocabulary; GT max and Hal max are the
-largest probabilities of a shown and of an absent object's word. The caption is then written once more by teacher
-forcing with every vision token removed, and both are taken again.
+At every token of a caption the output distribution is restricted to the object vocabulary; GT max and Hal max are the largest
+probabilities of a GT and of a Hal word. Both are taken again by teacher forcing with every vision token removed from the prompt.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from revisit.paper.steps import select
 from revisit.paper.study import Result, Stored, Subject, captions_text, number, track
 
 Floats = NDArray[np.float64]
-# Per token, in percent: GT and Hal with the image, GT and Hal without it. What is tested are differences of these columns.
+# Per token, in percent: GT and Hal with the image, GT and Hal without it. Differences of these columns are tested.
 COLUMNS = ("gt_with", "hal_with", "gt_without", "hal_without")
 TESTED = {"with_image": (1, -1, 0, 0), "without_image": (0, 0, 1, -1), "delta": (1, -1, -1, 1)}
 
 
 def maxima(logits: Tensor, shown: Tensor) -> Tensor:
-    """Return the largest probability, in percent, of a shown and of an absent word.  (n, words), (words,) -> (n, 2)"""
+    """Return the largest probability, in percent, of a GT and of a Hal word.  (n, words), (words,) bool -> (n, 2)"""
     p = 100 * logits.double().softmax(-1)
     return torch.stack([p[:, shown].amax(-1), p[:, ~shown].amax(-1)], dim=-1)
 
@@ -45,19 +44,18 @@ def signed_rank(differences: Floats) -> float:
 
 
 def compare(sets: dict[str, Floats]) -> list[Result]:
-    """Return one row per set of tokens (n, 4): averages, medians, tests; Holm's correction is over the sets, for each quantity."""
-    differences = {q: [values @ np.array(signs) for values in sets.values()] for q, signs in TESTED.items()}
-    tests = {q: [signed_rank(d) for d in found] for q, found in differences.items()}
-    adjusted = {q: holm(found) for q, found in tests.items()}
-    rows = []
-    for place, (name, values) in enumerate(sets.items()):
-        row: Result = {"setting": name, "n": len(values)}
-        row |= {key: _mean(values[:, column]) for column, key in enumerate(COLUMNS)}
-        for q in TESTED:
-            found = differences[q][place]
+    """Return averages, medians and tests of each set of tokens (n, 4); Holm's correction is over the sets, for each difference."""
+    rows: list[Result] = [
+        {"setting": name, "n": len(values), **{key: _mean(values[:, n]) for n, key in enumerate(COLUMNS)}}
+        for name, values in sets.items()
+    ]
+    for key, signs in TESTED.items():
+        differences = [values @ np.array(signs) for values in sets.values()]
+        tests = [signed_rank(found) for found in differences]
+        for row, found, p, adjusted in zip(rows, differences, tests, holm(tests), strict=True):
             median = float(np.median(found)) if len(found) else None
-            row[q] = {"median": median, "p": _known(tests[q][place]), "p_holm": _known(adjusted[q][place])}
-        rows.append(row)
+            p_values = {name: None if math.isnan(value) else value for name, value in (("p", p), ("p_holm", adjusted))}
+            row[key] = {"median": median, **p_values}
     return rows
 
 
@@ -65,82 +63,61 @@ def _mean(values: Floats) -> float | None:
     return float(values.mean()) if len(values) else None
 
 
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value
-
-
 def gt_vs_hal(subject: Subject, reporter: Reporter) -> Result:
-    """Run the study: all tokens, tokens of hallucinated captions, hallucinated steps; with the image and without it."""
+    """Run the study on all tokens, the tokens of hallucinated captions, and the hallucinated steps."""
     captions = subject.captions(reporter)
     model, processor = subject.loaded
     vocabulary, head = subject.vocabulary, ModelParts.of(model).head
     chosen = select(captions, processor.tokenizer, vocabulary)
     steps = {caption.item.id: [mention.first for mention in kept] for caption, kept in chosen.kept}
-    nothing = [np.zeros((0, 4))]
-    everywhere, hallucinated, at_steps = list(nothing), list(nothing), list(nothing)
+    measured: dict[str, Floats] = {}  # image -> (tokens, 4)
     for caption in track(reporter, "with and without the image", captions):
-        shown = vocabulary.mask(caption.truth)
+        shown = torch.zeros(len(vocabulary.words), dtype=torch.bool)
+        shown[vocabulary.places(caption.truth)] = True
         if not bool(shown.any()) or bool(shown.all()) or not caption.tokens:
             continue
         ids = vocabulary.tensor(head.device)
-        parts = []
-        for vision in (True, False):
-            states = subject.forced_states(caption, vision=vision)
-            with torch.no_grad():
-                parts.append(maxima(head.logits(states, ids).cpu(), shown).numpy())
-        rows = np.concatenate(parts, axis=1)  # (tokens, 4)
-        everywhere.append(rows)
-        if caption.item.id in chosen.hallucinated:
-            hallucinated.append(rows)
-        at_steps.append(rows[steps.get(caption.item.id, [])])
-    if len(everywhere) == 1:
+        with torch.no_grad():
+            both = [head.logits(subject.forced_states(caption, vision=vision), ids) for vision in (True, False)]
+        measured[caption.item.id] = torch.cat([maxima(logits.cpu(), shown) for logits in both], dim=1).numpy()
+    if not measured:
         raise RevisitError("No image shows an object whose word is a single token, so GT and Hal cannot be compared.")
+    nothing = [np.zeros((0, 4))]
     sets = {
-        "All tokens": np.concatenate(everywhere),
-        "All tokens in hallucinated captions": np.concatenate(hallucinated),
-        "Hallucinated steps": np.concatenate(at_steps),
+        "All tokens": list(measured.values()),
+        "All tokens in hallucinated captions": [v for image, v in measured.items() if image in chosen.hallucinated],
+        "Hallucinated steps": [values[steps.get(image, [])] for image, values in measured.items()],
     }
     return {
         "captions": len(captions),
         "hallucinated_captions": len(chosen.hallucinated),
-        "captions_without_ground_truth_word": len(captions) + 1 - len(everywhere),
+        "captions_without_ground_truth_word": len(captions) - len(measured),
         "selection": chosen.counts,
         "vocabulary": vocabulary.summary(),
-        "rows": compare(sets),
+        "rows": compare({name: np.concatenate(nothing + parts) for name, parts in sets.items()}),
     }
 
 
 def draw(result: Stored, name: str) -> list[Block]:
     """Draw the averages and the tests."""
-    text = "Averages of the largest probability (%) of a shown (GT) and of an absent (Hal) object's word, over the object words."
-    return [Text(captions_text(result) + text), _averages(result["rows"]), _tests(result["rows"])]
-
-
-def _averages(rows: list[Result]) -> Table:
-    lines = []
-    for row in rows:
-        for condition, key in (("with image", "with"), ("without image", "without")):
-            gt, hal = row[f"gt_{key}"], row[f"hal_{key}"]
-            bold = [0, 0] if gt is None or hal is None else [int(gt > hal), int(hal > gt)]
+    averages, tests = [], []
+    for row in result["rows"]:
+        for condition in ("with", "without"):
+            gt, hal = row[f"gt_{condition}"], row[f"hal_{condition}"]
+            bold = (0, 0) if gt is None or hal is None else (int(gt > hal), int(hal > gt))
             pair = (Cell(number(gt), bold[0]), Cell(number(hal), bold[1]))
-            lines.append((row["setting"], condition, f"{row['n']:,}", *pair))
-    heads = ("Tokens", "Condition", "N", "GT Max Avg", "Hal Max Avg")
-    return Table(heads, lines, "GT Max Avg and Hal Max Avg (%); the larger is bold.", left=2)
-
-
-def _tests(rows: list[Result]) -> Table:
-    lines = [
-        (
-            row["setting"],
-            f"{row['n']:,}",
-            *(text for q in TESTED for text in (number(row[q]["median"], 3), p_value(row[q]["p_holm"]))),
-        )
-        for row in rows
-    ]
-    return Table(
-        ("Tokens", "N", *("median", "p (Holm)") * 3),
-        lines,
+            averages.append((row["setting"], f"{condition} image", f"{row['n']:,}", *pair))
+        found = [text for q in TESTED for text in (number(row[q]["median"], 3), p_value(row[q]["p_holm"]))]
+        tests.append((row["setting"], f"{row['n']:,}", *found))
+    text = "Averages of the largest probability (%) of a word for a present (GT) and for an absent (Hal) object, among the object words."
+    tested = (
         "Wilcoxon signed-rank tests (two-sided, Pratt) of d = GT − Hal with the image, without it, and of their difference Δ; "
-        "medians in points of percent, Holm's correction over the three sets of tokens.",
-        groups=(("", 1), ("d with image", 2), ("d without image", 2), ("Δ", 2)),
+        "medians in points of percent, Holm's correction over the three sets of tokens."
     )
+    heads = ("Tokens", "Condition", "N", "GT Max Avg", "Hal Max Avg")
+    groups = (("", 1), ("d with image", 2), ("d without image", 2), ("Δ", 2))
+    return [
+        Text(captions_text(result) + text),
+        Table(heads, averages, "GT Max Avg and Hal Max Avg (%); the larger is bold.", left=2),
+        Table(("Tokens", "N", *("median", "p (Holm)") * 3), tests, tested, groups=groups),
+    ]

@@ -1,8 +1,7 @@
-"""How long decoding takes with a method and without: the protocol of `revisit bench` and `revisit reproduce latency`.
+"""How long decoding takes with each method: the protocol of `revisit bench` and `revisit reproduce latency`.
 
-A call is timed from outside: the moment at which every token is known gives the time to the first token and the interval
-of each further one, on a GPU by events in its queue, so that nothing waits before the call ends. Methods take turns within
-every repeat, so that a slow minute of the machine affects all of them.
+The moment at which each token is available gives the time to the first token and the interval of each further one, on a GPU by events in
+its queue, so that nothing waits before the call ends. Methods take turns within every repeat, so that a slow minute affects all of them.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def wait(device: torch.device) -> None:
 
 
 def now(device: torch.device) -> Moment:
-    """Return the time of the host, or, for a GPU, an event at this point of its queue."""
+    """Return the time of the host, or an event at this point of a GPU's queue."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -64,7 +63,7 @@ def seconds(start: Moment, end: Moment) -> float:
 
 
 class Clock(StoppingCriteria):
-    """Never stops decoding; records when each token is known."""
+    """Record when each token is available; never stop decoding."""
 
     def __init__(self) -> None:
         self.times: list[Moment] = []
@@ -135,7 +134,12 @@ def measure(
         for label, method in methods.items():
             timing = Timing(label) if repeat < 0 else timings[label]
             length = 4 if repeat < 0 else new_tokens
-            options = {"do_sample": False, "min_new_tokens": length, "max_new_tokens": length, **generate_kwargs}
+            options: Result = {
+                "do_sample": False,
+                "min_new_tokens": length,
+                "max_new_tokens": length,
+                **generate_kwargs,
+            }
             time_call(model, inputs, method, timing, Clock(), **options)
     return list(timings.values())
 
@@ -145,52 +149,43 @@ def time_answers(
 ) -> dict[str, float | str]:
     """Time whole answers, the prompt included: seconds per token, the median over rounds in which the methods take turns.
 
-    Of a method that refuses the model, its sentence. On a CPU this is processor time, which a busy machine changes less. A first round
-    does not count; in it CODE writes its description.
+    Methods that do not support the model map to the error message. On a CPU this is processor time, which a busy machine changes less. A
+    first round, in which CODE writes its description, does not count.
     """
     clock = time.process_time if model.device.type == "cpu" else time.perf_counter
     times: dict[str, list[float]] = {label: [] for label in methods}
-    refused: dict[str, str] = {}
+    unsupported: dict[str, str] = {}
+    options: Result = {"do_sample": False, "min_new_tokens": new_tokens, "max_new_tokens": new_tokens}
     for _ in range(rounds + 1):
         for label, method in methods.items():
-            if label in refused:
+            if label in unsupported:
                 continue
             wait(model.device)
             started = clock()
             try:
-                generate(
-                    model,
-                    **inputs,
-                    method=method,
-                    num_beams=method.own_beams,
-                    do_sample=False,
-                    min_new_tokens=new_tokens,
-                    max_new_tokens=new_tokens,
-                )
+                generate(model, **inputs, method=method, num_beams=method.own_beams, **options)
             except RevisitError as error:
-                refused[label] = str(error)
+                unsupported[label] = str(error)
             wait(model.device)
             times[label].append((clock() - started) / new_tokens)
-    return {label: refused.get(label, median(seconds[1:] or seconds)) for label, seconds in times.items()}
+    return {label: unsupported.get(label, median(seconds[1:] or seconds)) for label, seconds in times.items()}
 
 
 def table(timings: Sequence[Timing]) -> list[Result]:
     """Return one row per method, in milliseconds, with ratios to the first."""
-    base = timings[0]
-    base_first = median(base.first)
-    rows = []
+    base, rows = timings[0], []
     for timing in timings:
         mean, deviation = timing.per_token
         rows.append(
             {
                 "method": timing.label,
                 "first_token_ms": 1e3 * median(timing.first),
-                "first_token_ratio": median(timing.first) / base_first,
+                "first_token_ratio": median(timing.first) / median(base.first),
                 "ms_per_token": 1e3 * mean,
                 "ms_per_token_std": 1e3 * deviation,
                 "tokens_per_second": timing.rows / mean,
                 "quick_ms_per_token": 1e3 * timing.quick,
-                "ratio": timing.quick / base.quick,  # of the number above
+                "ratio": timing.quick / base.quick,
                 "cpu_ratio": fmean(timing.busy) / fmean(base.busy),
             }
         )
@@ -218,15 +213,13 @@ def bench_table(rows: Sequence[Mapping[str, Any]], caption: str) -> Table:
 
 # -- over many images --------------------------------------------------------------------------------------------
 
-
 PROTOCOL = {"warmups": 6, "repeats": 3, "max_new_tokens": 512}  # of the paper
 
 
 def time_methods(subject: Subject, reporter: Reporter) -> Result:
     """Measure milliseconds per token and to the first token of every method: mean and deviation over the images.
 
-    Methods have the settings of the paper's protocol. Every image is stored when it is measured, so a killed measurement
-    resumes with the next one.
+    Methods have the settings of the paper's protocol. Every image is stored when it is measured, so that a killed measurement resumes.
     """
     config = EvalConfig(model=(subject.model,), method=subject.methods, data=str(subject.folder), preset="paper")
     methods = dict(zip(subject.methods, config.methods_for(subject.model), strict=True))
@@ -246,32 +239,27 @@ def time_methods(subject: Subject, reporter: Reporter) -> Result:
         )
         times = {
             timing.label: {
-                "first": [round(1000 * seconds, 4) for seconds in timing.first],
-                "per_token": [round(1000 * fmean(run), 4) for run in timing.intervals if run],
+                "first": 1000 * fmean(timing.first),
+                "per_token": [1000 * fmean(run) for run in timing.intervals if run],
             }
             for timing in timings
         }
         write_json(files[item.id], times)
-    rows = _summary([read_json(path) for path in files.values()], list(methods))
+    measured = [read_json(path) for path in files.values()]
+    rows = []
+    for name in methods:
+        per_token = [fmean(times[name]["per_token"]) for times in measured if times[name]["per_token"]]
+        first = [times[name]["first"] for times in measured]
+        (ms, sd), (first_ms, first_sd) = _spread(per_token), _spread(first)
+        rows.append(
+            {"method": name, "ms": ms, "sd": sd, "first": first_ms, "first_sd": first_sd, "images": len(per_token)}
+        )
     return {**about, "images": len(subject.items), "rows": rows}
 
 
-def _summary(rows: list[Result], methods: list[str]) -> list[Result]:
-    found = []
-    for name in methods:
-        per_token = [fmean(row[name]["per_token"]) for row in rows if row[name]["per_token"]]
-        first = [fmean(row[name]["first"]) for row in rows]
-        found.append(
-            {
-                "method": name,
-                "ms": fmean(per_token) if per_token else None,
-                "sd": stdev(per_token) if len(per_token) > 1 else 0.0,
-                "first": fmean(first),
-                "first_sd": stdev(first) if len(first) > 1 else 0.0,
-                "images": len(per_token),
-            }
-        )
-    return found
+def _spread(values: Sequence[float]) -> tuple[float | None, float]:
+    """Return mean and standard deviation."""
+    return fmean(values) if values else None, stdev(values) if len(values) > 1 else 0.0
 
 
 def draw(result: Stored, name: str) -> list[Block]:

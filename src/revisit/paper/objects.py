@@ -1,4 +1,4 @@
-"""The object vocabulary: CHAIR's synonyms that are one token, and those of them that are in an image."""
+"""The object vocabulary: CHAIR's synonyms that are single tokens, and the ranks of those in an image."""
 
 from __future__ import annotations
 
@@ -15,12 +15,6 @@ from revisit.models.types import Tokenizer
 from revisit.words import WORDS
 
 
-def word_token(tokenizer: Tokenizer, word: str) -> int | None:
-    """Return the token for `word` inside a sentence, after a space; None if it takes more than one."""
-    tokens = word_tokens(tokenizer, word)
-    return int(tokens[0]) if len(tokens) == 1 and tokenizer.decode(tokens).strip() == word else None
-
-
 @dataclass(frozen=True)
 class ObjectVocabulary:
     """Single-token synonyms and their token ids, in one order."""
@@ -30,34 +24,29 @@ class ObjectVocabulary:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> ObjectVocabulary:
-        """Return the single-token synonyms of a tokenizer; raise RevisitError if it has none."""
-        found = {word: token for word in sorted(WORDS) if (token := word_token(tokenizer, word)) is not None}
+        """Return the words that a tokenizer writes as one token inside a sentence; raise RevisitError if there are none."""
+        found = {}
+        for word in sorted(WORDS):
+            tokens = word_tokens(tokenizer, word)
+            if len(tokens) == 1 and tokenizer.decode(tokens).strip() == word:
+                found[word] = int(tokens[0])
         if not found:
             raise RevisitError(
                 "None of CHAIR's object words is a single token of this tokenizer, so there is nothing to study."
             )
         return cls(tuple(found), tuple(found.values()))
 
-    def __contains__(self, word: object) -> bool:
-        return word in self.words
-
     def places(self, truth: Iterable[str]) -> list[int]:
         """Return the indices into `words` of the synonyms of these categories."""
-        wanted = set(truth)
-        return [place for place, word in enumerate(self.words) if WORDS[word] in wanted]
-
-    def mask(self, truth: Iterable[str]) -> Tensor:
-        """Return a mask of the synonyms of these categories.  -> (words,)"""
-        inside = torch.zeros(len(self.words), dtype=torch.bool)
-        inside[self.places(truth)] = True
-        return inside
+        categories = set(truth)
+        return [place for place, word in enumerate(self.words) if WORDS[word] in categories]
 
     def tensor(self, device: torch.device | str | None = None) -> Tensor:
         """Return the token ids.  -> (words,)"""
         return torch.tensor(self.ids, device=device)
 
     def summary(self) -> dict[str, int]:
-        """Return the number of words and of the COCO categories that they name, as the studies report it."""
+        """Return the number of words and of the COCO categories that they name."""
         return {"words": len(self.words), "categories": len({WORDS[word] for word in self.words})}
 
 

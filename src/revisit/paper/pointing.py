@@ -1,15 +1,13 @@
 """Pointing: when ReVisiT writes the word for an object, is the selected patch on that object?
 
-A step counts where the chosen token is the word of an object that the annotations box in the image, and a vision token was
-selected. Two criteria: the selected patch touches one of the object's boxes, or has its middle inside one. Chance is the
-share of all patches of the image that meet the criterion. Steps of one image depend on each other, so intervals resample
-images.
+A step counts where the chosen token is the word of an object that the annotations box in the image, and a vision token was selected. Two
+criteria: the selected patch touches one of the object's boxes, or has its center inside one. Chance is the share of all patches of the
+image that meet the criterion. Steps of one image depend on each other, so intervals resample images.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +17,10 @@ from numpy.typing import NDArray
 from revisit.decoding.trace import RowTrace
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Item
-from revisit.eval.benchmarks.chair import PROMPT
 from revisit.eval.report.document import Block, Cell, Table, Text
 from revisit.eval.run import Reporter
 from revisit.eval.statistics import mean_interval
-from revisit.explain.records import find_image, read_json
+from revisit.explain.records import read_json
 from revisit.methods import as_method
 from revisit.methods.revisit import ReVisiT
 from revisit.models.geometry import Layout, layout_of
@@ -35,7 +32,6 @@ from revisit.words import WORDS
 Box = tuple[float, float, float, float]  # x0, y0, x1, y1 in pixels of the original image
 Boxes = dict[str, list[Box]]  # category -> its boxes in one image
 Bools = NDArray[np.bool_]
-Floats = NDArray[np.float64]
 MEASURES = ("touches", "touches_chance", "inside", "inside_chance")
 
 # Compared by default: the recommendation, and one setting changed at a time.
@@ -50,7 +46,7 @@ SETTINGS = (
 
 
 def criteria(layout: Layout, boxes: Sequence[Box]) -> Bools:
-    """Return per vision token whether its patch touches one of an object's boxes, and whether its middle is inside one.  -> (tokens, 2)
+    """Return whether the patch of each vision token touches one of an object's boxes, and has its center inside one.  -> (tokens, 2)
 
     A vision token without a place meets neither criterion.
     """
@@ -66,10 +62,10 @@ def criteria(layout: Layout, boxes: Sequence[Box]) -> Bools:
 
 
 class Count:
-    """How often selected patches met each criterion, and how often patches at random would, by image."""
+    """How often selected patches met each criterion, and how often random patches would, by image."""
 
     def __init__(self) -> None:
-        self.sums: dict[str, Floats] = {}  # image -> steps, then the sum of each of MEASURES
+        self.sums: dict[str, NDArray[np.float64]] = {}  # image -> steps, then the sum of each of MEASURES
 
     def add(self, image: str, index: int, met: Bools) -> None:
         """Add a step of an image at which this vision token was selected."""
@@ -82,58 +78,41 @@ class Count:
         row: Result = {**names, "images": len(self.sums), "steps": int(total)}
         for place, name in enumerate(MEASURES, 1):
             terms = {image: (float(sums[place]), float(sums[0])) for image, sums in self.sums.items()}
-            known = mean_interval([[terms]]) if len(terms) > 1 else None
+            found = mean_interval([[terms]]) if len(terms) > 1 else None
             row[name] = {
                 "share": sum(met for met, _ in terms.values()) / total if total else None,
-                "low": known.low if known else None,
-                "high": known.high if known else None,
+                "low": found.low if found else None,
+                "high": found.high if found else None,
             }
         return row
-
-
-class BoxedImages(Subject):
-    """The images of a folder's instances file; the captions that CHAIR reads are not needed."""
-
-    @cached_property
-    def items(self) -> list[Item]:
-        """The images, each with the question that CHAIR asks."""
-        found = [
-            Item(str(entry["id"]), PROMPT, (find_image(self.folder, str(entry["file_name"]), "val2014", "images"),), {})
-            for notes in _instances(self.folder).values()
-            for entry in notes["images"]
-        ]
-        if not found:
-            raise RevisitError(f"{self.folder} lists no images.")
-        return found[: self.limit]
 
 
 def pointing(subject: Subject, reporter: Reporter) -> Result:
     """Run the study: one row per setting, and one per layer for the steps of a decode over every layer."""
     boxes = read_boxes(subject.folder)
-    model = subject.loaded[0]
-    depth = ModelParts.of(model).depth
-    vocabulary = subject.vocabulary
+    model, vocabulary = subject.loaded[0], subject.vocabulary
+    methods = {text: as_method(text, model) for text in subject.methods}
     boxed = [item for item in subject.items if boxes.get(item.id)]
     met: dict[str, dict[str, Bools]] = {}  # image -> category -> criteria
     for item in track(reporter, "boxes", boxed):
         layout = image_layout(subject, item)
         met[item.id] = {name: criteria(layout, here) for name, here in boxes[item.id].items()}
-    methods = {text: as_method(text, model) for text in subject.methods}
     counts = {text: Count() for text in methods}
     for text, method in methods.items():
         for item, row, _ in subject.decode(method, reporter, text, boxed):
             for category, selected, _ in object_steps(row, vocabulary, met[item.id]):
                 counts[text].add(item.id, selected, met[item.id][category])
-    layers = [Count() for _ in range(depth + 1)]
-    every_layer = ReVisiT.recommended(model, layers=tuple(range(depth + 1)))
-    for item, row, _ in subject.decode(every_layer, reporter, "every layer", boxed):
-        for category, _, nearest in object_steps(row, vocabulary, met[item.id]):
-            for layer, index in enumerate(nearest):
-                layers[layer].add(item.id, index, met[item.id][category])
     if not any(count.sums for count in counts.values()):
         raise RevisitError(
             f"No step could be measured: in {subject.folder} no boxed object was named by a word of one token."
         )
+    states = range(ModelParts.of(model).depth + 1)
+    layers = [Count() for _ in states]
+    every_layer = ReVisiT.recommended(model, layers=tuple(states))
+    for item, row, _ in subject.decode(every_layer, reporter, "every layer", boxed):
+        for category, _, nearest in object_steps(row, vocabulary, met[item.id]):
+            for layer, index in enumerate(nearest):
+                layers[layer].add(item.id, index, met[item.id][category])
     return {
         "images": len(subject.items),
         "vocabulary": vocabulary.summary(),
@@ -144,17 +123,14 @@ def pointing(subject: Subject, reporter: Reporter) -> Result:
     }
 
 
-def check_settings(settings: Sequence[str]) -> None:
-    """Raise RevisitError unless every setting names ReVisiT: other methods select no patch."""
-    for text in settings:
-        if as_method(text).name != "revisit":
-            raise RevisitError(f"Pointing needs ReVisiT, which selects a patch at every step, not {text!r}.")
-
-
 def read_boxes(folder: Path) -> dict[str, Boxes]:
-    """Read the annotated boxes of every image, by its id: COCO's instances file, or that of generated scenes."""
+    """Read the boxes of every image, by its id, from COCO's instances file, or that of generated scenes."""
+    found = sorted([*folder.glob("instances_*.json"), *folder.glob("annotations/instances_*.json")])
+    if not found:
+        raise RevisitError(f"{folder} has no instances_*.json, which pointing needs for the objects' boxes.")
     boxes: dict[str, Boxes] = {}
-    for path, notes in _instances(folder).items():
+    for path in found:
+        notes = read_json(path)
         try:
             names = {category["id"]: str(category["name"]) for category in notes["categories"]}
             for entry in notes["annotations"]:
@@ -165,17 +141,6 @@ def read_boxes(folder: Path) -> dict[str, Boxes]:
         except (ValueError, KeyError, TypeError) as error:
             raise RevisitError(f"{path} is not a file of COCO instances ({type(error).__name__}: {error}).") from error
     return boxes
-
-
-def _instances(folder: Path) -> dict[Path, Result]:
-    found = sorted([*folder.glob("instances_*.json"), *folder.glob("annotations/instances_*.json")])
-    if not found:
-        raise RevisitError(f"{folder} has no instances_*.json, which pointing needs for the objects' boxes.")
-    files = {path: read_json(path) for path in found}
-    for path, notes in files.items():
-        if not isinstance(notes, dict) or not {"images", "annotations", "categories"} <= set(notes):
-            raise RevisitError(f"{path} is not a file of COCO instances: it lacks images, annotations or categories.")
-    return files
 
 
 def image_layout(subject: Subject, item: Item) -> Layout:
@@ -193,30 +158,24 @@ def object_steps(
     named = {token: WORDS[word] for word, token in zip(vocabulary.words, vocabulary.ids, strict=True)}
     for record in row.records:
         category = named.get(record.token) if record.token is not None else None
-        if (
-            category is not None
-            and category in boxes
-            and record.vision_token is not None
-            and record.divergences is not None
-        ):
+        if category in boxes and record.vision_token is not None and record.divergences is not None:
             nearest = record.divergences.nan_to_num(nan=float("inf")).argmin(-1)  # (layers, tokens) -> (layers,)
-            yield category, record.vision_token, nearest.tolist()
+            yield str(category), record.vision_token, nearest.tolist()
 
 
 def draw(result: Stored, name: str) -> list[Block]:
-    """Draw a table by setting and one by layer; the paper has no such study."""
+    """Draw a table by setting and one by layer."""
 
     def table(rows: Sequence[Stored], head: str, caption: str) -> Table:
-        heads = (head, "steps", "touches (%)", "by chance", "middle inside (%)", "by chance")
+        heads = (head, "steps", "touches (%)", "by chance", "center inside (%)", "by chance")
         lines: list[tuple[Cell | str, ...]] = [
             (str(row[head.lower()]), str(row["steps"]), *(share(row[m], "share") for m in MEASURES)) for row in rows
         ]
         return Table(heads, lines, caption)
 
     text = (
-        f"{result['images']} images. A step counts if the written token is the word of a boxed object; the selected patch "
-        "touches one of its boxes, or has its middle inside one. By chance: the share of all patches that do. Brackets: "
-        "95 % intervals over images."
+        f"{result['images']} images. A step counts if the token is the word of a boxed object; the selected patch touches one of its "
+        "boxes, or has its center inside one. By chance: the share of all patches that do. Brackets: 95 % intervals over images."
     )
     by_layer = "The nearest patch of each layer alone, at the steps of a decode over every layer."
     settings = table(result["settings"], "Setting", "The selected patch, by setting.")

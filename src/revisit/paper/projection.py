@@ -1,8 +1,8 @@
 """Vision-token projection: does a single vision token, read through the LM head, name something in its image?
 
-Every vision token of every image is one unit. Its hidden state at each layer is projected over the whole vocabulary
-and over the object vocabulary, below the last layer with the decoder's final norm and without it, and recall@k counts whether a
-word of any object of the image is among the k likeliest. Only counts are kept: states live for one image, logits for a slice.
+Every vision token is one unit. Its hidden states are projected over the whole vocabulary and over the object vocabulary, below the last
+layer with the decoder's final norm and without it; recall@k counts whether a word of any object of the image is among the k likeliest.
+States live for one image, logits for a slice.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from revisit.eval.run import Reporter
 from revisit.explain.prefill import logit_slices, prefill_states
 from revisit.hooks.states import normed
 from revisit.models.parts import Head, ModelParts
-from revisit.paper.figures import Plot, Series, curves
+from revisit.paper.figures import Plot, Series, curves, recall_curve
 from revisit.paper.objects import ObjectVocabulary, best_rank, recalls
-from revisit.paper.study import Result, Stored, Subject, percent, recall_curve, share, track
+from revisit.paper.study import Result, Stored, Subject, percent, share, track
 
 KS = (1, 5, 10, 30)  # in the table
 CURVE = (1, 2, 3, 4, 5, 7, 10, 15, 20, 30, 50, 70, 100)
@@ -47,7 +47,7 @@ def hits(ranks: Tensor) -> Tensor:
 
 
 def projection(subject: Subject, reporter: Reporter) -> Result:
-    """Run the study: recall@k per layer, below the last with the final norm and without it, over both vocabularies."""
+    """Run the study: recall@k by layer, over both vocabularies."""
     items, vocabulary, parts = subject.items, subject.vocabulary, ModelParts.of(subject.loaded[0])
     counts: dict[tuple[int, bool], Tensor] = {}  # (layer, normed) -> (2, ks)
     units = empty = 0
@@ -55,7 +55,7 @@ def projection(subject: Subject, reporter: Reporter) -> Result:
         truth = vocabulary.places(item.meta["ground_truth"])
         head, seen = prefill_states(subject.loaded[0], subject.inputs([item]), range(parts.depth + 1))
         units += seen.states.shape[1]
-        if not truth:  # nothing to be found: all its tokens are misses
+        if not truth:  # nothing can be found: all tokens are misses
             empty += seen.states.shape[1]
             continue
         for layer, states in enumerate(seen.states):
@@ -84,7 +84,7 @@ def projection(subject: Subject, reporter: Reporter) -> Result:
 
 
 def chance(subject: Subject, vocabulary: ObjectVocabulary) -> list[dict[str, float]]:
-    """Compute the recall of a random order of the object words: 1 − C(words − shown, k) / C(words, k), over the images."""
+    """Compute the recall of a random order of the object words: 1 − C(words − shown, k) / C(words, k), mean over images."""
     words = len(vocabulary.words)
     shown = [len(vocabulary.places(item.meta["ground_truth"])) for item in subject.items]
     return [
@@ -108,10 +108,10 @@ def draw(result: Stored, name: str) -> list[Block]:
         (f"top-{k}", *(share(last[kind][k], decimals=2) for kind in VOCABULARIES), percent(by_chance.get(k)))
         for k in KS
     ]
+    words = result["vocabulary"]
     text = (
-        f"{result['tokens']:,} vision tokens of {result['images']} images; a hit is a word for any object of the "
-        f"image. Whole vocabulary: {result['vocabulary']['full']:,} tokens; object vocabulary: "
-        f"{result['vocabulary']['words']} words of {result['vocabulary']['categories']} categories."
+        f"{result['tokens']:,} vision tokens of {result['images']} images; a hit is a word for any object of the image. Whole vocabulary: "
+        f"{words['full']:,} tokens; object vocabulary: {words['words']} words of {words['categories']} categories."
     )
     ordered = [recall_curve(label, list(last[kind].values())) for kind, label in VOCABULARIES.items()]
     ordered.append(Series("object words, random order", [100 * y for y in by_chance.values()], list(by_chance)))
@@ -125,7 +125,7 @@ def draw(result: Stored, name: str) -> list[Block]:
         Plot(ordered, "final layer", "k", "recall@k (%)", log=True),
         Plot(by_layer, "by layer", "hidden state (0: projector output)", "recall@1 (%)"),
     ]
-    layers: list[tuple[Cell | str, ...]] = []
+    layers = []
     for row in result["layers"]:
         cells = [next(r for r in row[kind] if r["k"] == k) for kind in VOCABULARIES for k in (1, 10)]
         layers.append((str(row["layer"]), "final" if row["norm"] else "none", *(percent(c["recall"]) for c in cells)))
@@ -134,7 +134,6 @@ def draw(result: Stored, name: str) -> list[Block]:
     drawn = "Single vision tokens read through the LM head: recall@k at the final layer (left), and recall@1 at every hidden state (right)."
     listed = "Recall (%) by hidden state (0 is the projector's output), with the decoder's final norm and without it."
     groups = [(label, 2) for label in VOCABULARIES.values()]
-    by_state = Table(
-        ("Hidden state", "Norm", *("@1", "@10") * 2), layers, listed, groups, left=2, folded=len(layers) > 20
-    )
+    states = ("Hidden state", "Norm", *("@1", "@10") * 2)
+    by_state = Table(states, layers, listed, groups, left=2, folded=len(layers) > 20)
     return [Text(text), Table(heads, lines, caption), curves(name, drawn, panels), by_state]

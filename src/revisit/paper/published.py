@@ -46,10 +46,9 @@ class Measured:
 
 
 def verdict(theirs: float, measured: Measured | None, digits: int) -> str:
-    """Return `inside`, `outside`, `no interval` or `not run`; a published value is exact to half of its last printed digit.
+    """Return `inside`, `outside`, `no interval` or `not run`; a published value is exact to half of its last of `digits` decimals.
 
-    `digits` is the number of printed decimals. An interval without width, which resampling gives when all items are alike,
-    counts as none.
+    An interval without width, which resampling gives when all items are alike, counts as none.
     """
     if measured is None:
         return "not run"
@@ -73,7 +72,7 @@ def comparison_table(
     folded: bool = False,
     first: str = "Method",
 ) -> Table:
-    """Rows by method or setting; for every metric the published value, the measured one with its interval, difference and verdict."""
+    """Compare by method or setting: for every metric the published value, the measured one with its interval, difference and verdict."""
     metrics = list(next(iter(theirs.values())))
     # a column has as many decimals as its longest number: 29.4 among 31.05 is 29.40
     digits = {metric: max(decimals(values[metric]) for values in theirs.values()) for metric in metrics}

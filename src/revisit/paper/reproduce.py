@@ -1,13 +1,12 @@
-"""One command per table: runs what a row of the paper needs and prints measured numbers next to the published ones.
+"""One command per table: run what a row of the paper needs, and compare the measured numbers with the published ones.
 
-Everything is stored below one folder by the resumable runner (`runs/`, `ablation/`, …): a killed command resumes, and tables that
-need the same answers share them.
+Everything is stored below one folder by the resumable runner, so that a killed command resumes, and tables share answers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,11 @@ from revisit.paper.published import Measured, comparison_table
 from revisit.paper.studies import STUDIES, read_study, run_study, study_section
 from revisit.paper.study import Stored, Subject
 
+CHOOSING = {  # metrics of the row with every method
+    "chair": ("CHAIRs", "CHAIRi", "Recall", "F1", "Len", "Rep", "Distinct-1"),
+    "pope": ("accuracy", "F1", "yes_ratio"),
+}
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -44,29 +48,28 @@ class Setup:
     batch_size: int = 8
     options: Stored = field(default_factory=dict)  # engine, workers, address, dtype, device_map
 
-    def names(self, row: Row) -> tuple[str, ...]:
-        """Return the row's models that are to be run, by their names in the paper."""
-        return tuple(name for name in row.models if name in self.models)
-
     def limit_of(self, row: Row) -> int | None:
-        """Return the number of items: --limit, and never more than the row has if it takes a part of a benchmark."""
+        """Return the number of items: --limit, and never more than the row has if it uses a part of a benchmark."""
         partial = row.kind in ("study", "ablation") or row.benchmark == "vqav2"
         limits = [n for n in (self.limit, row.items if partial else None) if n is not None]
         return min(limits, default=None)
 
-    def config(self, row: Row, name: str, output: str = "runs") -> EvalConfig:
-        """Return what is run for one model of a row, under the paper's protocol."""
+    def config(self, row: Row, name: str, output: str = "runs", **options: Any) -> EvalConfig:
+        """Return what is run for one model of a row, by default under the paper's protocol."""
         alpha = catalog.ALPHAS.get((row.benchmark, name))
         methods = [f"revisit:alpha={alpha:g}" if m == "revisit" and alpha else m for m in dict.fromkeys(row.methods)]
+        usual = {
+            "benchmark": row.benchmark,
+            "data": self.data[row.benchmark],
+            "limit": self.limit_of(row),
+            "preset": "paper",
+        }
         return EvalConfig(
             model=self.models[name],
             method=tuple(methods),
-            benchmark=row.benchmark,
-            data=self.data[row.benchmark],
             out=str(self.out / output),
-            limit=self.limit_of(row),
             batch_size=self.batch_size,
-            preset="paper",
+            **{**usual, **options},
             **self.options,
         )
 
@@ -78,11 +81,14 @@ class Setup:
 
 def reproduce(rows: Sequence[Row], setup: Setup, reporter: Reporter) -> Document:
     """Run every row, those of one benchmark from the same answers, and return the document with all tables."""
+    runners = {"grid": _run_grid, "ablation": _run_ablation, "study": _run_study, "methods": _run_methods}
     sections: list[Section] = []
     for number, row in enumerate(rows, 1):
         reporter.note(f"{number} of {len(rows)}: {row.key}, {row.title} ({row.where})")
-        sections.append(Section(f"{row.title} ({row.where})", [Text(_lead(row, setup))]))
-        sections += RUNNERS[row.kind](row, setup, reporter)
+        missing = [name for name in row.models if name not in setup.models]
+        text = f"Benchmark {row.benchmark}, methods {', '.join(dict.fromkeys(row.methods))}."
+        text += f" Not run: {', '.join(missing)}." if missing else ""
+        sections += [Section(f"{row.title} ({row.where})", [Text(text)]), *runners[row.kind](row, setup, reporter)]
     lead = (
         f"Measured numbers next to the paper's ({published.data()['source']}). A published value is inside if the measured 95 % "
         "interval contains it, otherwise outside."
@@ -95,40 +101,31 @@ def reproduce(rows: Sequence[Row], setup: Setup, reporter: Reporter) -> Document
     return Document("ReVisiT: the paper's tables", lead, sections)
 
 
-def _lead(row: Row, setup: Setup) -> str:
-    missing = [name for name in row.models if name not in setup.models]
-    text = f"Benchmark {row.benchmark}, methods {', '.join(dict.fromkeys(row.methods))}."
-    return text + (f" Not run: {', '.join(missing)}." if missing else "")
+def _names(row: Row, setup: Setup) -> list[str]:
+    """Return the models of a row that are run, by their names in the paper."""
+    return [name for name in row.models if name in setup.models]
 
 
 # -- grids ---------------------------------------------------------------------------------------------------------
 
 
-def _run_grid(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
-    ours: dict[str, dict[str, Log]] = {}
-    done: dict[tuple[str, Any], dict[str, Log]] = {}  # one model may take the place of several
-    for name in setup.names(row):
-        key = (setup.models[name], catalog.ALPHAS.get((row.benchmark, name)))
-        if key not in done:
-            done[key] = _logs(setup.config(row, name), reporter)
-        ours[name] = done[key]
-    data = published.table(row.published)
+def _run_grid(row: Row, setup: Setup, reporter: Reporter) -> Iterator[Section]:
+    done: dict[tuple[str, float | None], dict[str, Log]] = {}  # one model may take the place of several
     blocks: list[Block] = []
     for name in row.models:
-        found = ours.get(name, {})
-        metrics = list(next(iter(data[name].values())))
-        folded = len(metrics) > 6
-        for title, names in _parts(metrics):
-            caption = f"{name}, {title}." if folded else f"{name}."
-            values = {m: {k: data[name][m][k] for k in names} for m in data[name]}
-            blocks.append(comparison_table(values, {m: _values(found.get(m), names) for m in values}, caption, folded))
-    return [Section("Values", blocks, level=3)]
-
-
-def _parts(metrics: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Split many metrics into groups of six, which fit on a page, each with its title."""
-    groups = [list(metrics[start : start + 6]) for start in range(0, len(metrics), 6)]
-    return [(f"{names[0]} to {names[-1]}".replace("_", " "), names) for names in groups]
+        ours: dict[str, Log] = {}
+        if name in setup.models:
+            key = setup.models[name], catalog.ALPHAS.get((row.benchmark, name))
+            ours = done[key] = done.get(key) or _logs(setup.config(row, name), reporter)
+        data = published.table(row.published)[name]
+        metrics = list(next(iter(data.values())))
+        groups = [metrics[start : start + 6] for start in range(0, len(metrics), 6)]  # six fit on a page
+        for group in groups:
+            title = f", {group[0]} to {group[-1]}".replace("_", " ") if len(groups) > 1 else ""
+            values = {method: {metric: data[method][metric] for metric in group} for method in data}
+            measured = {method: _values(ours.get(method), group) for method in values}
+            blocks.append(comparison_table(values, measured, f"{name}{title}.", folded=len(groups) > 1))
+    yield Section("Values", blocks, level=3)
 
 
 def _logs(config: EvalConfig, reporter: Reporter) -> dict[str, Log]:
@@ -154,72 +151,52 @@ def _values(log: Log | None, names: Sequence[str]) -> dict[str, Measured]:
 # -- ablations -----------------------------------------------------------------------------------------------------
 
 
-def _run_ablation(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
-    sections = []
-    for name in setup.names(row):
+def _run_ablation(row: Row, setup: Setup, reporter: Reporter) -> Iterator[Section]:
+    paper = published.table(row.published)
+    for name in _names(row, setup):
         config = setup.config(row, name, row.key)
-        methods = config.methods_for(setup.models[name])
-        base = next(method for method in methods if isinstance(method, ReVisiT))
-        panels = paper_panels(base) if row.key == "ablation" else {"layers": _vqav2_panel(base)}
-        logs = ablate(config, panels, reporter)
-        sections += ablation_sections(read_panels(Path(config.out)), logs, f"{row.key}-{slug(name)}")
-        sections.append(Section(f"Verdicts · {name}", _panel_verdicts(row, panels, logs, name), level=3))
-    return sections
-
-
-def _vqav2_panel(base: ReVisiT) -> Panel:
-    """Return the panel of the paper's VQAv2 ablation: layer scope by threshold."""
-    rows = published.table("ablation_vqav2")
-    methods = tuple(base.replace(layers=row["layers"], alpha=row["alpha"]) for row in rows)
-    return Panel("layers", "Layer scope × threshold α", ("layers", "alpha"), methods, base)
-
-
-def _panel_verdicts(row: Row, panels: Mapping[str, Panel], logs: Sequence[Log], model: str) -> list[Block]:
-    by_method = {log.spec.method: log for log in logs}
-    blocks: list[Block] = []
-    for key, panel in panels.items():
+        base = next(method for method in config.methods_for(setup.models[name]) if isinstance(method, ReVisiT))
         if row.key == "ablation":
-            paper, metrics = published.table("ablation")["panels"][key], ["CHAIRs", "CHAIRi", "F1"]
-        else:
-            paper = [{**entry, "token_max": entry[model]} for entry in published.table("ablation_vqav2")]
-            metrics = ["token_max"]
-        values, ours = {}, {}
-        for entry in paper:
-            settings = {name: entry[name] for name in panel.settings}
-            method = next((m for m in panel.methods if all(getattr(m, k) == v for k, v in settings.items())), None)
-            name = ", ".join(f"{k} {v}" for k, v in settings.items())
-            values[name] = {m: entry[m] for m in metrics}
-            ours[name] = _values(by_method.get(label(method)) if method else None, metrics)
-        blocks.append(comparison_table(values, ours, f"{panel.title} ({key}), {model}.", first="Setting"))
-    return blocks
+            panels, metrics, rows = paper_panels(base), ["CHAIRs", "CHAIRi", "F1"], paper["panels"]
+        else:  # VQAv2 by layers and threshold
+            methods = tuple(base.replace(layers=entry["layers"], alpha=entry["alpha"]) for entry in paper)
+            panels = {"layers": Panel("layers", "Layer scope × threshold α", ("layers", "alpha"), methods, base)}
+            metrics, rows = ["token_max"], {"layers": [{**entry, "token_max": entry[name]} for entry in paper]}
+        logs = ablate(config, panels, reporter)
+        yield from ablation_sections(read_panels(Path(config.out)), logs, f"{row.key}-{slug(name)}")
+        by_method = {log.spec.method: log for log in logs}
+        blocks: list[Block] = []
+        for key, panel in panels.items():
+            values, ours = {}, {}
+            for entry in rows[key]:
+                settings = {setting: entry[setting] for setting in panel.settings}
+                method = next((m for m in panel.methods if all(getattr(m, k) == v for k, v in settings.items())), None)
+                title = ", ".join(f"{k} {v}" for k, v in settings.items())
+                values[title] = {metric: entry[metric] for metric in metrics}
+                ours[title] = _values(by_method.get(label(method)) if method else None, metrics)
+            blocks.append(comparison_table(values, ours, f"{panel.title} ({key}), {name}.", first="Setting"))
+        yield Section(f"Verdicts · {name}", blocks, level=3)
 
 
 # -- studies -------------------------------------------------------------------------------------------------------
 
 
-def _run_study(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
-    """Run each model's study, and compare it with the paper's numbers."""
+def _run_study(row: Row, setup: Setup, reporter: Reporter) -> Iterator[Section]:
     study = "case-study" if row.key == "token-tables" else row.key
-    sections = []
-    for name in setup.names(row):
+    output, methods = str(setup.out / "analyses"), STUDIES[study].methods
+    for name in _names(row, setup):
         subject = setup.subject(
-            name,
-            limit=setup.limit_of(row),
-            output=str(setup.out / "analyses"),
-            methods=STUDIES[study].methods,
-            batch_size=setup.batch_size,
+            name, limit=setup.limit_of(row), output=output, methods=methods, batch_size=setup.batch_size
         )
         found = read_study(run_study(study, subject, reporter))
         section = study_section(found)
-        section.blocks += _study_verdicts(row, name, found["result"])
-        sections.append(section)
-    return sections
+        if row.published:
+            section.blocks.append(study_verdicts(row, name, found["result"]))
+        yield section
 
 
-def _study_verdicts(row: Row, model: str, result: Stored) -> list[Block]:
+def study_verdicts(row: Row, model: str, result: Stored) -> Table:
     """Compare a study's numbers with the published ones."""
-    if not row.published:
-        return []
     paper = published.table(row.published)
     if row.key == "hallucinated-steps":
         values = {f"top-{r['k']}": {"recall@k": r["recall"]} for r in paper["recall"]}
@@ -234,7 +211,7 @@ def _study_verdicts(row: Row, model: str, result: Stored) -> list[Block]:
     else:
         values = {method: {"ms/token": times["mean"]} for method, times in paper[model].items()}
         ours = {r["method"]: {"ms/token": Measured(r["ms"])} for r in result["rows"] if r["ms"] is not None}
-    return [comparison_table(values, ours, f"{row.title} ({row.where}).", first="What")]
+    return comparison_table(values, ours, f"{row.title} ({row.where}).", first="What")
 
 
 def _share(row: Mapping[str, float]) -> Measured:
@@ -243,76 +220,48 @@ def _share(row: Mapping[str, float]) -> Measured:
 
 # -- every method --------------------------------------------------------------------------------------------------
 
-CHOOSING = {
-    "chair": ("CHAIRs", "CHAIRi", "Recall", "F1", "Len", "Rep", "Distinct-1"),
-    "pope": ("accuracy", "F1", "yes_ratio"),
-}
 
-
-def _run_methods(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
+def _run_methods(row: Row, setup: Setup, reporter: Reporter) -> Iterator[Section]:
     """Run every method with its recommended settings: scores, and the time of an answer; or why it does not support the model."""
-    sections = []
-    for name in setup.names(row):
-        model, limit = setup.models[name], int(row.tokens)
-        config = EvalConfig(
-            model=model,
-            method=row.methods,
-            benchmark=("chair", "pope:settings=coco_adversarial"),
-            data={benchmark: setup.data[benchmark] for benchmark in CHOOSING},
-            out=str(setup.out / "runs"),
-            limit=setup.limit,
-            batch_size=setup.batch_size,
-            max_new_tokens=limit,
-            **setup.options,
-        )
+    for name in _names(row, setup):
+        model, length = setup.models[name], int(row.tokens)
+        benchmarks = ("chair", "pope:settings=coco_adversarial")
+        data = {benchmark: setup.data[benchmark] for benchmark in CHOOSING}
+        options: dict[str, Any] = {"preset": None, "limit": setup.limit, "max_new_tokens": length}
+        config = setup.config(row, name, benchmark=benchmarks, data=data, **options)
         methods = {method.name: method for method in config.methods_for(model)}
-        file = setup.out / f"time-{digest([model, limit, [label(m) for m in methods.values()]])[:12]}.json"
+        file = setup.out / f"time-{digest([model, length, [label(m) for m in methods.values()]])[:12]}.json"
         if not file.exists():
             reporter.note(f"time per token of {len(methods)} methods")
             subject = setup.subject(name, limit=1)
             inputs = subject.inputs(subject.items)
-            write_json(file, time_answers(subject.loaded[0], inputs, methods, new_tokens=limit))
+            write_json(file, time_answers(subject.loaded[0], inputs, methods, new_tokens=length))
         times = read_json(file)
         able = tuple(method for key, method in methods.items() if not isinstance(times[key], str))
-        parts = [config.replace(benchmark=b, method=able, data=setup.data[b.name]) for b in config.benchmarks]
-        logs = [_logs(part, reporter) for part in parts]
-        sections.append(Section(model, _choosing_tables(config, logs, times), level=3))
-    return sections
-
-
-def _choosing_tables(
-    config: EvalConfig, logs: Sequence[Mapping[str, Log]], times: Mapping[str, float | str]
-) -> list[Block]:
-    """Return a row per method: the metrics of each benchmark, and the time as a multiple of greedy's."""
-    ran = list(logs[0])
-    chosen = [[b.metric(metric) for metric in CHOOSING[b.name]] for b in config.benchmarks]
-    columns = [
-        ranked([found[method] for method in ran], metric)
-        for metrics, found in zip(chosen, logs, strict=True)
-        for metric in metrics
-    ]
-    lines: list[list[Cell | str]] = [
-        [method, *(column[i] for column in columns), f"{float(times[method]) / float(times['greedy']):.2f}"]
-        for i, method in enumerate(ran)
-    ]
-    items = [next(iter(found.values())).request.items for found in logs]
-    caption = (
-        f"{items[0]} images described and {items[1]} of POPE's adversarial questions answered with at most {config.max_new_tokens} "
-        "new tokens, greedy decoding (OPERA: beams), settings recommended for the model. Time: a whole answer of that length, "
-        "× greedy, median of three rounds in which the methods took turns."
-    )
-    heads = ("Method", *(heading(metric) for metrics in chosen for metric in metrics), "time ×")
-    groups = [(b.title, len(metrics)) for b, metrics in zip(config.benchmarks, chosen, strict=True)]
-    unsupported = [(method, found) for method, found in times.items() if isinstance(found, str)]
-    blocks: list[Block] = [Table(heads, lines, caption, groups=[*groups, ("one answer", 1)])]
-    if unsupported:
-        blocks.append(Table(("Method", "Why it does not run"), unsupported, "Not run.", left=2))
-    return blocks
-
-
-RUNNERS = {
-    "grid": _run_grid,
-    "ablation": _run_ablation,
-    "study": _run_study,
-    "methods": _run_methods,
-}
+        logs = [
+            _logs(config.replace(benchmark=b, method=able, data=setup.data[b.name]), reporter)
+            for b in config.benchmarks
+        ]
+        ran = list(logs[0])
+        chosen = [[b.metric(metric) for metric in CHOOSING[b.name]] for b in config.benchmarks]
+        columns = [
+            ranked([found[method] for method in ran], metric)
+            for metrics, found in zip(chosen, logs, strict=True)
+            for metric in metrics
+        ]
+        lines: list[list[Cell | str]] = [
+            [method, *(column[i] for column in columns), f"{float(times[method]) / float(times['greedy']):.2f}"]
+            for i, method in enumerate(ran)
+        ]
+        items = [next(iter(found.values())).request.items for found in logs]
+        caption = (
+            f"{items[0]} images described and {items[1]} of POPE's adversarial questions answered with at most {length} new tokens, greedy "
+            "decoding (OPERA: beams), settings recommended for the model. Time: a whole answer of that length, × greedy, median of three "
+            "rounds in which the methods took turns."
+        )
+        heads = ("Method", *(heading(metric) for metrics in chosen for metric in metrics), "time ×")
+        groups = [(b.title, len(metrics)) for b, metrics in zip(config.benchmarks, chosen, strict=True)]
+        blocks: list[Block] = [Table(heads, lines, caption, groups=[*groups, ("one answer", 1)])]
+        if unsupported := [(method, found) for method, found in times.items() if isinstance(found, str)]:
+            blocks.append(Table(("Method", "Why it does not run"), unsupported, "Not run.", left=2))
+        yield Section(model, blocks, level=3)

@@ -1,9 +1,8 @@
-"""Hallucinated steps: is a word for something that *is* in the image still near the top when the model goes wrong?
+"""Hallucinated steps: when a caption names an absent object, does a word for a present one still rank near the top?
 
-A hallucinated step is the token at which a caption names an object that the image does not show. Kept are those whose
-word is one token, and whose image has at least one single-token word for what it does show (the paper's rules). On
-the output distribution of such a step, without its likeliest token, at-least-one recall@k asks whether any word of a
-shown object is among the k likeliest.
+Kept are hallucinated words of one token in captions of images with at least one single-token word for something present (the paper's
+rules). At-least-one recall@k is the share of these steps at which any word for a present object is among the k likeliest tokens, the
+likeliest one left out.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from revisit.eval.run import Reporter
 from revisit.models.parts import ModelParts
 from revisit.models.types import Tokenizer
 from revisit.paper.alignment import Mention, mentions
-from revisit.paper.figures import Plot, curves
+from revisit.paper.figures import Plot, curves, recall_curve
 from revisit.paper.objects import ObjectVocabulary, best_rank, recalls, without_top
-from revisit.paper.study import Caption, Result, Stored, Subject, captions_text, percent, recall_curve, share, track
+from revisit.paper.study import Caption, Result, Stored, Subject, captions_text, percent, share, track
 
 KS = (1, 5, 10, 50, 100, 500)  # in the table
 CURVE = (1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 500, 700, 1000)
@@ -28,26 +27,26 @@ CURVE = (1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 500, 700, 10
 
 @dataclass
 class Selection:
-    """Which hallucinated mentions were kept, and why the others were not."""
+    """The hallucinated words that were kept, and why the others were not."""
 
     kept: list[tuple[Caption, list[Mention]]]  # of each caption that has some
     counts: dict[str, int]
-    hallucinated: set[str]  # images with a hallucinated mention
+    hallucinated: set[str]  # images with a hallucinated word
 
 
 def select(captions: list[Caption], tokenizer: Tokenizer, vocabulary: ObjectVocabulary) -> Selection:
-    """Select the hallucinated mentions of all captions by the paper's rules."""
+    """Select the hallucinated words of all captions by the paper's rules."""
     counts = dict.fromkeys(("mentions", "hallucinated", "kept", "word of several tokens", "no ground-truth word"), 0)
     found = Selection([], counts, set())
     for caption in captions:
         kept = []
         for mention in mentions(tokenizer, caption.tokens):
             counts["mentions"] += 1
-            if not mention.hallucinated(caption.truth):
+            if mention.category in caption.truth:
                 continue
             counts["hallucinated"] += 1
             found.hallucinated.add(caption.item.id)
-            if not mention.alone or mention.word not in vocabulary:
+            if not mention.alone or mention.word not in vocabulary.words:
                 counts["word of several tokens"] += 1
             elif not vocabulary.places(caption.truth):
                 counts["no ground-truth word"] += 1
@@ -83,24 +82,23 @@ def hallucinated_steps(subject: Subject, reporter: Reporter) -> Result:
 
 
 def rank_steps(logits: Tensor, caption: Caption, kept: list[Mention], vocabulary: ObjectVocabulary) -> list[Result]:
-    """Rank the steps of one caption: the tokens before the best word for a shown object, the likeliest not counted.
+    """Rank the best word for a present object at each step of a caption, from logits (steps, V).
 
-    (steps, V) logits; `likeliest` says whether the likeliest token is the one that was written.
+    `likeliest` is whether the likeliest token, which is not counted, is the one in the caption.
     """
     places = vocabulary.places(caption.truth)
     targets = vocabulary.tensor(logits.device)[places]
-    top = logits.argmax(-1)  # (steps,)
+    top = logits.argmax(-1).tolist()
     others = without_top(logits)
     ranks, best = best_rank(others, targets).tolist(), others[:, targets].argmax(-1).tolist()
     return [
         {
             "image": caption.item.id,
             "word": mention.word,
-            "text": mention.text,
             "position": mention.first,
             "rank": ranks[number],
             "best": vocabulary.words[places[best[number]]],
-            "likeliest": int(top[number]) == caption.tokens[mention.first],
+            "likeliest": top[number] == caption.tokens[mention.first],
         }
         for number, mention in enumerate(kept)
     ]
@@ -110,14 +108,14 @@ def draw(result: Stored, name: str) -> list[Block]:
     """Draw the counts, a table of recall@k and its curve."""
     chosen = result["selection"]
     text = (
-        f"{captions_text(result)}{chosen['hallucinated']} hallucinated mentions among {chosen['mentions']}, {chosen['kept']} kept "
+        f"{captions_text(result)}{chosen['hallucinated']} hallucinated words among {chosen['mentions']}, {chosen['kept']} kept "
         f"({chosen['word of several tokens']} are not one token, {chosen['no ground-truth word']} have no single-token "
         "ground-truth word)."
     )
     if not result["recall"]:
         return [Text(text + " There is no step to measure.")]
     agreement = percent(result["greedy_agreement"], 1)
-    text += f" Teacher forcing gives the written token as the likeliest at {agreement} % of the kept steps."
+    text += f" The likeliest token by teacher forcing is the one in the caption at {agreement} % of the kept steps."
     units, size = result["recall"][0]["units"], result["vocabulary"]["full"]
     rows = [row for row in result["recall"] if row["k"] in KS]
     lines = [(f"top-{row['k']:g}", f"{100 * row['k'] / size:.2g} %", share(row)) for row in rows]
@@ -125,7 +123,7 @@ def draw(result: Stored, name: str) -> list[Block]:
         f"At-least-one recall of ground-truth words at {units:,} hallucinated steps, the likeliest token left out, with 95 % Wilson "
         "intervals."
     )
-    curve = recall_curve("a shown object's word in the top k", result["recall"])
+    curve = recall_curve("a present object's word in the top k", result["recall"])
     return [
         Text(text),
         Table(("Top-k", "of vocabulary", "recall@k (%)"), lines, caption),

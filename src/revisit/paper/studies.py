@@ -27,13 +27,13 @@ INTRODUCTION = (
 
 @dataclass(frozen=True)
 class Study:
-    """A study: how it is run, and how its result is drawn."""
+    """How a study is run, and how its result is drawn."""
 
     title: str
     run: Callable[[Subject, Reporter], Result]
     draw: Callable[[Stored, str], list[Block]]
-    methods: tuple[str, ...] = ("greedy",)  # by default; none if it decodes nothing
-    subject: type[Subject] = Subject
+    methods: tuple[str, ...] = ("greedy",)  # by default; none if nothing is decoded
+    only: str | None = None  # the only method that it studies
 
 
 # In the order of the report.
@@ -43,14 +43,10 @@ STUDIES = {
     "gt-vs-hal": Study("GT and Hal probabilities, with and without the image", grounding.gt_vs_hal, grounding.draw),
     "projection": Study("What single vision tokens predict", projection.projection, projection.draw, ()),
     "pointing": Study(
-        "Is the selected patch on the object?",
-        pointing.pointing,
-        pointing.draw,
-        pointing.SETTINGS,
-        pointing.BoxedImages,
+        "Is the selected patch on the object?", pointing.pointing, pointing.draw, pointing.SETTINGS, "revisit"
     ),
-    "case-study": Study("Case studies", cases.case_studies, cases.draw, ("revisit",)),
-    "check": Study("Which words does the image support?", check.check_study, check.draw, subject=check.Checked),
+    "case-study": Study("Case studies", cases.case_studies, cases.draw, ("revisit",), "revisit"),
+    "check": Study("Which words does the image support?", check.check_study, check.draw),
 }
 
 
@@ -81,10 +77,7 @@ def save(name: str, subject: Subject, settings: dict[str, Any], result: Result) 
 def read_study(path: Path) -> dict[str, Any]:
     """Return a study's file; raise RevisitError if it is something else."""
     found = read_json(path)
-    if (
-        not isinstance(found, dict)
-        or not {"study", "written", "command", "settings", "environment", "result"} <= found.keys()
-    ):
+    if not isinstance(found, dict) or found.get("study") not in STUDIES or "environment" not in found:
         raise RevisitError(f"{path} is not a study of `revisit analyze`; move it away.")
     return found
 

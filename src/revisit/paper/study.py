@@ -1,4 +1,4 @@
-"""What every study shares: its subject, the captions it reads, and how its numbers are printed."""
+"""What all studies share: their subject, the captions they read, and how their numbers are printed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ from revisit.models.images import open_image
 from revisit.models.loading import load
 from revisit.models.parts import ModelParts
 from revisit.models.prompts import end_tokens, new_tokens, prepare, until_end
-from revisit.paper.figures import Series
 from revisit.paper.objects import ObjectVocabulary
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ Thing = TypeVar("Thing")
 Result: TypeAlias = dict[str, Any]  # what a study measured, or a part of it, ready for JSON
 Stored: TypeAlias = Mapping[str, Any]  # the same, read from a file
 
-CAPTIONS = "captions"  # the folder of the descriptions that studies read, below the output
+CAPTIONS = "captions"  # the folder of the captions that studies read, below the output
 
 
 @dataclass(frozen=True)
@@ -53,15 +52,16 @@ class Subject:
     data: str = DEFAULT_SCENES
     limit: int | None = None
     output: str = "results"
-    methods: tuple[str, ...] = ("greedy",)  # how captions are decoded; of some studies, what is compared
+    methods: tuple[str, ...] = ("greedy",)  # how captions are decoded; in some studies, what is compared
     max_new_tokens: int = 512
     batch_size: int = 8
     dtype: str | None = None
     device_map: str | None = None
+    writer: str | None = None  # check: the model whose captions are checked; by default the model itself
 
     @cached_property
     def folder(self) -> Path:
-        """Where the images are."""
+        """The folder of the images."""
         return resolve_data(self.data, "chair", self.limit)
 
     @cached_property
@@ -94,13 +94,12 @@ class Subject:
         """Decode the items batch by batch; yield each with its trace and its new tokens."""
         model, processor = self.loaded
         items = self.items if items is None else items
-        starts = range(0, len(items), self.batch_size)
-        for start in track(reporter, title, list(starts)):
+        end = end_tokens(model.generation_config)
+        for start in track(reporter, title, range(0, len(items), self.batch_size)):
             batch = items[start : start + self.batch_size]
             inputs, trace = self.inputs(batch), Trace(record=True)
             options: Result = {"do_sample": False, "max_new_tokens": self.max_new_tokens}
             output = generate(model, **inputs, method=method, processor=processor, trace=trace, **options)
-            end = end_tokens(model.generation_config)
             for item, row, tokens in zip(batch, trace.rows, new_tokens(output, inputs).tolist(), strict=True):
                 yield item, row, until_end(tokens, end)
 
@@ -113,13 +112,13 @@ class Subject:
         return force(model, inputs, [caption.tokens])[0].states
 
     def captions(self, reporter: Reporter) -> list[Caption]:
-        """Return the model's own descriptions, stored like any evaluation, so that they are decoded once."""
+        """Return the model's captions of all items, which are decoded once and stored like any evaluation."""
         config = EvalConfig(
             model=self.model,
             method=as_method(self.methods[0]),
             benchmark=Chair(),
             data=str(self.folder),
-            out=str(Path(self.output) / CAPTIONS),  # apart from the user's own results, which may be about other items
+            out=str(Path(self.output) / CAPTIONS),
             limit=self.limit,
             batch_size=self.batch_size,
             max_new_tokens=self.max_new_tokens,
@@ -127,20 +126,18 @@ class Subject:
             device_map=self.device_map,
         )
         (log,) = run(config, reporter)
-        answers = {answer.id: answer for answer in log.current()}
+        tokens = {answer.id: answer.tokens for answer in log.current()}
         end = end_tokens(self.loaded[0].generation_config)
-        return [Caption(item, spoken(answers[item.id].tokens, end)) for item in self.items]
+        return [Caption(item, without_end(tokens[item.id], end)) for item in self.items]
 
     def settings(self) -> dict[str, Any]:
         """Return what decides the result, ready for JSON."""
-        kept = asdict(self)
-        kept.pop("output")
-        return {**kept, "methods": "; ".join(self.methods), "items": len(self.items)}
+        return {**asdict(self), "output": None, "methods": "; ".join(self.methods), "items": len(self.items)}
 
 
 @dataclass(frozen=True)
 class Caption:
-    """One generated description: its tokens, without the one that ends it."""
+    """A generated caption: its tokens, without the one that ends it."""
 
     item: Item
     tokens: tuple[int, ...]
@@ -156,13 +153,13 @@ def images(item: Item) -> list[Image]:
     return [open_image(path) for path in item.images]
 
 
-def spoken(tokens: tuple[int, ...], end: set[int]) -> tuple[int, ...]:
+def without_end(tokens: tuple[int, ...], end: set[int]) -> tuple[int, ...]:
     """Return the tokens without the one that ends the answer."""
     return tokens[:-1] if tokens and tokens[-1] in end else tokens
 
 
 def command() -> str:
-    """Return the command line of this process, as one would type it."""
+    """Return the command line of this process."""
     return shlex.join(command_line())
 
 
@@ -193,13 +190,7 @@ def share(row: Mapping[str, Any], key: str = "recall", decimals: int = 1) -> Cel
     return Cell(percent(row[key], decimals), small="" if row["low"] is None else f"[{low}, {high}]")
 
 
-def recall_curve(label: str, rows: Sequence[Mapping[str, float]]) -> Series:
-    """Return the curve of recall@k in percent, with its interval."""
-    values = {key: [100 * row[key] for row in rows] for key in ("recall", "low", "high")}
-    return Series(label, values["recall"], [row["k"] for row in rows], values["low"], values["high"])
-
-
-def captions_text(result: Mapping[str, Any]) -> str:
+def captions_text(result: Stored) -> str:
     """Describe the captions that a study read, and its vocabulary."""
     words = result["vocabulary"]
     return (

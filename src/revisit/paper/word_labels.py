@@ -17,7 +17,7 @@ import numpy as np
 from revisit.errors import RevisitError
 from revisit.explain.calibration import Flags, Floats, auroc, f1
 from revisit.explain.records import Record, read_records, record
-from revisit.paper.check import average_precision
+from revisit.paper.detectors import average_precision
 
 WORD = re.compile(r"[^\W_]+(?:[-'’.@_][^\W_]+)*")
 TAG = re.compile(r"<(/?)hallucination>", re.IGNORECASE)
