@@ -168,7 +168,7 @@ def interpreted(case: Case) -> StepOutput | None:
     step, states = triton.TritonStep(case.head, case.rule), PaddedStates.of_items(case.items, case.copies)
     small = triton.Tiles(16, warps=4, width=16, stages=1, tokens=16, vocabulary=64, projections=2, projected=16)
     tiles = small if len(case.logits) % 2 else triton.tiles_for(*states.mask.shape, states.states.dtype)
-    output = step.launch(case.logits, states.table(), torch.empty_like(case.logits), tiles)
+    output = step.launch(case.logits, states.table(), torch.empty_like(case.logits), tiles, written=case.written)
     return output._replace(details=step.details(output, states))
 
 

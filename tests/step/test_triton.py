@@ -80,6 +80,26 @@ def test_plausible_sets_of_any_size(sizes: list[int], tiles: kernels.Tiles | Non
     torch.testing.assert_close(scores, expected(logits, states, head, rule), atol=2e-5, rtol=2e-5)
 
 
+@pytest.mark.parametrize("length", [1, 129, 300])
+def test_written_tokens_are_found_in_sets_of_any_size(length: int) -> None:
+    """The first and the last plausible token, tokens between plausible ones, none (-1), and each of them several times."""
+    generator = torch.Generator().manual_seed(length)
+    sizes = [1, 2, 3, 31, 64, 200]
+    logits = torch.full((len(sizes), 300), -100.0)
+    written = torch.randint(-1, 300, (len(sizes), length), generator=generator)
+    for row, size in enumerate(sizes):
+        places = torch.randperm(300, generator=generator)[:size]
+        logits[row, places] = torch.rand(size, generator=generator) * 3
+        written[row, ::40] = places.min() if row % 2 else places.max()
+    states = [torch.randn(4, 16, generator=generator) for _ in sizes]
+    head, rule = LinearHead(torch.randn(300, 16, generator=generator)), Rule(once=0.6)
+    rows = [reference.refine_row(row, states[i], head, rule, 0.0, written[i]) for i, row in enumerate(logits)]
+    want = torch.stack([reference.scatter(result, row) for result, row in zip(rows, logits, strict=True)])
+    scores = torch.empty_like(logits)
+    kernels.TritonStep(head, rule).launch(logits, PaddedStates.of_items(states).table(), scores, SMALL, written=written)
+    torch.testing.assert_close(scores, want, atol=2e-5, rtol=2e-5)
+
+
 def test_equal_divergences_go_to_the_first_state() -> None:
     """Equal beyond float32, in one tile and in different ones; the second set of states differs by more than 1e-6."""
     head = LinearHead(torch.eye(4))
@@ -218,6 +238,10 @@ def test_a_step_is_seven_kernels_and_the_host_reads_no_value(rows: int, monkeypa
     output = step.take(logits, padded)
     assert launched == ["maxima", "count", "pack", "compare", "select", "project", "fuse"]
     assert output.scores.shape == want.scores.shape
+    launched.clear()
+    table, written = padded.table(), torch.zeros(rows, 5, dtype=torch.long)
+    kernels.TritonStep(head, Rule(once=1.0)).launch(logits, table, logits.clone(), written=written)
+    assert launched == ["maxima", "count", "pack", "mark", "compare", "select", "project", "fuse"]
 
 
 # -- first use and choice ------------------------------------------------------------------------------------------
@@ -255,7 +279,7 @@ def test_the_first_step_agrees_and_is_checked_once() -> None:
     step, padded = kernels.TritonStep(head, Rule(neighbors=2), record=True), PaddedStates.of_items(states, 2)
     output = step.take(logits, padded)
     assert {
-        (logits.device, torch.float32, torch.float32, kernels.tiles_for(6, 19, torch.float32)): True
+        (logits.device, torch.float32, torch.float32, kernels.tiles_for(6, 19, torch.float32), False): True
     } == kernels._WORKS
     assert [detail is not None for detail in output.details] == [True] * 6
     torch.testing.assert_close(output.scores, expected(logits, states, head, Rule(neighbors=2)), atol=1e-5, rtol=1e-5)
@@ -308,12 +332,14 @@ def test_the_embedded_model_decodes_the_same_tokens(items: int, beams: int, monk
     taken = []
 
     class Both(kernels.TritonStep):
-        def take(self, logits: torch.Tensor, states: Any, uniform: Any = 0.0, ended: Any = None) -> Any:
-            output = super().take(logits, states, uniform, ended)
+        def take(
+            self, logits: torch.Tensor, states: Any, uniform: Any = 0.0, ended: Any = None, written: Any = None
+        ) -> Any:
+            output = super().take(logits, states, uniform, ended, written)
             items = [states.item(row).states for row in range(len(logits))]
             table = pooled(items, 32)
             in_place = logits.clone()
-            kernels.TritonStep(self.torch.head, self.rule).launch(in_place, table, in_place, gap=1e5)
+            kernels.TritonStep(self.torch.head, self.rule).launch(in_place, table, in_place, gap=1e5, written=written)
             active = torch.ones(len(logits), dtype=torch.bool) if ended is None else ~ended
             assert torch.equal(in_place.argmax(-1)[active], output.scores.argmax(-1)[active])
             taken.append(int(output.applied.sum()))

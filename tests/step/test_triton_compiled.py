@@ -39,7 +39,7 @@ TARGETS = {
 }
 SHARED = {"cuda": 99 << 10, "hip": 64 << 10}  # the least of all GPUs that the tiles are chosen for
 TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int32: "*i32"}
-TYPES |= {torch.int64: "*i64", torch.bool: "*i1"}
+TYPES |= {torch.int64: "*i64", torch.bool: "*i1", torch.int8: "*i8"}
 
 
 class Shape(NamedTuple):
@@ -58,12 +58,22 @@ class Shape(NamedTuple):
     ended: bool = False
 
 
-ADAPTIVE = Rule(weight="both", neighbors=8, normalize=False)
+ADAPTIVE = Rule(weight="both", neighbors=8, normalize=False, once=0.5)
 SHAPES = [
     Shape("LLaVA-1.5-7B, batch 1", torch.float16, 1, 576, 4096, 32064),
     Shape("LLaVA-1.5-7B, batch 64", torch.float16, 64, 576, 4096, 32064, ended=True),
     Shape("Qwen2.5-VL-7B, all, batch 1", torch.bfloat16, 1, 15 * 1024, 3584, 152064),
-    Shape("Qwen2.5-VL-7B, all, vLLM, batch 8", torch.bfloat16, 8, 18 * 1024, 3584, 152064, blocks=18, in_place=True),
+    Shape(
+        "Qwen2.5-VL-7B, all, vLLM, batch 8",
+        torch.bfloat16,
+        8,
+        18 * 1024,
+        3584,
+        152064,
+        Rule(once=1.0),
+        blocks=18,
+        in_place=True,
+    ),
     Shape(
         "Qwen2.5-VL-7B, 16 k, all", torch.bfloat16, 8, 240 * 1024, 3584, 152064, ADAPTIVE, torch.bfloat16, ended=True
     ),
@@ -91,7 +101,8 @@ def launches(shape: Shape, hip: bool) -> Iterator[Any]:
     head = empty(shape.vocabulary, shape.width, dtype=shape.dtype)
     ended, places = flags[2] if shape.ended else None, empty(rows, dtype=torch.int64) if shape.in_place else None
     gap = 1e5 if shape.in_place else math.inf
-    yield from kernels.launches(logits, table, head, shape.rule, buffers, out, tiles, ended, places, gap)
+    written = empty(rows, 77, dtype=torch.int64)
+    yield from kernels.launches(logits, table, head, shape.rule, buffers, out, tiles, ended, places, gap, written)
 
 
 def source(launch: Any) -> ASTSource:

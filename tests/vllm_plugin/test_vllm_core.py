@@ -27,6 +27,7 @@ from revisit.vllm.plan import Plan
 from revisit.vllm.pool import Pool
 from revisit.vllm.request import LAYERS_SWITCH, admit, check, kept_layers, parse
 from revisit.vllm.worker import MASKED_LOGIT_GAP, Row, Worker
+from revisit.vllm.written import Written
 
 IMAGE, WIDTH, VOCABULARY, DEPTH, BLOCK = 9, 6, 40, 3, 128
 
@@ -139,6 +140,7 @@ class Model:
     def __init__(self, blocks: int = 8, dtype: torch.dtype = torch.float32, ranks: int = 1) -> None:
         torch.manual_seed(1)
         self.weight = torch.randn(VOCABULARY, WIDTH)
+        self.inputs = torch.randint(VOCABULARY, (1000,), dtype=torch.int32)  # of every sequence, by position
         self.plan = Plan((IMAGE,), DEPTH, False, WIDTH, dtype, blocks, BLOCK, LLAVA, ranks=ranks)
         pool = Pool(blocks, BLOCK, WIDTH, dtype, "cpu")
         self.worker = Worker(self.plan, pool, lambda: head(self.weight, 0, VOCABULARY), (1, DEPTH), nn.Identity())
@@ -152,7 +154,10 @@ class Model:
 
     def step(self, pieces: Sequence[tuple[str, dict[int, Tensor], int, int]]) -> tuple[Tensor, Tensor]:
         """Compute positions first..stop of each named sequence in one step; return the raw and the refined logits."""
-        self.worker.begin([name for name, *_ in pieces], [a for _, _, a, _ in pieces], [b - a for _, _, a, b in pieces])
+        inputs = torch.cat([self.inputs[a:b] for _, _, a, b in pieces])
+        self.worker.begin(
+            [name for name, *_ in pieces], [a for _, _, a, _ in pieces], [b - a for _, _, a, b in pieces], inputs
+        )
         hidden = {layer: torch.cat([s[layer][a:b] for _, s, a, b in pieces]) for layer in (1, DEPTH)}
         self.worker.observe(hidden[DEPTH], [hidden[1]])
         return self.sample(pieces)
@@ -170,7 +175,8 @@ class Model:
         layers = (DEPTH,) if method.layers == "last" else (1, DEPTH)
         where = [i for i, token in enumerate(prompt) if token == IMAGE]
         states = torch.cat([sequence[layer][where] for layer in layers])
-        result = refine_row(logits, states, head(self.weight, 0, VOCABULARY), method.rule(), draw)
+        written = self.inputs[len(prompt) : end]
+        result = refine_row(logits, states, head(self.weight, 0, VOCABULARY), method.rule(), draw, written)
         return torch.maximum(scatter(result, logits), logits - MASKED_LOGIT_GAP)
 
 
@@ -324,6 +330,48 @@ def test_a_prefill_that_starts_again_drops_its_states() -> None:
     torch.testing.assert_close(got[0], model.wanted(ReVisiT(alpha=0.01), new, prompt, 3))
     _, got = model.step([("a", old, 0, 4)])  # preempted with a token decoded
     torch.testing.assert_close(got[0], model.wanted(ReVisiT(alpha=0.01), old, prompt, 4))
+
+
+@pytest.mark.usefixtures("either_step")
+def test_once_limits_the_tokens_that_each_request_has_generated() -> None:
+    model, method, changed = Model(), ReVisiT(alpha=1e-4, once=1.0), 0
+    model.inputs %= 9  # few different tokens
+    prompts = {"a": [IMAGE, IMAGE, 2], "b": [1, IMAGE], "c": [IMAGE, 1, 2, 1]}
+    sequences = {name: model.sequence(prompt, i) for i, (name, prompt) in enumerate(prompts.items())}
+    for name in "ab":
+        model.add(name, prompts[name], alpha=1e-4, once=1.0)
+    for batch in (
+        [("a", 0, 3), ("b", 0, 2)],
+        [("b", 2, 3), ("a", 3, 4)],
+        [("a", 4, 8), ("b", 3, 4)],  # several tokens at once, of which the last is followed by a new one
+        [("b", 0, 3)],  # preempted, and computed again in two parts
+        [("a", 8, 9), ("b", 3, 6)],
+        [("a", 6, 7), ("b", 6, 7)],  # drafts were rejected: the tokens behind do not count
+    ):
+        _, got = model.step([(name, sequences[name], first, stop) for name, first, stop in batch])
+        for row, (name, _, stop) in enumerate(batch):
+            want, plain = (model.wanted(m, sequences[name], prompts[name], stop) for m in (method, ReVisiT(alpha=1e-4)))
+            torch.testing.assert_close(got[row], want, rtol=1e-4, atol=1e-4)
+            changed += not torch.allclose(want, plain, rtol=1e-3, atol=1e-3)
+    assert changed > 4
+    model.worker.remove("b")
+    model.add("c", prompts["c"], alpha=1e-4, once=1.0)  # gets the line of the request that ended
+    assert model.worker.requests["c"].line == 1 - (model.worker.requests["a"].line or 0)
+    _, got = model.step([("c", sequences["c"], 0, 5)])
+    torch.testing.assert_close(got[0], model.wanted(method, sequences["c"], prompts["c"], 5), rtol=1e-4, atol=1e-4)
+
+
+def test_long_answers_are_stored() -> None:
+    written = Written(torch.device("cpu"))
+    lines = [written.take_line() for _ in range(3)]
+    inputs = torch.arange(2000, dtype=torch.int32)
+    for first in range(0, 900, 100):
+        for line in lines:
+            written.plan(line, first, 300 * line + first, 100)
+        written.store(inputs)
+    got = written.of([lines[2], lines[0]], [900, 3])
+    assert got[0].tolist() == list(range(300 * lines[2], 300 * lines[2] + 900))
+    assert got[1].tolist() == [*range(300 * lines[0], 300 * lines[0] + 3), *[-1] * 897]
 
 
 @pytest.mark.usefixtures("either_step")

@@ -28,6 +28,7 @@ SETTINGS = [
     {"alpha": 1e-3, "select": "random", "seed": 7},
     {"alpha": 1e-3, "precision": "model"},
     {"vocabulary": "full"},
+    {"alpha": 1e-3, "once": 1.0},
 ]
 SENTENCE = "What can be seen in this picture, and where is everything that is in it? "
 

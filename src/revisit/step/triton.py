@@ -7,6 +7,7 @@ line of the algorithm.
     maxima    largest logit and normalizer of each tile of the vocabulary           (B, tiles)
     count     plausible tokens of each tile, and their sum of probabilities         (B, tiles)
     pack      plausible tokens in vocabulary order, with log P; scores outside them (B, V)
+    mark      those among them that the answer already contains, only for `once`    (B, V)
     compare   divergence of every vision state; states are read from memory once    (B, N)
     select    the nearest vision states                                             (B, n)
     project   log Q of the selected states                                          (B, V)
@@ -49,7 +50,15 @@ LARGEST = tl.constexpr(LARGEST_LOGIT)
 STEPS = tl.constexpr(1e6)  # distances are compared in steps of 1 / STEPS, as in the reference
 LN2 = tl.constexpr(math.log(2))
 INFINITY = tl.constexpr(math.inf)
-VARYING = ("N", "S", "blocks", "tiles", "copies")  # numbers that change with the batch: a new value compiles nothing
+VARYING = (
+    "N",
+    "S",
+    "blocks",
+    "tiles",
+    "copies",
+    "length",
+    "stride",
+)  # numbers that change with the batch: a new value compiles nothing
 
 
 @triton.jit
@@ -112,7 +121,7 @@ def count(
 
 @triton.jit
 def pack(
-    logits, rows, ended, counts, largest, sums, found, masses, scores, sizes, ids, log_p, V, stride, score_stride, tiles,
+    logits, rows, ended, counts, largest, sums, found, masses, scores, sizes, ids, log_p, marks, V, stride, score_stride, tiles,
     log_alpha, gap, TILE: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """List the plausible tokens of a tile behind those of earlier tiles, and write the scores of all other tokens.
@@ -137,7 +146,26 @@ def pack(
     place = row.to(tl.int64) * V + before + tl.cumsum(keep.to(tl.int32), 0) - 1
     tl.store(ids + place, token, mask=keep)
     tl.store(log_p + place, (x - top) - tl.log(mass), mask=keep)
+    if marks is not None:
+        tl.store(marks + place, 0, mask=keep)
     tl.store(out, tl.where(size > 0, x - gap, x), mask=(token < V) & ~keep)
+
+
+@triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=("written",))
+def mark(written, sizes, ids, marks, V, length, stride, TOKENS: tl.constexpr):
+    """Mark the plausible tokens that the answer already contains, by binary search: the ids of a row ascend."""
+    row, place = tl.program_id(1), tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    token = tl.load(written + row.to(tl.int64) * stride + place, mask=place < length, other=-1)
+    k, base = tl.load(sizes + row), row.to(tl.int64) * V
+    low = tl.zeros((TOKENS,), tl.int32)
+    high, rest = low + k, k
+    while rest > 0:
+        middle = (low + high) // 2
+        below = tl.load(ids + base + middle, mask=low < high, other=0) < token
+        low, high = tl.where((low < high) & below, middle + 1, low), tl.where((low < high) & ~below, middle, high)
+        rest = rest // 2
+    found = tl.load(ids + base + low, mask=low < k, other=-1) == token
+    tl.store(marks + base + low, 1, mask=found & (token >= 0))
 
 
 @triton.jit
@@ -291,9 +319,19 @@ def project(
 
 
 @triton.jit
+def load_log_q(log_q, marks, at, mask, mean, once):
+    """Return log Q; of written tokens lowered towards the mean, as by `reference.limit`."""
+    lq = tl.load(log_q + at, mask=mask, other=0.0)
+    if marks is not None:
+        written = tl.load(marks + at, mask=mask, other=0) != 0
+        lq = tl.where(written & (lq > mean), lq - once * (lq - mean), lq)
+    return lq
+
+
+@triton.jit
 def fuse(
-    rows, sizes, ids, log_p, log_q, chosen, chosen_count, scores, applied, changed, state, weights, V, stride, neighbors, weight,
-    gap, AGREEMENT: tl.constexpr, UNCERTAINTY: tl.constexpr, NORMALIZE: tl.constexpr, TOKENS: tl.constexpr,
+    rows, sizes, ids, log_p, log_q, marks, chosen, chosen_count, scores, applied, changed, state, weights, V, stride, neighbors,
+    weight, gap, once, AGREEMENT: tl.constexpr, UNCERTAINTY: tl.constexpr, NORMALIZE: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     """Multiply the two distributions and write the scores of the plausible tokens."""
     row = tl.program_id(0)
@@ -301,9 +339,10 @@ def fuse(
     used = selected > 0
     projected = tl.where(used, k, 0)  # tokens with log Q
     base, place = row.to(tl.int64) * V, tl.arange(0, TOKENS)
-    w = weight
-    if AGREEMENT or UNCERTAINTY:
-        jsd, top = weight * 0, weight * 0 - INFINITY
+    zero = k * 0.0  # scalars in float32 that loops change
+    w, mean = zero + weight, zero
+    if AGREEMENT or UNCERTAINTY or marks is not None:
+        jsd, top, joint = zero, zero - INFINITY, zero - INFINITY
         for start in range(0, k, TOKENS):
             inside = start + place < k
             lp = tl.load(log_p + base + start + place, mask=inside, other=-INFINITY)
@@ -313,18 +352,23 @@ def fuse(
             terms = p * (lp - log_m) + q * (lq - log_m)
             jsd += 0.5 * tl.sum(tl.where(inside & (p + q > 0), terms, 0.0), 0)
             top = tl.maximum(top, tl.max(lp, 0))
-        w = weight * 0 + 1
+            higher = tl.maximum(joint, tl.max(lp + lq, 0))
+            mean = mean * tl.exp(joint - higher) + tl.sum(tl.exp(lp + lq - higher), 0)
+            joint = higher
+        mean = joint + tl.log(mean)  # log of the mean of Q under P
+        if AGREEMENT or UNCERTAINTY:
+            w = zero + 1
         if AGREEMENT:
             w *= tl.minimum(tl.maximum(1 - jsd / LN2, 0.0), 1.0)
         if UNCERTAINTY:
             w *= tl.sqrt(tl.maximum(1 - tl.exp(top), 0.0))
     w = tl.where(used, w, 0.0)
 
-    likeliest, best, before, total = w * 0 - INFINITY, w * 0 - INFINITY, w * 0 - INFINITY, w * 0
+    likeliest, best, before, total = zero - INFINITY, zero - INFINITY, zero - INFINITY, zero
     for start in range(0, k, TOKENS):
         inside = start + place < k
         lp = tl.load(log_p + base + start + place, mask=inside, other=-INFINITY)
-        fused = lp + w * tl.load(log_q + base + start + place, mask=start + place < projected, other=0.0)
+        fused = lp + w * load_log_q(log_q, marks, base + start + place, start + place < projected, mean, once)
         top = tl.max(fused, 0)
         first = tl.argmax(fused, 0)
         before = tl.where(top > best, tl.max(tl.where(place == first, lp, -INFINITY), 0), before)
@@ -341,9 +385,12 @@ def fuse(
     for start in range(0, k, TOKENS):
         inside = start + place < k
         lp = tl.load(log_p + base + start + place, mask=inside, other=0.0)
-        fused = lp + w * tl.load(log_q + base + start + place, mask=start + place < projected, other=0.0)
+        lq = load_log_q(log_q, marks, base + start + place, start + place < projected, mean, once)
+        fused = lp + w * lq
         token = tl.load(ids + base + start + place, mask=inside, other=0)
         tl.store(scores + at * stride + token, tl.maximum(fused - shift, lp - gap), mask=inside)
+        if marks is not None:
+            tl.store(log_q + base + start + place, lq, mask=start + place < projected)
 
 
 # -- launches ------------------------------------------------------------------------------------------------------
@@ -406,6 +453,7 @@ class Buffers(NamedTuple):
     ids: Tensor  # (B, V)
     log_p: Tensor
     log_q: Tensor
+    marks: Tensor
     distances: Tensor  # (B, N)
     normalizers: Tensor
     nearest: Tensor  # (B, tiles of states)
@@ -425,16 +473,15 @@ class Buffers(NamedTuple):
     ) -> Buffers:
         """Return buffers for steps of this size; those of `old` that are large enough are used again."""
         parts = rows * triton.cdiv(vocabulary, tiles.vocabulary)
-        counts = [*[parts] * 4, *[rows * vocabulary] * 3, *[rows * states] * 2]
+        counts = [*[parts] * 4, *[rows * vocabulary] * 3, rows * vocabulary if rule.once else 0, *[rows * states] * 2]
         counts += [rows * triton.cdiv(states, tiles.states), rows * rule.neighbors, rows]
-        whole = ("found", "ids", "chosen", "chosen_count")
+        dtypes = dict.fromkeys(("found", "ids", "chosen", "chosen_count"), torch.int32) | {"marks": torch.int8}
         made = []
         for number, (name, count) in enumerate(zip(cls._fields, counts, strict=True)):
             if old is not None and old[number].numel() >= count:
                 made.append(old[number])
             else:
-                dtype = torch.int32 if name in whole else torch.float32
-                made.append(torch.empty(count, dtype=dtype, device=device))
+                made.append(torch.empty(count, dtype=dtypes.get(name, torch.float32), device=device))
         return cls(*made)
 
 
@@ -449,6 +496,7 @@ def launches(
     ended: Tensor | None = None,
     rows: Tensor | None = None,
     gap: float = math.inf,
+    written: Tensor | None = None,
 ) -> Iterator[Launch]:
     """Yield the kernels of a step in order.
 
@@ -463,6 +511,7 @@ def launches(
         ended: (B,) rows that keep their logits.
         rows: (B,) int32; None for all rows in order.
         gap: How far below its logit the score of a token outside the plausible set is.
+        written: (B, n) tokens generated so far, -1 for none; only `once` needs them.
     """
     batch, blocks = states.blocks.shape
     vocabulary, longest = logits.shape[1], states.longest
@@ -473,6 +522,8 @@ def launches(
     whole = {**tile, "TILES": triton.next_power_of_2(parts)}
     of_rows = (logits, rows, ended, states.counts)
     shape = (vocabulary, logits.stride(0))
+    limits = rule.once > 0 and written is not None and written.shape[1] > 0
+    marks = b.marks if limits else None
 
     yield Launch(maxima, (parts, batch), (*of_rows, b.largest, b.sums, *shape, parts), tile)
     yield Launch(
@@ -485,12 +536,20 @@ def launches(
         pack,
         (parts, batch),
         (
-            *(*of_rows, b.largest, b.sums, b.found, b.masses, out.scores, out.sizes, b.ids, b.log_p),
+            *(*of_rows, b.largest, b.sums, b.found, b.masses, out.scores, out.sizes, b.ids, b.log_p, marks),
             *(*shape, out.scores.stride(0), parts, log_alpha, gap),
         ),
         whole,
         warps=8,
     )
+    if written is not None and limits:
+        length = written.shape[1]
+        yield Launch(
+            mark,
+            (triton.cdiv(length, 128), batch),
+            (written, out.sizes, b.ids, marks, vocabulary, length, written.stride(0)),
+            {"TOKENS": 128},
+        )
     yield Launch(
         compare,
         (states.copies, state_tiles, batch // states.copies),
@@ -525,9 +584,21 @@ def launches(
         fuse,
         (batch,),
         (
-            *(rows, out.sizes, b.ids, b.log_p, b.log_q, b.chosen, b.chosen_count, out.scores, out.applied, out.changed),
+            *(
+                rows,
+                out.sizes,
+                b.ids,
+                b.log_p,
+                b.log_q,
+                marks,
+                b.chosen,
+                b.chosen_count,
+                out.scores,
+                out.applied,
+                out.changed,
+            ),
             *(out.states, out.weights, vocabulary, out.scores.stride(0), rule.neighbors),
-            *(1.0 if isinstance(weight, str) else weight, gap),
+            *(1.0 if isinstance(weight, str) else weight, gap, rule.once),
         ),
         {
             "AGREEMENT": weight in ("agreement", "both"),
@@ -547,7 +618,7 @@ _WORKS: dict[tuple[Any, ...], bool] = {}  # by device, dtypes and tiles: whether
 def is_usual(rule: Rule) -> bool:
     """Return whether the kernels support these settings."""
     usual = rule.divergence == "jsd" and rule.fusion == "poe" and rule.select in ("min", "max")
-    return usual and not (rule.full_vocabulary or rule.model_dtype or rule.once)
+    return usual and not (rule.full_vocabulary or rule.model_dtype)
 
 
 def suits(head: Projection, rule: Rule) -> bool:
@@ -592,9 +663,9 @@ class TritonStep(Step):
         ended: Tensor | None = None,
         written: Tensor | None = None,
     ) -> StepOutput:
-        if not self._works(logits, states):
+        if not self._works(logits, states, written=written):
             return self.torch.take(logits, states, uniform, ended, written)
-        out = self.launch(logits, states.table(), torch.empty_like(logits), ended=ended)
+        out = self.launch(logits, states.table(), torch.empty_like(logits), ended=ended, written=written)
         return out._replace(details=self.details(out, states)) if self.record else out
 
     @torch.no_grad()
@@ -607,9 +678,9 @@ class TritonStep(Step):
         gap: float = math.inf,
         written: Tensor | None = None,
     ) -> StepOutput:
-        if not self._works(logits, states, rows):
+        if not self._works(logits, states, rows, written):
             return self.torch.take_in_place(logits, rows, states, uniform, gap, written)
-        return self.launch(logits, states.table(), logits, rows=rows, gap=gap)
+        return self.launch(logits, states.table(), logits, rows=rows, gap=gap, written=written)
 
     def launch(
         self, logits: Tensor, table: BlockTable, scores: Tensor, tiles: Tiles | None = None, **options: Any
@@ -661,17 +732,19 @@ class TritonStep(Step):
 
     # -- first use -------------------------------------------------------------------------------------------------
 
-    def _works(self, logits: Tensor, states: RowStates, rows: Tensor | None = None) -> bool:
+    def _works(
+        self, logits: Tensor, states: RowStates, rows: Tensor | None = None, written: Tensor | None = None
+    ) -> bool:
         """Return whether the kernels can be used for a step; the first of its kind is compared with torch's."""
         table = states.table()
         tiles = tiles_for(len(table.blocks), table.longest, table.states.dtype)
         fits = triton.cdiv(table.longest, tiles.states) <= MANY_TILES and table.states.dtype == self.weight.dtype
         if not fits or logits.dtype == torch.float64 or logits.stride(1) != 1:
             return False
-        key = (logits.device, logits.dtype, table.states.dtype, tiles)
+        key = (logits.device, logits.dtype, table.states.dtype, tiles, written is not None)
         if key not in _WORKS:
             try:
-                problem = self._compare(logits if rows is None else logits[rows], states)
+                problem = self._compare(logits if rows is None else logits[rows], states, written)
             except Exception as error:  # of the compiler, the driver, the device
                 problem = f"{type(error).__name__}: {str(error).strip()[:200]}"
             _WORKS[key] = problem is None
@@ -684,10 +757,11 @@ class TritonStep(Step):
                 )
         return _WORKS[key]
 
-    def _compare(self, logits: Tensor, states: RowStates) -> str | None:
+    def _compare(self, logits: Tensor, states: RowStates, written: Tensor | None) -> str | None:
         """Return how a step differs from torch's; None if it does not."""
-        ours = self.details(self.launch(logits, states.table(), torch.empty_like(logits)), states)
-        theirs = BatchedStep(self.torch.head, self.rule, self.torch.room, record=True).take(logits, states).details
+        ours = self.details(self.launch(logits, states.table(), torch.empty_like(logits), written=written), states)
+        checked = BatchedStep(self.torch.head, self.rule, self.torch.room, record=True)
+        theirs = checked.take(logits, states, written=written).details
         for row, (one, other) in enumerate(zip(ours, theirs, strict=True)):
             if one is None or other is None:
                 if one is not other:

@@ -41,13 +41,19 @@ def follow_runner(v2: bool) -> None:
     vllm_class("v1.core.sched.output.SchedulerOutput", "finished_req_ids", "scheduled_new_reqs")
     vllm_class("v1.core.sched.output.NewRequestData", "req_id", "sampling_params", "prompt_token_ids")
     if v2:
-        vllm_class("v1.worker.gpu.input_batch.InputBatch", "req_ids", "num_computed_tokens_np", "num_scheduled_tokens")
+        vllm_class(
+            "v1.worker.gpu.input_batch.InputBatch",
+            "req_ids",
+            "num_computed_tokens_np",
+            "num_scheduled_tokens",
+            "input_ids",
+        )
         runner = vllm_class("v1.worker.gpu.model_runner.GPUModelRunner", "get_model")
         extend(runner, "add_requests", wrap_new_requests)
         extend(runner, "prepare_inputs", wrap_batches_v2)
     else:
         vllm_class("v1.worker.gpu_input_batch.InputBatch", "req_ids", "num_reqs", "num_computed_tokens_cpu")
-        runner = vllm_class("v1.worker.gpu_model_runner.GPUModelRunner", "get_model", "input_batch")
+        runner = vllm_class("v1.worker.gpu_model_runner.GPUModelRunner", "get_model", "input_batch", "input_ids")
         extend(runner, "_update_states", wrap_new_requests)
         extend(runner, "_prepare_inputs", wrap_batches_v1)
     extend(runner, "sample_tokens", wrap_sample_tokens)
@@ -183,7 +189,7 @@ def wrap_batches_v2(prepare_inputs: Callable[..., Any]) -> Callable[..., Any]:
         batch = prepare_inputs(self, *args, **kwargs)
         worker = worker_of(self)
         if worker is not None:
-            worker.begin(batch.req_ids, batch.num_computed_tokens_np, batch.num_scheduled_tokens)
+            worker.begin(batch.req_ids, batch.num_computed_tokens_np, batch.num_scheduled_tokens, batch.input_ids)
         return batch
 
     return prepare
@@ -197,7 +203,8 @@ def wrap_batches_v1(prepare_inputs: Callable[..., Any]) -> Callable[..., Any]:
         worker = worker_of(self)
         if worker is not None:
             batch, rows = self.input_batch, slice(self.input_batch.num_reqs)
-            worker.begin(batch.req_ids[rows], batch.num_computed_tokens_cpu[rows], num_scheduled_tokens[rows])
+            computed = batch.num_computed_tokens_cpu[rows]
+            worker.begin(batch.req_ids[rows], computed, num_scheduled_tokens[rows], self.input_ids.gpu)
         return result
 
     return prepare

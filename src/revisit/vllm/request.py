@@ -74,8 +74,6 @@ def kept_layers(model: Configured) -> str | tuple[int, ...]:
 
 def check(method: ReVisiT, server: str | Sequence[int]) -> None:
     """Raise RevisitError if a request needs layers that the server does not store."""
-    if method.once:
-        raise RevisitError("revisit: the setting once is not supported in vLLM; leave it out.")
     wanted = method.layers
     if wanted in ("last", server):
         return

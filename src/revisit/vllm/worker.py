@@ -30,6 +30,7 @@ from revisit.vllm.head import ShardedHead
 from revisit.vllm.plan import Plan
 from revisit.vllm.pool import Pool
 from revisit.vllm.request import parse
+from revisit.vllm.written import Written
 
 log = logging.getLogger("vllm.revisit")  # below vLLM's own logger, which prints it
 
@@ -54,6 +55,7 @@ class Request:
         self.block = pool.size
         self.blocks = pool.take(plan.blocks_for(self.states))
         self.item: Item | None = None  # its states, for steps that read row by row
+        self.line: int | None = None  # of its tokens in `Written`, if its settings need them
         self._generator = random.Random(method.seed)
         self._draws: list[float] = []
 
@@ -168,6 +170,7 @@ class Worker:
         self._rows: list[Row] = []
         self._steps: dict[Rule, Step] = {}
         self._states: dict[Rule, PooledStates] = {}  # of the last step's groups
+        self._written = Written(pool.states.device)
         self._counts: Counter[str] = Counter()
         # (2,) rows refined by a vision token, and rows whose arg-max changed; those of recent steps are not added yet
         self._device_counts: Tensor | None = None
@@ -199,6 +202,8 @@ class Worker:
             return
         self._counts["requests"] += 1
         self._counts["requests_without_image"] += request.tokens == 0
+        if request.rule.once:
+            request.line = self._written.take_line()
         self.requests[name] = request
 
     def remove(self, name: str) -> None:
@@ -206,6 +211,8 @@ class Worker:
         request = self.requests.pop(name, None)
         if request is not None:
             self.pool.give_back(request.blocks)
+            if request.line is not None:
+                self._written.give_back(request.line)
 
     def fail(self, name: str, error: Exception) -> None:
         """End a request, and no other; see the module's docstring for tensor parallelism."""
@@ -223,9 +230,16 @@ class Worker:
     # -- one step --------------------------------------------------------------------------------------------------
 
     def begin(
-        self, names: Sequence[str], firsts: Sequence[int] | np.ndarray, counts: Sequence[int] | np.ndarray
+        self,
+        names: Sequence[str],
+        firsts: Sequence[int] | np.ndarray,
+        counts: Sequence[int] | np.ndarray,
+        inputs: Tensor | None = None,
     ) -> None:
-        """Plan the next step, which computes `count` positions from `first` of each row's sequence."""
+        """Plan the next step, which computes `count` positions from `first` of each row's sequence.
+
+        `inputs` are the tokens at these positions, on the device, those of all rows in turn; only `once` needs them.
+        """
         self._pieces, self._rows = [], []
         if not self.requests:
             return
@@ -237,6 +251,8 @@ class Worker:
             elif request is not None:
                 self._counts["steps"] += first + count >= request.prompt_length  # no image: not refined
             start += count
+        if inputs is not None:
+            self._written.store(inputs)
 
     def _plan_row(self, name: str, request: Request, row: int, start: int, first: int, count: int) -> None:
         if first == 0:
@@ -246,6 +262,10 @@ class Worker:
             if low < high:
                 sources = request.positions[low:high] - first + start
                 self._pieces.append(Piece(name, request, row, sources, low, high))
+        generated = max(first, request.prompt_length)  # the first position of a generated token
+        if request.line is not None and generated < first + count:
+            place = generated - request.prompt_length
+            self._written.plan(request.line, place, start + generated - first, first + count - generated)
         if first + count >= request.prompt_length:  # else the sampled token is discarded
             self._rows.append(Row(name, request, row, first + count - request.prompt_length))
 
@@ -328,7 +348,9 @@ class Worker:
         if rule not in self._steps:
             self._steps[rule] = choose(self.head, rule, self.pool.states.device, room=self._room)
         states, draws = self._states_of(rule, group), _draws(rule, group, logits)
-        output = self._steps[rule].take_in_place(logits, rows, states, draws, MASKED_LOGIT_GAP)
+        lines = [row.request.line for row in group if row.request.line is not None]
+        written = self._written.of(lines, [row.token for row in group]) if lines else None
+        output = self._steps[rule].take_in_place(logits, rows, states, draws, MASKED_LOGIT_GAP, written)
         self._unread += [output.applied, output.changed]
         if len(self._unread) > UNREAD:
             self._add_counts()
@@ -344,10 +366,9 @@ class Worker:
         """Add up, on the device, what later steps did; not in every step, because that costs kernels."""
         if not self._unread:
             return
-        if self._device_counts is None:
-            self._device_counts = torch.zeros(2, dtype=torch.long, device=self.pool.states.device)
-        for number in range(2):
-            self._device_counts[number] += torch.cat(self._unread[number::2]).sum()
+        counts = torch.stack([torch.cat(self._unread[number::2]).sum() for number in range(2)])
+        # Not in place: vLLM takes steps in inference mode, and counters are read outside it.
+        self._device_counts = counts if self._device_counts is None else self._device_counts + counts
         self._unread = []
 
     @torch.no_grad()
