@@ -259,19 +259,6 @@ def test_a_mistyped_model_without_a_network(folder: Path, monkeypatch: pytest.Mo
         revisit.load("tinny")
 
 
-def test_missing_nltk_data_is_reported_before_scenes_are_rendered(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from revisit.eval.benchmarks import language
-
-    monkeypatch.setattr(language, "missing_packages", lambda: ["wordnet"])
-    monkeypatch.setattr(sys, "argv", ["revisit", "eval", "--benchmark", "chair", "--data", "scenes:unusual:2"])
-    with pytest.raises(SystemExit):
-        main()
-    assert "NLTK data not found: wordnet. Run `revisit data get nltk`" in capsys.readouterr().err
-    assert not (folder / "cache").exists()
-
-
 def test_a_cache_that_cannot_be_written_names_its_variable(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

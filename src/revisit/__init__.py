@@ -67,13 +67,16 @@ def __getattr__(name: str) -> Any:
     if name in _WHERE:
         value = getattr(importlib.import_module(_WHERE[name]), name)
     else:  # the class of a method, such as VCD
-        value = importlib.import_module("revisit.decoding.method").METHODS.by_class_name(name)
-        if value is None:
+        modules = {
+            cls: module for module, cls in importlib.import_module("revisit.decoding.method").METHODS.sources.values()
+        }
+        if name not in modules:
             raise AttributeError(f"module 'revisit' has no attribute {name!r}")
+        value = getattr(importlib.import_module(modules[name]), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
     registry = importlib.import_module("revisit.decoding.method").METHODS
-    return sorted({*_WHERE, *registry.class_names(), "methods", "__version__"})
+    return sorted({*_WHERE, *(cls for _, cls in registry.sources.values()), "methods", "__version__"})

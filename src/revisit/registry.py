@@ -9,11 +9,9 @@ Built-in classes are discovered in the modules of a package. Classes from elsewh
 
 from __future__ import annotations
 
-import ast
 import copyreg
 import importlib
 import importlib.util
-import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -24,7 +22,6 @@ from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
-from pydantic.errors import PydanticUserError
 
 from revisit.errors import RevisitError, did_you_mean, unknown, unknown_setting
 
@@ -87,19 +84,23 @@ class Settings(BaseModel):
 def _from_text(value: object, hint: Any) -> object:
     """Convert what pydantic does not: "none", lists in text such as "0,2" or "[0,2]", and one number for a list."""
     members = _members(hint)
-    lists = [member for member in members if get_origin(member) is tuple]
+    has_list = any(get_origin(member) is tuple and Any not in get_args(member) for member in members)
     if isinstance(value, str):
-        if str in members or Any in members or any(value in get_args(m) for m in members if get_origin(m) is Literal):
+        if str in members or any(value in get_args(member) for member in members if get_origin(member) is Literal):
             return value
         if type(None) in members and value.strip().lower() in ("none", "null", ""):
             return None
-        if lists and Any not in get_args(lists[0]):
-            return [part.strip() for part in without_brackets(value).split(",") if part.strip()]
-    elif isinstance(value, range):
-        return list(value)
-    elif lists and isinstance(value, (int, float)) and not {int, float} & set(members):
-        return [value]
-    return value
+        return [part.strip() for part in without_brackets(value).split(",") if part.strip()] if has_list else value
+    return [value] if has_list and isinstance(value, (int, float)) and not {int, float} & {*members} else value
+
+
+def _members(hint: Any) -> list[Any]:
+    """List the members of a union, or the type alone, without annotations."""
+    if get_origin(hint) is Annotated:
+        return _members(get_args(hint)[0])
+    if get_origin(hint) in (Union, UnionType):
+        return [member for part in get_args(hint) for member in _members(part)]
+    return [hint]
 
 
 def without_brackets(text: str) -> str:
@@ -118,60 +119,19 @@ def _as_sentence(cls: type[Settings], error: ValidationError, given: Mapping[str
     field = str(first["loc"][0]) if first["loc"] else ""
     if first["type"] == "extra_forbidden":
         return unknown_setting(owner, field, cls.model_fields)
-    messages = (entry["msg"].partition(", unable")[0] for entry in errors if entry["loc"][:1] == first["loc"][:1])
+    messages = [entry["msg"].partition(", unable")[0] for entry in errors if entry["loc"][:1] == first["loc"][:1]]
     wanted = [text.removeprefix("Input should be ") for text in messages if text.startswith("Input should be ")]
-    if not field or not wanted:
+    if not wanted:
         return RevisitError(f"{owner}: {field}{': ' * bool(field)}{first['msg'].removeprefix('Value error, ')}.")
     allowed = " or ".join(dict.fromkeys(wanted)).replace("a valid tuple", "a list")
     near = did_you_mean(str(given.get(field)), re.findall("'([^']+)'", allowed))
     return RevisitError(f"{owner}: {field} must be {allowed}, not {given.get(field)!r:.80}.{near}")
 
 
-def describe(cls: type[Settings]) -> list[dict[str, Any]]:
-    """List the settings of a class, its own first, ready for JSON: name, default, allowed values, description."""
-    texts: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
-        arguments = inspect.cleandoc(base.__doc__ or "").partition("\nArgs:\n")[2]
-        texts.update(re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", arguments, re.MULTILINE))
-    schema = cls.model_json_schema()["properties"] if cls.model_fields else {}
-    return [
-        {
-            "name": name,
-            "default": list(field.default) if isinstance(field.default, tuple) else field.default,
-            "allowed": _allowed(schema[name]),
-            "about": " ".join(texts.get(name, "").split()),
-        }
-        for name, field in sorted(cls.model_fields.items(), key=lambda item: item[0] not in cls.__annotations__)
-    ]
-
-
-def _allowed(schema: Mapping[str, Any]) -> str:
-    """Write what a JSON schema allows as a short text such as "number > 0, <= 1"."""
-    if "anyOf" in schema:
-        return " or ".join(dict.fromkeys(map(_allowed, schema["anyOf"])))
-    if choices := schema.get("enum") or ([schema["const"]] if "const" in schema else []):
-        return " or ".join(map(repr, choices))
-    kind = {"null": "none", "array": "list", "string": "text"}.get(schema.get("type", ""), schema.get("type", "any"))
-    if schema.get("items"):
-        return f"{kind} of {_allowed(schema['items'])}"
-    signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<="}
-    bounds = ", ".join(
-        f"{sign} {schema[key]:{',' if kind == 'integer' else ',.9g'}}" for key, sign in signs.items() if key in schema
-    )
-    return f"{kind} {bounds}".rstrip()
-
-
-def _members(hint: Any) -> list[Any]:
-    """List the members of a union, or the type alone, without annotations."""
-    if get_origin(hint) is Annotated:
-        return _members(get_args(hint)[0])
-    if get_origin(hint) in (Union, UnionType):
-        return [member for part in get_args(hint) for member in _members(part)]
-    return [hint]
-
-
 S = TypeVar("S", bound=Settings)
 Class = TypeVar("Class", bound=type[Settings])
+# A class with the line `name = "…"`, which is read without importing its module.
+_NAMED_CLASS = re.compile(r'^class (\w+)\((?:(?!^class ).)*?^    name(?:: ClassVar\[str\])? = "([^"]+)"', re.M | re.S)
 
 
 class Registry(Generic[S]):
@@ -190,26 +150,20 @@ class Registry(Generic[S]):
         self.registered: dict[str, type[S]] = {}
 
     @cached_property
-    def _sources(self) -> dict[str, tuple[str, str]]:
-        """Built-in name -> (module, class), read from the sources: listing names imports nothing."""
-        found = {}
-        for file in sorted(Path(importlib.import_module(self.package).__path__[0]).glob("*.py")):
-            classes = [node for node in ast.parse(file.read_text("utf-8")).body if isinstance(node, ast.ClassDef)]
-            for cls in classes:
-                for line in cls.body:
-                    match line:
-                        case (
-                            ast.Assign(targets=[ast.Name(id="name")], value=ast.Constant(value=str(name)))
-                            | ast.AnnAssign(target=ast.Name(id="name"), value=ast.Constant(value=str(name)))
-                        ):
-                            found[name] = (f"{self.package}.{file.stem}", cls.name)
-        return found
+    def sources(self) -> dict[str, tuple[str, str]]:
+        """Built-in name -> (module, class)."""
+        folder = Path(importlib.import_module(self.package).__path__[0])
+        return {
+            name: (f"{self.package}.{file.stem}", cls)
+            for file in sorted(folder.glob("*.py"))
+            for cls, name in _NAMED_CLASS.findall(file.read_text("utf-8"))
+        }
 
     def register(self, cls: Class) -> Class:
         """Make a class available by its `name` in this process; a class decorator."""
         self.check(cls, cls.__name__)
         name = str(cls.name)  # type: ignore[attr-defined]
-        known = self.registered.get(name) or (self.find(name) if name in self._sources else None)
+        known = self.registered.get(name) or (self.find(name) if name in self.sources else None)
         if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise RevisitError(f"{cls.__name__}: a {self.kind} named {name!r} already exists; choose another name.")
         self.registered[name] = cls  # type: ignore[assignment]
@@ -217,14 +171,14 @@ class Registry(Generic[S]):
 
     def names(self) -> list[str]:
         """List all names: built-in ones first, each group sorted."""
-        return list(dict.fromkeys([*sorted(self._sources), *sorted({*self.registered, *installed(self.group)})]))
+        return list(dict.fromkeys([*sorted(self.sources), *sorted({*self.registered, *installed(self.group)})]))
 
     def find(self, name: str) -> type[S]:
         """Return the class of this name; no file is run, whatever the name is."""
         if name in self.registered:
             return self.registered[name]
-        if name in self._sources:
-            module, cls = self._sources[name]
+        if name in self.sources:
+            module, cls = self.sources[name]
             return getattr(importlib.import_module(module), cls)  # type: ignore[no-any-return]
         if name in installed(self.group):
             return self._from_package(installed(self.group)[name])
@@ -233,27 +187,19 @@ class Registry(Generic[S]):
     def load(self, text: str) -> type[S]:
         """Return the class of a name, or of `path/to/file.py:Class`, which is registered."""
         file, _, cls = text.rpartition(":")
-        if file.endswith(".py"):
-            return self._from_file(Path(file), cls)
         if text.endswith(".py"):
             raise RevisitError(f"{text} needs the class of the {self.kind} after it, as in {text}:Class.")
-        return self.find(text)
+        if not file.endswith(".py"):
+            return self.find(text)
+        found: type[S] = class_from_file(Path(file), cls, self.kind)
+        self.check(found, text)
+        # Another process (a Ray worker) loads the class from the same file.
+        copyreg.pickle(found, partial(_reduce, f"{Path(file).expanduser().resolve()}:{cls}"))  # type: ignore[arg-type]
+        return self.register(found)
 
     def get(self, name: str, /, **settings: Any) -> S:
         """Create the class of this name with settings, whose values may be text."""
-        return self.make(self.find(name), **settings)
-
-    def make(self, cls: Callable[..., S], /, **settings: Any) -> S:
-        """Call a class, or another callable, with settings; every failure is a RevisitError."""
-        try:
-            return cls(**settings)
-        except RevisitError:
-            raise
-        except Exception as error:  # a class from elsewhere may raise anything
-            name = getattr(cls, "name", self.kind)
-            raise RevisitError(
-                f"The {self.kind} {name!r} cannot be created: {type(error).__name__}: {error}."
-            ) from error
+        return self.find(name)(**settings)
 
     def parse(self, entry: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         """Split an entry into (name, settings); a class from a file is registered under its own name."""
@@ -264,19 +210,6 @@ class Registry(Generic[S]):
         """Return (name, settings) of every entry in a list, see `parse_list`."""
         return [self.parse(entry) for entry in parse_list(given)]
 
-    def built_in(self) -> dict[str, type[S]]:
-        """Import the built-in classes, by name."""
-        return {name: self.find(name) for name in self._sources}
-
-    def by_class_name(self, name: str) -> type[S] | None:
-        """Return the built-in class of this name, such as VCD; None if there is none."""
-        known = {cls: module for module, cls in self._sources.values()}
-        return getattr(importlib.import_module(known[name]), name) if name in known else None
-
-    def class_names(self) -> list[str]:
-        """List the names of the built-in classes."""
-        return [cls for _, cls in self._sources.values()]
-
     def check(self, cls: object, where: str) -> None:
         """Raise RevisitError unless this class can be used."""
         if not isinstance(cls, type) or not issubclass(cls, self.base):
@@ -286,34 +219,16 @@ class Registry(Generic[S]):
         name = getattr(cls, "name", None)
         if not isinstance(name, str) or not name.replace("-", "_").isidentifier():
             raise RevisitError(f"{where} needs a name that can be typed, such as name = 'mine', not {name!r}.")
-        if "__dataclass_fields__" in vars(cls):
-            raise RevisitError(f"{where} needs no decorator: leave @dataclass out; its annotated fields are settings.")
-        try:
-            cls.model_rebuild()
-        except (PydanticUserError, NameError) as error:
-            raise RevisitError(
-                f"{where} has an annotation that cannot be read: {str(error).splitlines()[0]}."
-            ) from error
-        for field, about in cls.model_fields.items():
-            if about.is_required():
-                raise RevisitError(f"{where} must have a default for {field!r}, so that its name alone can be used.")
         self._check(cls, where)
 
     def _from_package(self, point: EntryPoint) -> type[S]:
         where = f"The {self.kind} {point.name!r} of the installed package {point.dist.name if point.dist else point.value!r}"
         try:
             found = point.load()
-        except (Exception, SystemExit) as error:  # another package may raise anything
+        except Exception as error:  # another package may raise anything
             raise RevisitError(f"{where} could not be loaded: {type(error).__name__}: {error}.") from error
         self.check(found, where)
         return self.registered.setdefault(point.name, found)
-
-    def _from_file(self, path: Path, name: str) -> type[S]:
-        found: type[S] = class_from_file(path, name, self.kind)
-        self.check(found, f"{path}:{name}")
-        # Another process (a Ray worker) loads the class from the same file.
-        copyreg.pickle(found, partial(_reduce, f"{path.expanduser().resolve()}:{name}"))  # type: ignore[arg-type]
-        return self.register(found)
 
 
 def _reduce(place: str, instance: Settings) -> tuple[object, ...]:
@@ -334,15 +249,12 @@ def installed(group: str) -> dict[str, EntryPoint]:
 
 def class_from_file(path: Path, name: str, kind: str) -> Any:
     """Return `name` from a Python file, which is run once in a process as its own module."""
-    path = path.expanduser()
-    if not path.is_file():
+    if not path.expanduser().is_file():
         raise RevisitError(f"There is no file {str(path)!r} for the {kind}.")
-    path = path.resolve()
+    path = path.expanduser().resolve()
     module = f"revisit_file_{path.stem}_{abs(hash(str(path))):x}"
     if module not in sys.modules:
-        spec = importlib.util.spec_from_file_location(module, path)
-        assert spec is not None
-        assert spec.loader is not None
+        spec: Any = importlib.util.spec_from_file_location(module, path)
         sys.modules[module] = importlib.util.module_from_spec(spec)
         try:
             spec.loader.exec_module(sys.modules[module])
@@ -354,11 +266,8 @@ def class_from_file(path: Path, name: str, kind: str) -> Any:
     return getattr(sys.modules[module], name)
 
 
-# -- text -----------------------------------------------------------------------------------------------------------
-
-LIST_OF_METHODS = "methods"  # the setting of a chain whose value is a list of entries itself
 _NAME = re.compile(r"(?:[^=]*?\.py:\w+|[^:]*)")
-_NEXT_KEY = re.compile(r"\s*[A-Za-z_][\w.]*\s*=")
+_COMMA = re.compile(r",(?=\s*[A-Za-z_][\w.]*\s*=)(?![^\[(]*[\])])")  # before a new `key=`, not within brackets
 
 
 def parse_entry(entry: str | Mapping[str, Any], kind: str = "method") -> tuple[str, dict[str, Any]]:
@@ -375,18 +284,7 @@ def parse_entry(entry: str | Mapping[str, Any], kind: str = "method") -> tuple[s
         hint = " (in a chain, use semicolons)" * (kind == "method")
         raise RevisitError(f"{entry!r} lists several {kind}s and gives settings: pass each {kind} separately{hint}.")
     given = entry[len(name) + 1 :]
-    return name.strip(), parse_assignments(_assignments(given), f"{kind}:key=value") if given else {}
-
-
-def _assignments(text: str) -> list[str]:
-    """Split at commas that a new `key=` follows, except within brackets: values may contain commas."""
-    pieces, start, depth = [], 0, 0
-    for place, letter in enumerate(text):
-        depth += (letter in "[(") - (letter in "])")
-        if letter == "," and depth == 0 and _NEXT_KEY.match(text, place + 1):
-            pieces.append(text[start:place])
-            start = place + 1
-    return [*pieces, text[start:]]
+    return name.strip(), parse_assignments(_COMMA.split(given), f"{kind}:key=value") if given else {}
 
 
 def parse_assignments(texts: Iterable[str], wanted: str = "--set key=value") -> dict[str, str]:

@@ -25,11 +25,12 @@ import revisit
 from revisit import RevisitError, errors
 from revisit.cli import options
 from revisit.cli.generate import chosen_method
+from revisit.cli.listing import describe
 from revisit.cli.main import app, main
 from revisit.decoding.method import METHODS
 from revisit.embedded import sprites
 from revisit.eval.benchmarks.registry import BENCHMARKS
-from revisit.registry import Registry, describe
+from revisit.registry import Registry
 from revisit.settings import hide_progress_bars
 
 
@@ -194,6 +195,7 @@ def test_serve_uses_recommended_settings(run: Callable[..., Done], monkeypatch: 
     """Recommendations fill in the settings that the command line and a request leave out."""
     from revisit.serve import server
     from revisit.serve.app import Service
+    from revisit.serve.limits import Limits
 
     made: list[Service] = []
 
@@ -207,7 +209,7 @@ def test_serve_uses_recommended_settings(run: Callable[..., Done], monkeypatch: 
     monkeypatch.setattr("revisit.serve.app.build", build)
     for settings, neighbors in (({}, 8), ({"neighbors": "2"}, 2)):
         with pytest.raises(Stop):
-            server.serve("tiny", port=0, settings=settings)
+            server.serve("tiny", host="127.0.0.1", port=0, limits=Limits(), settings=settings)
         assert made[-1].method.settings()["neighbors"] == neighbors
     image = {"type": "image_url", "image_url": {"url": png_uri(families.image(0))}}
     body = {"model": "tiny", "messages": [{"role": "user", "content": [image, {"type": "text", "text": "hi"}]}]}

@@ -21,7 +21,6 @@ from revisit.methods import as_method, find, get, method_text, names, parse_meth
 from revisit.methods.greedy import Greedy
 
 FILE = """
-from dataclasses import dataclass
 from revisit.methods.greedy import Greedy
 
 class Mine(Greedy):
@@ -30,11 +29,6 @@ class Mine(Greedy):
 
 class Other:
     pass
-
-@dataclass(frozen=True)
-class Decorated(Greedy):
-    weight: float = 1.0
-    name = "decorated"
 
 class Vcd(Greedy):
     name = "vcd"
@@ -131,7 +125,6 @@ def test_another_process_loads_the_class_from_the_same_file(file: Path) -> None:
     [
         ("Missing", "has no class 'Missing'"),
         ("Other", "must be a class derived from revisit.Method"),
-        ("Decorated", "leave @dataclass out"),
         ("Vcd", "a method named 'vcd' already exists"),
     ],
 )
@@ -155,20 +148,6 @@ from revisit.methods.greedy import Greedy
 
 class NoBegin(Method):
     name = "no-begin"
-
-class Required(Greedy):
-    weight: float
-    name = "required"
-
-class Raises(Greedy):
-    name = "raises"
-
-    def model_post_init(self, context) -> None:
-        {}["missing"]
-
-class Unresolved(Greedy):
-    weight: Nowhere = 1
-    name = "unresolved"
 
 class Nothing(Method):
     name = "nothing"
@@ -194,9 +173,6 @@ class Number(Method):
     ("cls", "said"),
     [
         ("NoBegin", "NoBegin cannot decode: it must have a method begin"),
-        ("Required", "Required must have a default for 'weight'"),
-        ("Raises", "The method 'raises' cannot be created: KeyError: 'missing'"),
-        ("Unresolved", "Unresolved has an annotation that cannot be read"),
         ("Nothing", "The method 'nothing' cannot decode: its begin.* not NoneType"),
         ("Short", r"The method 'short' must return logits of the same shape, \(1, 512\), not \(1, 5\)"),
         ("Number", r"The method 'number' must return logits .* not int"),

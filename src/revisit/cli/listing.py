@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +14,43 @@ from revisit.cli import options
 if TYPE_CHECKING:
     from revisit.decoding.method import Method
     from revisit.eval.benchmarks.base import Benchmark
+    from revisit.registry import Settings
 
 NAME = typer.Argument("", help="Show this one in detail, with its settings; FILE.py:Class works too.")
+
+
+def describe(cls: type[Settings]) -> list[dict[str, Any]]:
+    """List the settings of a class, its own first, ready for JSON: name, default, allowed values, description."""
+    texts: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        arguments = inspect.cleandoc(base.__doc__ or "").partition("\nArgs:\n")[2]
+        texts.update(re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", arguments, re.MULTILINE))
+    schema = cls.model_json_schema()["properties"] if cls.model_fields else {}
+    return [
+        {
+            "name": name,
+            "default": list(field.default) if isinstance(field.default, tuple) else field.default,
+            "allowed": _allowed(schema[name]),
+            "about": " ".join(texts.get(name, "").split()),
+        }
+        for name, field in sorted(cls.model_fields.items(), key=lambda item: item[0] not in cls.__annotations__)
+    ]
+
+
+def _allowed(schema: Mapping[str, Any]) -> str:
+    """Write what a JSON schema allows as a short text such as "number > 0, <= 1"."""
+    if "anyOf" in schema:
+        return " or ".join(dict.fromkeys(map(_allowed, schema["anyOf"])))
+    if choices := schema.get("enum") or ([schema["const"]] if "const" in schema else []):
+        return " or ".join(map(repr, choices))
+    kind = {"null": "none", "array": "list", "string": "text"}.get(schema.get("type", ""), schema.get("type", "any"))
+    if schema.get("items"):
+        return f"{kind} of {_allowed(schema['items'])}"
+    signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<="}
+    bounds = ", ".join(
+        f"{sign} {schema[key]:{',' if kind == 'integer' else ',.9g'}}" for key, sign in signs.items() if key in schema
+    )
+    return f"{kind} {bounds}".rstrip()
 
 
 def _list(rows: Iterable[Mapping[str, object]], columns: Mapping[str, str], as_json: bool) -> None:
@@ -52,8 +89,6 @@ def _detail(row: dict[str, Any], settings: str, facts: Mapping[str, str], exampl
 
 
 def _method(cls: type[Method]) -> dict[str, Any]:
-    from revisit.registry import describe
-
     about = {field: getattr(cls, field) for field in ("name", "summary", "cost", "source")}
     return {**about, "settings": describe(cls)}
 
@@ -93,8 +128,6 @@ def models(as_json: bool = options.JSON) -> None:
 
 
 def _benchmark(cls: type[Benchmark]) -> dict[str, Any]:
-    from revisit.registry import describe
-
     return {
         "name": cls.name,
         "title": cls.title,

@@ -6,7 +6,6 @@ This module does not import torch, so that listing the names of methods stays fa
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field
@@ -193,7 +192,7 @@ def as_method(method: MethodLike, model: Model | str | None = None, /, **setting
     """
     if isinstance(method, Method):
         _check_begin(type(method), type(method).__name__)
-        changed = METHODS.make(method.replace, **settings) if settings else method
+        changed = method.replace(**settings) if settings else method
         return changed if model is None else changed.for_model(model)
     if isinstance(method, type) and issubclass(method, Method):
         METHODS.check(method, method.__name__)
@@ -209,7 +208,7 @@ def as_method(method: MethodLike, model: Model | str | None = None, /, **setting
 
 def _recommended(cls: type[Method], model: Model | str | None, settings: Mapping[str, Any]) -> Method:
     has_own = model is not None and hasattr(cls, "recommended")
-    made = METHODS.make(partial(cls.recommended, model) if has_own else cls, **settings)  # type: ignore[attr-defined]
+    made: Method = cls.recommended(model, **settings) if has_own else cls(**settings)  # type: ignore[attr-defined]
     return made if model is None else made.for_model(model)
 
 

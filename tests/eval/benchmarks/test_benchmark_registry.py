@@ -102,7 +102,6 @@ def test_an_installed_package_offers_one(monkeypatch: pytest.MonkeyPatch) -> Non
         ("plain.py:Bare", "needs a class attribute 'metrics'"),
         ("plain.py:Clash", "a benchmark named 'pope' already exists"),
         ("plain.py:Headless", "its headline 'x' is not one of its metrics"),
-        ("plain.py:Decorated", "leave @dataclass out"),
         ("broken.py:Mine", r"broken\.py could not be run: ZeroDivisionError"),
     ],
 )
@@ -116,8 +115,6 @@ def test_wrong_classes_raise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, te
         "class Bare(Benchmark):\n    name = 'bare'\n"
         f"class Clash(Benchmark):\n    name = 'pope'\n    {rest}\n"
         f"class Headless(Benchmark):\n    name = 'headless'\n    {rest}\n    headline = 'x'\n"
-        "import dataclasses\n@dataclasses.dataclass\n"
-        f"class Decorated(Benchmark):\n    name = 'decorated'\n    {rest}\n    option: int = 1\n"
     )
     with pytest.raises(RevisitError, match=message):
         get(text)

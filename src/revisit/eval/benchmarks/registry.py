@@ -31,10 +31,9 @@ def find(name: str) -> type[Benchmark]:
 
 def get(name: str, /, **options: Any) -> Benchmark:
     """Return a benchmark with options, by its name or as `path/to/file.py:Class`; values may be text, as on a command line."""
-    return BENCHMARKS.make(find(name), **options)
+    return find(name)(**options)
 
 
 def title(name: str) -> str:
     """Return the benchmark's title in reports; its name if this process has no such benchmark."""
-    known = BENCHMARKS.registered.get(name) or BENCHMARKS.built_in().get(name)
-    return known.title if known else name
+    return BENCHMARKS.find(name).title if name in BENCHMARKS.names() else name
