@@ -31,7 +31,7 @@ from revisit.paper.studies import STUDIES, read_study, run_study, study_section
 from revisit.paper.study import Stored, Subject
 
 CHOOSING = {  # metrics of the row with every method
-    "chair": ("CHAIRs", "CHAIRi", "Recall", "F1", "Len", "Rep", "Distinct-1"),
+    "chair": ("CHAIRs", "CHAIRi", "Recall", "F1", "Len", "Rep", "DistinctP", "DistinctF1"),
     "pope": ("accuracy", "F1", "yes_ratio"),
 }
 

@@ -146,17 +146,17 @@ def test_length_by_the_published_formula(nltk_data):
     assert chair.score_captions(captions).metrics["Len"] == 0.01 * 145 / 20
 
 
-def test_repetition_and_distinct_words_by_hand():
-    def scored(tokens: str, nodes: tuple[str, ...]) -> chair.CaptionScore:
-        words = tuple(tokens.split())
-        return chair.CaptionScore(chair.Parse(words, words, nodes, nodes), frozenset())
-
-    thrice = scored("a dog , a dog and the dog .", ("dog", "dog", "dog"))
-    assert thrice.repeats
-    assert thrice.distinct == 4 / 7  # a, dog, and, the; punctuation is not a word
-    assert not scored("a dog , a cat and the dog", ("dog", "cat", "dog")).repeats
-    assert scored("", ()).distinct == 0.0
-    assert [metric.name for metric in chair.Chair.metrics][-2:] == ["Rep", "Distinct-1"]
+def test_repetition_by_hand(nltk_data):
+    captions = [
+        ("1", "A dog, a dog and the dog by a cat.", ["dog", "person"]),  # names two objects, one of them right
+        ("2", "A dog and a cat and the dog.", ["dog", "cat"]),
+        ("3", "A blue sky.", ["kite"]),
+    ]
+    metrics = chair.score_captions(captions).metrics
+    assert metrics["Rep"] == 1 / 3
+    assert metrics["DistinctP"] == 3 / 4
+    assert metrics["DistinctF1"] == 2 * 3 / (4 + 5)
+    assert metrics["CHAIRi"] == 1 / 7
 
 
 def test_captions_of_scenes_are_parsed_without_nltk_as_with_it(nltk_data, monkeypatch: pytest.MonkeyPatch):

@@ -26,6 +26,7 @@ from revisit.eval.benchmarks.base import (
     Benchmark,
     Item,
     Metric,
+    PerUnit,
     Scores,
     check_answers,
     coco_image,
@@ -72,9 +73,14 @@ class CaptionScore:
         return [(word, node) for word, node in pairs if node not in self.ground_truth]
 
     @property
+    def named(self) -> set[str]:
+        """The distinct categories that are mentioned."""
+        return set(self.parse.nodes)
+
+    @property
     def recalled(self) -> set[str]:
         """The distinct categories that are both mentioned and in the image."""
-        return set(self.parse.nodes) & self.ground_truth
+        return self.named & self.ground_truth
 
     @property
     def precision(self) -> float:
@@ -91,12 +97,6 @@ class CaptionScore:
     def repeats(self) -> bool:
         """Whether some object is named three times or more."""
         return max(Counter(self.parse.nodes).values(), default=0) >= 3
-
-    @property
-    def distinct(self) -> float:
-        """Distinct-1: different words / words; 0 without words."""
-        words = [token for token in self.parse.tokens if any(map(str.isalnum, token))]
-        return len(set(words)) / len(words) if words else 0.0
 
     @property
     def f1(self) -> float:
@@ -148,14 +148,15 @@ def score_caption(caption: str, ground_truth: Iterable[str]) -> CaptionScore:
 def score_captions(captions: Iterable[tuple[str, str, Iterable[str]]]) -> Scores:
     """Compute the metrics over (unit name, caption, ground-truth categories) triples."""
     units: dict[str, CaptionScore] = {unit: score_caption(text, truth) for unit, text, truth in captions}
-    per_item = {
+    per_item: dict[str, PerUnit] = {
         "CHAIRs": {u: (float(bool(s.hallucinated)), 1.0) for u, s in units.items()},
         "CHAIRi": {u: (float(len(s.hallucinated)), float(len(s.parse.nodes))) for u, s in units.items()},
         "Recall": {u: (float(len(s.recalled)), float(len(s.ground_truth))) for u, s in units.items()},
         "F1": {u: (s.f1, 1.0) for u, s in units.items()},
         "Len": {u: (0.01 * len(s.parse.merged), 1.0) for u, s in units.items()},
         "Rep": {u: (float(s.repeats), 1.0) for u, s in units.items()},
-        "Distinct-1": {u: (s.distinct, 1.0) for u, s in units.items()},
+        "DistinctP": {u: (len(s.recalled), len(s.named)) for u, s in units.items()},
+        "DistinctF1": {u: (2 * len(s.recalled), len(s.named) + len(s.ground_truth)) for u, s in units.items()},
     }
     counts = {
         "captions": len(units),
@@ -273,7 +274,8 @@ class Chair(Benchmark):
         Metric("F1", "higher", 100, 1),
         Metric("Len", None, 100, 1),
         Metric("Rep", "lower", 100, 1),
-        Metric("Distinct-1", "higher", 100, 1),
+        Metric("DistinctP", "higher", 100, 1),
+        Metric("DistinctF1", "higher", 100, 1),
     )
 
     license: ClassVar[str] = COCO_LICENSE
