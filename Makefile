@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: demo test test-device test-faults test-browser test-kits test-vllm test-vllm-previous test-ray test-triton test-floor test-torchvision lint format docs clean
+.PHONY: demo test test-device test-faults test-browser test-kits test-vllm test-vllm-previous test-ray test-triton test-mlx test-floor test-torchvision lint format docs clean
 
 # The package is installed again when its version or what is compiled in it has changed.
 BUILD  := pyproject.toml setup.py src/revisit/__init__.py src/revisit/step/compiled/kernel.c
@@ -110,6 +110,16 @@ TRITON_TEST := .venv-triton/bin/python -m pytest -o addopts=
 test-triton: .venv-triton/.installed  ## the GPU step: interpreted, against the reference; compiled, for four GPUs
 	TRITON_INTERPRET=1 $(TRITON_TEST) tests/step/test_triton.py
 	$(TRITON_TEST) tests/step/test_triton_compiled.py tests/device/test_triton_budget.py
+
+# mlx-vlm itself needs little of what its package installs (audio, video, a server).
+.venv-mlx/.installed: $(BUILD) constraints.txt
+	test -x .venv-mlx/bin/python || $(PYTHON) -m venv .venv-mlx
+	.venv-mlx/bin/pip install -q -c constraints.txt -e ".[tiny]" "mlx[cpu]==0.32.4" requests llguidance sentencepiece protobuf pytest pytest-timeout hypothesis
+	.venv-mlx/bin/pip install -q --no-deps mlx-vlm==0.7.10
+	touch $@
+
+test-mlx: .venv-mlx/.installed  ## ReVisiT in mlx-vlm against transformers, on MLX's CPU backend
+	.venv-mlx/bin/python -m pytest -o addopts= -W default tests/engines/test_mlx.py
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .

@@ -31,7 +31,7 @@ from revisit.step.rule import SELECTIONS_WITHOUT_COUNT, Rule
 
 
 class ReVisiT(Rule, Method):
-    """StepFunction every step by the vision token that agrees most with the output distribution.
+    """Refine every step by the vision token that agrees most with the output distribution.
 
     No training and no extra forward pass. The defaults are the paper's. `ReVisiT.recommended(model)` returns the settings for
     a model, which `method="revisit"` uses.

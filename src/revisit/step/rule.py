@@ -64,3 +64,9 @@ class Rule(Settings):
     def model_dtype(self) -> bool:
         """Whether vision logits and distributions are rounded to the model's dtype."""
         return self.precision == "model"
+
+    @property
+    def usual(self) -> bool:
+        """Whether every fast implementation supports these settings."""
+        usual = self.divergence == "jsd" and self.fusion == "poe" and self.select in ("min", "max")
+        return usual and not (self.full_vocabulary or self.model_dtype)

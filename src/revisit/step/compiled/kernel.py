@@ -64,8 +64,7 @@ def _load(folder: str) -> Any | None:
 
 def suits(head: Projection, rule: Rule) -> bool:
     """Whether the compiled code is available and supports these settings."""
-    usual = rule.divergence == "jsd" and rule.fusion == "poe" and rule.select in ("min", "max")
-    if not usual or rule.full_vocabulary or rule.model_dtype or library() is None:
+    if not rule.usual or library() is None:
         return False
     weight = head.plain_weight
     return (

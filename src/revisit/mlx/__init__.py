@@ -1,0 +1,247 @@
+"""ReVisiT in mlx-vlm: a logits processor for its `generate`, computed in MLX.
+
+    import mlx_vlm, revisit.mlx
+
+    model, processor = mlx_vlm.load("mlx-community/llava-1.5-7b-4bit")
+    with revisit.mlx.attach(model, revisit.ReVisiT()) as refine:
+        mlx_vlm.generate(model, processor, prompt, image="photo.jpg", logits_processors=[refine])
+
+Inside the context, modules of the decoder are wrapped to keep the hidden states of the image tokens during prefill, whole or in
+chunks. The arithmetic is that of `revisit.step.reference`, in float32. The number of plausible tokens is read by the host once
+per step; everything else stays on the device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+from mlx import nn
+
+from revisit.errors import RevisitError
+from revisit.methods.revisit import ReVisiT
+from revisit.models.families import resolve_layers
+from revisit.models.parts import LARGEST_LOGIT
+from revisit.step.interface import RESOLUTION
+from revisit.step.rule import Rule
+
+__all__ = ["Refiner", "attach", "refine_row"]
+
+Head = Callable[[mx.array, mx.array], mx.array]  # states (n, d), token ids (k,) -> logits (n, k)
+
+# Configuration fields of families whose logits are not a plain product of states and head.
+TRANSFORMED = ("final_logit_softcapping", "logit_scale", "logits_scaling", "logits_mup_width_multiplier")
+
+
+@contextmanager
+def attach(model: nn.Module, method: ReVisiT | None = None) -> Iterator[Refiner]:
+    """Wrap a model of mlx-vlm and yield ReVisiT's logits processor; restore the model at the end.
+
+    Args:
+        model: A model loaded by `mlx_vlm.load`. It decodes one prompt at a time.
+        method: The settings; by default those recommended for the model's family.
+    """
+    config, language = model.config, model.language_model
+    decoder: Any = getattr(language, "model", None)
+    if not hasattr(decoder, "layers") or not hasattr(decoder, "norm"):
+        raise RevisitError(
+            f"revisit.mlx does not support {config.model_type}: its decoder has no layers and final norm."
+        )
+    text = getattr(config, "text_config", config)
+    if transformed := [name for name in TRANSFORMED if getattr(text, name, None) not in (None, 1)]:
+        raise RevisitError(f"revisit.mlx does not support {config.model_type}: its logits depend on {transformed[0]}.")
+    method = method or ReVisiT.recommended(config.model_type)
+    if not method.usual:
+        raise RevisitError(
+            'revisit.mlx supports divergence="jsd", select="min" or "max", fusion="poe", vocabulary="subset" and '
+            'precision="float32" only.'
+        )
+    depth = len(decoder.layers)
+    tied = not hasattr(language, "lm_head")
+    layers = resolve_layers(method.layers, depth, tied)
+    head = _projection(decoder.embed_tokens if tied else language.lm_head)
+    refiner = Refiner(method, head, _image_tokens(config), layers, depth)
+    embed, norm = model.get_input_embeddings, decoder.norm
+
+    def get_input_embeddings(input_ids: mx.array, *args: Any, **kwargs: Any) -> Any:
+        output = embed(input_ids, *args, **kwargs)
+        if output.inputs_embeds.shape[1] != input_ids.shape[1]:
+            raise RevisitError(
+                f"revisit.mlx does not support {config.model_type}: its image tokens are not in the prompt."
+            )
+        refiner.begin(input_ids)
+        return output
+
+    with ExitStack() as stack:
+        model.get_input_embeddings = get_input_embeddings
+        stack.callback(delattr, model, "get_input_embeddings")
+        for layer in layers:
+            if layer < depth:
+                block = decoder.layers[layer]
+                observed = norm if method.norm == "final" else _unchanged
+                decoder.layers[layer] = _Observed(block, observed, partial(refiner.keep, layer))
+                stack.callback(decoder.layers.__setitem__, layer, block)
+        decoder.norm = _Observed(norm, norm, partial(refiner.keep, depth))
+        stack.callback(setattr, decoder, "norm", norm)
+        yield refiner
+        refiner.check()
+
+
+class Refiner:
+    """A logits processor that applies ReVisiT's step; made by `attach`."""
+
+    def __init__(self, rule: Rule, head: Head, image_tokens: set[int], layers: Sequence[int], final: int) -> None:
+        self._rule, self._head, self._image_tokens = rule, head, image_tokens
+        self._layers, self._final = layers, final
+        self._forwards = self._calls = 0
+
+    def begin(self, input_ids: mx.array) -> None:
+        """Start a prompt: forget the states of the previous one.  (1, length)"""
+        if len(input_ids) != 1:
+            raise RevisitError(f"revisit.mlx decodes one prompt at a time, not {len(input_ids)}.")
+        prompt = input_ids[0].tolist()
+        self._images = [place for place, token in enumerate(prompt) if token in self._image_tokens]
+        self._length = len(prompt)
+        self._position = dict.fromkeys((*self._layers, self._final), 0)
+        self._kept: dict[int, list[mx.array]] = {layer: [] for layer in self._layers}
+        self._states: mx.array | None = None
+        self._prompt = 0  # tokens of the prompt that mlx-vlm passes to logits processors
+
+    def keep(self, layer: int, states: mx.array) -> None:
+        """Keep the states of image tokens in a chunk of the prompt, and count the forwards that predict a token.  (1, m, d)"""
+        start, self._position[layer] = self._position[layer], self._position[layer] + states.shape[1]
+        if layer == self._final and self._position[layer] >= self._length:
+            self._forwards += 1
+        places = [place - start for place in self._images if start <= place < start + states.shape[1]]
+        if places and layer in self._kept:
+            self._kept[layer].append(states[0, mx.array(places)])
+            mx.async_eval(self._kept[layer][-1])
+
+    def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
+        """Return the scores of one step.  (m,), (1, V) -> (1, V)"""
+        self._calls += 1
+        if self._states is None:
+            if not self._images:
+                raise RevisitError(
+                    "revisit.mlx found no image tokens in the prompt: pass an image, and no prompt cache that already holds it."
+                )
+            self._states = mx.concatenate([part for layer in self._layers for part in self._kept.pop(layer)])
+            self._prompt = len(tokens)
+        scores = refine_row(logits[0], self._states, self._head, self._rule, tokens[self._prompt :])
+        return scores[None].astype(logits.dtype)
+
+    def check(self) -> None:
+        """Raise RevisitError if the model predicted tokens that were not refined."""
+        if self._forwards > self._calls:
+            raise RevisitError(
+                f"mlx-vlm predicted {self._forwards - self._calls} tokens without ReVisiT: pass the refiner in "
+                "logits_processors, and no draft model."
+            )
+
+
+class _Observed:
+    """A module whose input, passed through `observed`, is shown to a callback."""
+
+    def __init__(self, module: Any, observed: Any, callback: Callable[[mx.array], None]) -> None:
+        self._module, self._observed, self._callback = module, observed, callback
+
+    def __call__(self, states: mx.array, *args: Any, **kwargs: Any) -> Any:
+        self._callback(self._observed(states))
+        return self._module(states, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+def _unchanged(states: mx.array) -> mx.array:
+    return states
+
+
+# -- the step -----------------------------------------------------------------------------------------------------
+
+
+def refine_row(logits: mx.array, states: mx.array, head: Head, rule: Rule, written: mx.array) -> mx.array:
+    """Take one step of one sequence, as `revisit.step.reference.refine_row` does.  (V,), (n, d), (m,) -> (V,)"""
+    logp = _log_softmax(logits.astype(mx.float32))
+    keep = logp >= logp.max() + math.log(rule.alpha)
+    size = int(keep.sum())
+    if not size:  # the logits are not a distribution
+        return logits
+    ids = mx.sort(mx.argpartition(-logp, size - 1)[:size])  # (k,)
+    log_p = _log_softmax(logp[ids])
+    final = log_p if size == 1 else _fuse(log_p, head(states, ids), rule, (ids[:, None] == written).any(-1))
+    return mx.put_along_axis(mx.full(logp.shape, -math.inf), ids, final, -1)
+
+
+def _fuse(log_p: mx.array, logits: mx.array, rule: Rule, written: mx.array) -> mx.array:
+    """Return the product of P and the nearest vision tokens' Q.  (k,), (n, k), (k,) -> (k,)"""
+    usable = (mx.abs(logits) < LARGEST_LOGIT).all(-1)  # (n,); False if a logit is NaN
+    log_qs = _log_softmax(logits)
+    distance = _jsd(log_p, log_qs) * (-1 if rule.select == "max" else 1)
+    distance = mx.where(usable, distance, math.inf)
+    gap = mx.where(usable, mx.round((distance - distance.min()) / RESOLUTION), 1e7).astype(mx.int64)
+    order = mx.argsort(gap * len(gap) + mx.arange(len(gap)))[: rule.neighbors]  # of equal ones, the first
+    count = mx.minimum(usable.sum(), len(order))
+    chosen = mx.where((mx.arange(len(order)) < count)[:, None], log_qs[order], -math.inf)
+    log_q = mx.logsumexp(chosen, 0) - mx.log(count)
+    weight = _weight(log_p, log_q, rule.weight)
+    if rule.once:
+        excess = mx.maximum(log_q - mx.logsumexp(log_p + log_q), 0)
+        log_q = mx.where(written, log_q - rule.once * excess, log_q)
+    fused = mx.where((count > 0) & (weight > 0), log_p + weight * log_q, log_p)
+    return _log_softmax(fused) if rule.normalize else fused
+
+
+def _weight(log_p: mx.array, log_q: mx.array, weight: float | str) -> mx.array:
+    """Return the weight of the vision side.  -> ()"""
+    if not isinstance(weight, str):
+        return mx.array(weight)
+    agreement = mx.clip(1 - _jsd(log_p, log_q) / math.log(2), 0, 1)
+    uncertainty = mx.sqrt(mx.clip(-mx.expm1(log_p.max()), 0, 1))
+    return {"agreement": agreement, "uncertainty": uncertainty, "both": agreement * uncertainty}[weight]
+
+
+def _jsd(log_p: mx.array, log_q: mx.array) -> mx.array:
+    """Return the Jensen-Shannon divergence in nats.  (k,), (..., k) -> (...)"""
+    log_m = mx.logaddexp(log_p, log_q) - math.log(2)
+    return 0.5 * (_mean(log_p, log_p - log_m) + _mean(log_q, log_q - log_m))
+
+
+def _mean(log_p: mx.array, values: mx.array) -> mx.array:
+    """Return the mean of values under P; tokens of probability 0 contribute nothing."""
+    p = mx.exp(log_p)
+    return mx.where(p > 0, p * values, 0).sum(-1)
+
+
+def _log_softmax(logits: mx.array) -> mx.array:
+    return logits - mx.logsumexp(logits, -1, keepdims=True)
+
+
+# -- the model ----------------------------------------------------------------------------------------------------
+
+
+def _projection(layer: nn.Module) -> Head:
+    """Return the projection of states onto some tokens by a linear layer or a tied embedding, quantized or not."""
+
+    def logits(states: mx.array, ids: mx.array) -> mx.array:
+        rows = layer.weight[ids]
+        if "scales" in layer:  # quantized
+            biases = layer.biases[ids] if "biases" in layer else None
+            rows = mx.dequantize(rows, layer.scales[ids], biases, layer.group_size, layer.bits, layer.mode)
+        product = states.astype(mx.float32) @ rows.astype(mx.float32).T
+        return product + layer.bias[ids].astype(mx.float32) if "bias" in layer else product
+
+    return logits
+
+
+def _image_tokens(config: Any) -> set[int]:
+    """Return the ids of image and video placeholders in the configuration."""
+    names = ("image_token_id", "image_token_index", "video_token_id", "video_token_index")
+    found = {token for name in names if (token := getattr(config, name, None)) is not None}
+    if not found:
+        raise RevisitError(f"revisit.mlx does not support {config.model_type}: its configuration names no image token.")
+    return found
