@@ -31,6 +31,7 @@ class Incomplete(RevisitError):
 EXTRAS = {
     **dict.fromkeys(("nltk", "scipy", "statsmodels", "matplotlib", "pandas"), "eval"),
     **dict.fromkeys(("fastapi", "uvicorn", "starlette"), "serve"),
+    "llguidance": "json",
     "datasets": "hub",
     "openai": "judge",
     "inspect_ai": "inspect",

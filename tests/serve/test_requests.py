@@ -116,7 +116,6 @@ def test_methods_need_an_image_unless_they_are_plain() -> None:
         (body(temperature="hot"), "temperature: Input should be"),
         (body(temperature=float("nan")), "should be a finite number"),
         (body(n=2), "n: this is not supported"),
-        (body(logprobs=True), "logprobs: this is not supported"),
         (body(max_token=5), "Did you mean 'max_tokens'"),
         (body(stop=["a"] * 5), "stop: List should have at most 4 items"),
         (body(stop=""), "stop[0]: String should have at least 1 character"),

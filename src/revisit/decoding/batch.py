@@ -91,6 +91,7 @@ def decode_batch(
     seeds: Sequence[int] | None = None,
     on_token: OnToken | None = None,
     trace: Trace | None = None,
+    processors: Sequence[LogitsProcessor] = (),
     **more: Any,
 ) -> list[Decoded]:
     """Answer prepared prompts, one per row of `inputs`, each by its own settings and seed.
@@ -104,6 +105,7 @@ def decode_batch(
         seeds: The seed of each row; its number by default.
         on_token: Called for every token; ends a row by returning True.
         trace: Filled with what the method does.
+        processors: Applied after the method, before temperature, top-k and top-p.
         **more: Passed to `generate`, for example a cache that holds the prompts.
     """
     (beams,) = {decoding.num_beams for decoding in decodings} or {1}
@@ -133,7 +135,9 @@ def decode_batch(
         num_beams=beams,
         max_new_tokens=max(limits),
         pad_token_id=processor.tokenizer.pad_token_id,
-        logits_processor=LogitsProcessorList([RowSampling(decodings, seeds)]) if _draws(decodings) else None,
+        logits_processor=LogitsProcessorList(
+            [*processors, *([RowSampling(decodings, seeds)] if _draws(decodings) else [])]
+        ),
         stopping_criteria=criteria,
     )
     rows = new_tokens(output, inputs).tolist()

@@ -13,6 +13,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from pydantic import JsonValue
+
 from revisit.errors import RevisitError
 from revisit.serve.errors import ApiError, server_error
 from revisit.serve.limits import Limits
@@ -59,11 +61,11 @@ class Ticket:
         )
         return self is other or (mine == others and not self.request.record)
 
-    def show(self, text: str, record: Json | None = None) -> None:
+    def show(self, text: str, record: Json | None = None, logprobs: Sequence[JsonValue] = ()) -> None:
         """Send text that is final, if the answer is streamed."""
-        if self.request.stream and (text or record):
+        if self.request.stream and (text or record or logprobs):
             self.sent = True
-            self._send(Piece(text, record))
+            self._send(Piece(text, record, logprobs))
 
     def finish(self, last: Reply | BaseException) -> None:
         """Send the reply, or the error; details of unexpected errors stay in the server's log."""

@@ -5,8 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
-from typing import TYPE_CHECKING
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+from pydantic import JsonValue
+from transformers import LogitsProcessor
 
 from revisit.decoding.batch import decode_batch
 from revisit.decoding.trace import Trace
@@ -18,6 +21,7 @@ from revisit.models.prompts import check_no_image_tokens, encode, end_tokens
 from revisit.serve.batcher import Abandoned, Ticket
 from revisit.serve.detokenizer import IncrementalDetokenizer
 from revisit.serve.errors import ApiError
+from revisit.serve.processors import JsonAnswers, LogProbabilities
 from revisit.serve.recording import StepRecorder, finite
 from revisit.serve.replies import Json, Reply
 from revisit.serve.requests import ChatRequest
@@ -81,6 +85,13 @@ class Decoder:
         if fitting:
             self.decode(fitting, prompt_limit)
 
+    @cached_property
+    def grammar_tokenizer(self) -> Any:
+        """The tokenizer as llguidance reads it."""
+        from llguidance.hf import from_tokenizer
+
+        return from_tokenizer(self.processor.tokenizer, eos_token=sorted(self.end))
+
     def _text_length(self, text: str) -> int:
         return len(self.processor.tokenizer(text, add_special_tokens=False)["input_ids"])
 
@@ -88,7 +99,16 @@ class Decoder:
         requests, method = [ticket.request for ticket in tickets], tickets[0].request.method
         recorder = StepRecorder(self.model, self.processor, requests[0], inputs) if requests[0].record else None
         decode = partial(self.processor.tokenizer.decode, skip_special_tokens=True)
-        rows = [Progress(ticket, decode, self.end, recorder) for ticket in tickets]
+        logprobs = LogProbabilities(self.processor.tokenizer)
+        rows = [
+            Progress(ticket, decode, self.end, recorder, partial(logprobs.entry, row))
+            for row, ticket in enumerate(tickets)
+        ]
+        processors: list[LogitsProcessor] = []
+        if any(request.logprobs is not None for request in requests):
+            processors.append(logprobs)
+        if any(request.grammar for request in requests):
+            processors.append(JsonAnswers([request.grammar for request in requests], self.grammar_tokenizer))
         checkers = self._checkers(requests)
         trace = Trace(record=bool(checkers)) if recorder is None else recorder.trace
         with ExitStack() as stack:
@@ -105,6 +125,7 @@ class Decoder:
                 [request.seed for request in requests],
                 lambda row, token: rows[row].take(token),
                 trace=trace,
+                processors=processors,
             )
 
         def check(number: int, text: str, tokens: Sequence[int]) -> Json:
@@ -149,9 +170,15 @@ class Progress:
     """One row of a running batch."""
 
     def __init__(
-        self, ticket: Ticket, decode: Callable[[Sequence[int]], str], end: set[int], recorder: StepRecorder | None
+        self,
+        ticket: Ticket,
+        decode: Callable[[Sequence[int]], str],
+        end: set[int],
+        recorder: StepRecorder | None,
+        logprobs: Callable[[int, int], JsonValue],
     ) -> None:
-        self.ticket, self.end, self.recorder = ticket, end, recorder
+        self.ticket, self.end, self.recorder, self._logprobs = ticket, end, recorder, logprobs
+        self.logprobs: list[JsonValue] = []
         self.text = IncrementalDetokenizer(decode, ticket.request.stop)
         self.finish: str | None = None
         if recorder is not None:
@@ -165,7 +192,10 @@ class Progress:
             self.ticket.show("", record)
             self.finish = "stop"
             return True
-        self.ticket.show(self.text.feed(token), record)
+        top = self.ticket.request.logprobs
+        logprobs = [] if top is None else [self._logprobs(token, top)]
+        self.logprobs += logprobs
+        self.ticket.show(self.text.feed(token), record, logprobs)
         if self.text.stopped:
             self.finish = "stop"
         elif len(self.text.tokens) >= self.ticket.request.decoding.max_new_tokens:
@@ -193,6 +223,7 @@ class Progress:
                 {name: int(counters[name]) for name in ("steps", "applied", "changed", "vision_tokens")},
                 {} if self.recorder is None else self.recorder.end(),
                 None if check is None else check(self.text.shown, self.text.tokens),
+                self.logprobs,
             )
         )
 

@@ -7,7 +7,7 @@ their support.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pydantic import JsonValue
@@ -19,10 +19,14 @@ Json = dict[str, JsonValue]
 
 @dataclass(frozen=True)
 class Piece:
-    """Text that later tokens cannot change, with the record of its step if requested."""
+    """Text that later tokens cannot change, with the record and the log-probabilities of its step if requested."""
 
     text: str
     record: Json | None = None
+    logprobs: Sequence[JsonValue] = ()
+
+
+NOTHING = Piece("")
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,7 @@ class Reply:
     counters: Mapping[str, int] = field(default_factory=dict)
     record: Json = field(default_factory=dict)
     check: Json | None = None  # the words with their support, if requested
+    logprobs: Sequence[JsonValue] = ()
 
     def details(self) -> Json:
         """Return the token counts, and what the method did."""
@@ -53,25 +58,25 @@ def completion(request: ChatRequest, reply: Reply, model: str) -> Json:
     if request.text is not None:
         return {**(reply.check or {}), **_head(request, model, "check"), "usage": reply.details()["usage"]}
     message: Json = {"role": "assistant", "content": reply.text, "refusal": None}
-    choice: Json = {"index": 0, "message": message, "finish_reason": reply.finish, "logprobs": None}
+    choice = _choice(reply.finish, reply.logprobs, message=message)
     return {**_head(request, model, "chat.completion"), "choices": [choice], **reply.details(), **_check(reply)}
 
 
-def chunk(request: ChatRequest, model: str, delta: Json, last: Reply | None = None, record: Json | None = None) -> Json:
+def chunk(request: ChatRequest, model: str, delta: Json, last: Reply | None = None, piece: Piece = NOTHING) -> Json:
     """Return one piece of a streamed answer; the last one states why the answer ended."""
-    choice: Json = {
-        "index": 0,
-        "delta": delta,
-        "finish_reason": None if last is None else last.finish,
-        "logprobs": None,
-    }
-    more: Json = {} if record is None else {"decoding": record}
+    choice = _choice(None if last is None else last.finish, piece.logprobs, delta=delta)
+    more: Json = {} if piece.record is None else {"decoding": piece.record}
     return {**_head(request, model, "chat.completion.chunk"), "choices": [choice], **more, **_check(last)}
 
 
 def last_chunk(request: ChatRequest, model: str, reply: Reply) -> Json:
     """Return the chunk with the token counts, which has no choices."""
     return {**_head(request, model, "chat.completion.chunk"), "choices": [], **reply.details()}
+
+
+def _choice(finish: str | None, logprobs: Sequence[JsonValue], **content: Json) -> Json:
+    found: Json | None = {"content": [*logprobs], "refusal": None} if logprobs else None
+    return {"index": 0, **content, "finish_reason": finish, "logprobs": found}
 
 
 def _check(reply: Reply | None) -> Json:

@@ -19,6 +19,7 @@ from revisit.models import templates
 from revisit.models.images import image_from_data_uri
 from revisit.serve.errors import ApiError, from_validation, printable
 from revisit.serve.limits import Limits
+from revisit.serve.processors import grammar
 from revisit.serve.schema import ChatBody, CheckBody, CheckChoice, DecodingChoice, Message
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class ChatRequest:
     objects: tuple[str, ...] | None = None
     check: CheckChoice | None = None
     text: str | None = None  # the text to check in place of the model's answer
+    logprobs: int | None = None  # how many alternatives to list with each token's log-probability
+    grammar: str | None = None  # of the answer
     id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -110,6 +113,11 @@ def read_request(
             "decoding",
             "Steps can only be recorded in streamed answers about an image.",
         ),
+        (
+            beams and (chat.logprobs or chat.schema_of_answer is not None),
+            "decoding",
+            f"{method.name} uses beam search, without 'logprobs' and 'response_format': use another method.",
+        ),
         (choice.record and beams, "decoding", f"{method.name} uses beam search, so its steps cannot be recorded."),
     ):
         if wrong:
@@ -132,7 +140,16 @@ def read_request(
         objects=None if choice.objects is None else tuple(choice.objects),
         check=chat.check,
         text=text,
+        logprobs=(chat.top_logprobs or 0) if chat.logprobs else None,
+        grammar=_grammar(chat.schema_of_answer),
     )
+
+
+def _grammar(schema: Mapping[str, JsonValue] | None) -> str | None:
+    try:
+        return None if schema is None else grammar(schema)
+    except (RevisitError, ValueError) as error:
+        raise ApiError(400, str(error), param="response_format") from None
 
 
 def _for_template(message: Message) -> templates.Message:

@@ -162,6 +162,28 @@ class CheckChoice(Body):
         return self.words[0] if self.words in (["objects"], ["content"]) else self.words  # type: ignore[return-value]
 
 
+class JsonSchema(Body):
+    """A JSON schema with its name."""
+
+    name: Name | None = None
+    description: str | None = Field(None, description="Ignored.")
+    schema_: dict[str, JsonValue] = Field(alias="schema", default_factory=dict)
+    strict: bool | None = Field(None, description="Ignored: the answer always follows the schema.")
+
+
+class ResponseFormat(Body):
+    """The form of the answer; all but text need the extra `json` on the server."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> ResponseFormat:
+        if (self.json_schema is None) == (self.type == "json_schema"):
+            raise ValueError('the type json_schema, and no other, takes {"json_schema": {"name": …, "schema": {…}}}')
+        return self
+
+
 class ChatBody(Body):
     """The body of POST /v1/chat/completions."""
 
@@ -187,12 +209,15 @@ class ChatBody(Body):
         None, description="true: add the words of the answer with their support by the image (docs/check.md)."
     )
 
+    logprobs: bool | None = Field(
+        None, description="Add each token's log-probability in the method's distribution, before temperature and top_p."
+    )
+    top_logprobs: int | None = Field(None, ge=0, le=20, description="With logprobs: list this many likeliest tokens.")
+    response_format: ResponseFormat | None = None
+
     n: Annotated[object, _unless(1)] = None
-    logprobs: Annotated[object, _unless(False)] = None
-    top_logprobs: Annotated[object, _unless(0)] = None
     tools: Annotated[object, _unless([])] = None
     tool_choice: Annotated[object, _unless("none")] = None
-    response_format: Annotated[object, _unless({"type": "text"})] = None
     frequency_penalty: Annotated[object, _unless(0)] = None
     presence_penalty: Annotated[object, _unless(0)] = None
     logit_bias: Annotated[object, _unless({})] = None
@@ -221,6 +246,20 @@ class ChatBody(Body):
         if images > IMAGES:
             raise ValueError(f"{images} images; at most {IMAGES} are allowed")
         return messages
+
+    @model_validator(mode="after")
+    def _together(self) -> ChatBody:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError('top_logprobs needs "logprobs": true')
+        return self
+
+    @property
+    def schema_of_answer(self) -> dict[str, JsonValue] | None:
+        """The JSON schema that the answer must follow."""
+        if self.response_format is None or self.response_format.type == "text":
+            return None
+        chosen = self.response_format.json_schema
+        return {"type": "object"} if chosen is None else chosen.schema_
 
     @property
     def images(self) -> list[str]:
