@@ -185,16 +185,17 @@ def test_methods_are_shown_with_scores_and_times_or_why_they_do_not_run(
     few = replace(row, methods=("greedy", "opera", "icd"), tokens=3)
     monkeypatch.setitem(catalog.ROWS, "methods", few)
 
-    def refuses(self: ICD, run: object) -> None:
+    def unsupported(self: ICD, run: object) -> None:
         raise RevisitError("No such prompt here.")
 
-    monkeypatch.setattr(ICD, "begin", refuses)
+    monkeypatch.setattr(ICD, "begin", unsupported)
     words = ["reproduce", "methods", "--model", "tiny", "--limit", "1", "--data", "scenes:unusual:4:7", "--quiet"]
     CliRunner().invoke(app, [*words, "--out", str(tmp_path)], catch_exceptions=False)
     text = (tmp_path / "report.md").read_text()
     lines = {line.split(" | ")[0].strip("| "): line.strip("| ").split(" | ") for line in text.splitlines()}
-    assert len(lines["opera"]) == len(lines["greedy"]) == 12
-    assert lines["greedy"][-1] == "1.00"
+    assert lines["greedy"] == ["greedy", "1.00"]
+    assert float(lines["opera"][1]) > 1
+    assert text.count("| opera | ") >= 3  # scores of two benchmarks, and the time
     assert lines["icd"] == ["icd", "No such prompt here."]
     (times,) = tmp_path.glob("time-*.json")
     times.write_text(times.read_text().replace("No such prompt here.", "Stored."))

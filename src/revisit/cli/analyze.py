@@ -17,6 +17,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "latency": ("method",),
     "hallucinated-steps": CAPTIONED,
     "gt-vs-hal": CAPTIONED,
+    "grounding-decay": CAPTIONED,
     "projection": (),
     "case-study": CAPTIONED,
     "pointing": CAPTIONED,
@@ -55,6 +56,8 @@ def analyze(
     hallucinated-steps: when a caption names an absent object, how high does a word for a present one rank?
 
     gt-vs-hal: probability of words for present and absent objects, with and without the image.
+
+    grounding-decay: how much probability the image moves, by position in the answer.
 
     projection: what single vision tokens predict, by layer, over the whole vocabulary and over object words.
 

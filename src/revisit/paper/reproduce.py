@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from revisit.eval.compare import compare
 from revisit.eval.config import EvalConfig
 from revisit.eval.log import Log
-from revisit.eval.report.comparisons import heading, ranked
-from revisit.eval.report.document import Block, Cell, Document, Section, Table, Text
+from revisit.eval.report.comparisons import comparison_sections
+from revisit.eval.report.document import Block, Document, Section, Table, Text
 from revisit.eval.run import Reporter, run
 from revisit.eval.spec import label
 from revisit.explain.files import digest, slug, write_json
@@ -29,11 +30,6 @@ from revisit.paper.projection import last_layer
 from revisit.paper.published import Measured, comparison_table
 from revisit.paper.studies import STUDIES, read_study, run_study, study_section
 from revisit.paper.study import Stored, Subject
-
-CHOOSING = {  # metrics of the row with every method
-    "chair": ("CHAIRs", "CHAIRi", "Recall", "F1", "Len", "Rep", "DistinctP", "DistinctF1"),
-    "pope": ("accuracy", "F1", "yes_ratio"),
-}
 
 
 @dataclass(frozen=True)
@@ -116,7 +112,9 @@ def _run_grid(row: Row, setup: Setup, reporter: Reporter) -> Iterator[Section]:
         ours: dict[str, Log] = {}
         if name in setup.models:
             key = setup.models[name], catalog.ALPHAS.get((row.benchmark, name))
-            ours = done[key] = done.get(key) or _logs(setup.config(row, name), reporter)
+            ours = done[key] = done.get(key) or {
+                log.spec.method_name: log for log in run(setup.config(row, name), reporter)
+            }
         data = published.table(row.published)[name]
         metrics = list(next(iter(data.values())))
         groups = [metrics[start : start + 6] for start in range(0, len(metrics), 6)]  # six fit on a page
@@ -126,11 +124,6 @@ def _run_grid(row: Row, setup: Setup, reporter: Reporter) -> Iterator[Section]:
             measured = {method: _values(ours.get(method), group) for method in values}
             blocks.append(comparison_table(values, measured, f"{name}{title}.", folded=len(groups) > 1))
     yield Section("Values", blocks, level=3)
-
-
-def _logs(config: EvalConfig, reporter: Reporter) -> dict[str, Log]:
-    """Run one model on one benchmark; return the logs by the name of their method."""
-    return {log.spec.method_name: log for log in run(config, reporter)}
 
 
 def _values(log: Log | None, names: Sequence[str]) -> dict[str, Measured]:
@@ -225,9 +218,9 @@ def _run_methods(row: Row, setup: Setup, reporter: Reporter) -> Iterator[Section
     """Run every method with its recommended settings: scores, and the time of an answer; or why it does not support the model."""
     for name in _names(row, setup):
         model, length = setup.models[name], int(row.tokens)
-        benchmarks = ("chair", "pope:settings=coco_adversarial")
-        data = {benchmark: setup.data[benchmark] for benchmark in CHOOSING}
         options: dict[str, Any] = {"preset": None, "limit": setup.limit, "max_new_tokens": length}
+        data = {benchmark: setup.data[benchmark] for benchmark in ("chair", "pope")}
+        benchmarks = ("chair", "pope:settings=coco_adversarial")
         config = setup.config(row, name, benchmark=benchmarks, data=data, **options)
         methods = {method.name: method for method in config.methods_for(model)}
         file = setup.out / f"time-{digest([model, length, [label(m) for m in methods.values()]])[:12]}.json"
@@ -237,31 +230,15 @@ def _run_methods(row: Row, setup: Setup, reporter: Reporter) -> Iterator[Section
             inputs = subject.inputs(subject.items)
             write_json(file, time_answers(subject.loaded[0], inputs, methods, new_tokens=length))
         times = read_json(file)
+        unsupported = [(method, found) for method, found in times.items() if isinstance(found, str)]
         able = tuple(method for key, method in methods.items() if not isinstance(times[key], str))
-        logs = [
-            _logs(config.replace(benchmark=b, method=able, data=setup.data[b.name]), reporter)
-            for b in config.benchmarks
-        ]
-        ran = list(logs[0])
-        chosen = [[b.metric(metric) for metric in CHOOSING[b.name]] for b in config.benchmarks]
-        columns = [
-            ranked([found[method] for method in ran], metric)
-            for metrics, found in zip(chosen, logs, strict=True)
-            for metric in metrics
-        ]
-        lines: list[list[Cell | str]] = [
-            [method, *(column[i] for column in columns), f"{float(times[method]) / float(times['greedy']):.2f}"]
-            for i, method in enumerate(ran)
-        ]
-        items = [next(iter(found.values())).request.items for found in logs]
+        yield from comparison_sections(compare(run(config.replace(method=able), reporter)))
         caption = (
-            f"{items[0]} images described and {items[1]} of POPE's adversarial questions answered with at most {length} new tokens, greedy "
-            "decoding (OPERA: beams), settings recommended for the model. Time: a whole answer of that length, × greedy, median of three "
-            "rounds in which the methods took turns."
+            f"A whole answer of {length} tokens, × greedy: the median of three rounds in which the methods took turns. Greedy decoding "
+            "(OPERA: beams), settings recommended for the model."
         )
-        heads = ("Method", *(heading(metric) for metrics in chosen for metric in metrics), "time ×")
-        groups = [(b.title, len(metrics)) for b, metrics in zip(config.benchmarks, chosen, strict=True)]
-        blocks: list[Block] = [Table(heads, lines, caption, groups=[*groups, ("one answer", 1)])]
-        if unsupported := [(method, found) for method, found in times.items() if isinstance(found, str)]:
+        lines = [(m.name, f"{float(times[m.name]) / float(times['greedy']):.2f}") for m in able]
+        blocks: list[Block] = [Table(("Method", "time ×"), lines, caption)]
+        if unsupported:
             blocks.append(Table(("Method", "Why it does not run"), unsupported, "Not run.", left=2))
-        yield Section(model, blocks, level=3)
+        yield Section(f"Time · {model}", blocks, level=3)

@@ -94,6 +94,14 @@ STUDIES: dict[str, dict[str, Any]] = {
         "final_layer": 1,
         "layers": [layer(n, norm, [4 + n, 10, 20, 40]) for n in (0, 1) for norm in (False, True)],
     },
+    "grounding-decay": {
+        "captions": 5,
+        "positions": [
+            {"words": words, "first": 1, "last": 1, "tokens": 5, "moved": 0.25, "low": 0.2, "high": 0.3}
+            for words in ("all tokens", "object words", "other tokens")
+        ],
+        "correlations": [],
+    },
     "pointing": {
         "images": 5,
         "settings": [{"setting": "revisit:layers=0", "steps": 12, **POINTED}],
@@ -272,7 +280,7 @@ def test_figures_are_written_in_both_formats(document: Document, tmp_path: Path)
     files = write(document, tmp_path)
     assert {path.suffix for path in files} == {".html", ".md", ".svg", ".png"}
     names = [figure.name for figure in document.figures()]
-    assert len(set(names)) == len(names) == 3  # the differences, two studies
+    assert len(set(names)) == len(names) == 4  # the differences, three studies
     for path in files:
         head = path.read_bytes()[:200]
         assert head.startswith(b"\x89PNG") if path.suffix == ".png" else len(head) > 100

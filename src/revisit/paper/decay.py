@@ -1,0 +1,118 @@
+"""Grounding decay: how much of a step's probability does the image move, by position in the answer?
+
+Each caption is run twice by teacher forcing, with its image and with every vision token removed from the prompt. The image moves the total
+variation distance of the two output distributions: 0 % if they are equal, 100 % if they share no token. Two published hypotheses are that
+it decays along long answers, and that it is largest where the model is uncertain.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from revisit.eval.report.document import Block, Cell, Table, Text
+from revisit.eval.run import Reporter
+from revisit.eval.statistics import mean_interval
+from revisit.models.parts import ModelParts
+from revisit.paper.figures import Plot, Series, curves
+from revisit.paper.study import Caption, Result, Stored, Subject, number, share, track
+
+Floats = NDArray[np.float64]
+WORDS = ("all tokens", "object words", "other tokens")
+
+
+@torch.no_grad()
+def moved(subject: Subject, caption: Caption) -> Floats:
+    """Return what the image moves at each token of a caption, and the model's entropy there in nats.  -> (tokens, 2)"""
+    head = ModelParts.of(subject.loaded[0]).head
+    log_p, log_q = (
+        head.all_logits(subject.forced_states(caption, vision=vision)).double().log_softmax(-1)
+        for vision in (True, False)
+    )
+    distance = (log_p.exp() - log_q.exp()).abs().sum(-1) / 2
+    entropy = -(log_p.exp() * log_p).nansum(-1)
+    found: Floats = torch.stack([distance, entropy], dim=1).cpu().numpy()
+    return found
+
+
+def grounding_decay(subject: Subject, reporter: Reporter) -> Result:
+    """Run the study: means by position, with intervals over captions, and rank correlations with position and entropy."""
+    from scipy.stats import spearmanr
+
+    captions = [caption for caption in subject.captions(reporter) if caption.tokens]
+    objects = set(subject.vocabulary.ids)
+    rows = []  # caption, position from 1, names an object, moved, entropy
+    for place, caption in enumerate(track(reporter, "with and without the image", captions)):
+        for position, (token, values) in enumerate(zip(caption.tokens, moved(subject, caption), strict=True), 1):
+            rows.append((place, position, token in objects, *values))
+    table = np.array(rows, float)
+    named = table[:, 2] > 0
+    sets = dict(zip(WORDS, (table, table[named], table[~named]), strict=True))
+    bounds = [2**n for n in range(int(table[:, 1].max()).bit_length() + 1)]  # 1, 2–3, 4–7, …
+    return {
+        "captions": len(captions),
+        "positions": [
+            {"words": words, "first": a, "last": b - 1, **_mean(found[(found[:, 1] >= a) & (found[:, 1] < b)])}
+            for words, found in sets.items()
+            for a, b in pairwise(bounds)
+        ],
+        "correlations": [
+            {
+                "words": words,
+                **_mean(found),
+                **{
+                    name: float(spearmanr(found[:, column], found[:, 3]).statistic) if len(found) > 2 else None
+                    for name, column in (("position", 1), ("entropy", 4))
+                },
+            }
+            for words, found in sets.items()
+        ],
+    }
+
+
+def _mean(rows: Floats) -> Result:
+    """Return the mean of what the image moves, with a 95 % interval over captions."""
+    terms = {
+        str(c): (float(own.sum()), float(len(own))) for c in np.unique(rows[:, 0]) for own in [rows[rows[:, 0] == c, 3]]
+    }
+    interval = mean_interval([[terms]]) if len(terms) > 1 else None
+    return {
+        "tokens": len(rows),
+        "moved": float(rows[:, 3].mean()) if len(rows) else None,
+        "low": interval.low if interval else None,
+        "high": interval.high if interval else None,
+    }
+
+
+def draw(result: Stored, name: str) -> list[Block]:
+    """Draw the means by position as table and curves, and the correlations."""
+    by_words = {words: [row for row in result["positions"] if row["words"] == words] for words in WORDS}
+    lines: list[tuple[Cell | str, ...]] = []
+    for at in zip(*by_words.values(), strict=True):
+        first, last = at[0]["first"], at[0]["last"]
+        cells = [cell for row in at for cell in (str(row["tokens"]), share(row, "moved"))]
+        lines.append((str(first) if first == last else f"{first}–{last}", *cells))
+    series = []
+    for words, rows in by_words.items():
+        kept = [row for row in rows if row["low"] is not None]
+        y, low, high = ([100 * row[key] for row in kept] for key in ("moved", "low", "high"))
+        series.append(Series(words, y, [row["first"] for row in kept], low, high))
+    related = [
+        (row["words"], str(row["tokens"]), share(row, "moved"), number(row["position"]), number(row["entropy"]))
+        for row in result["correlations"]
+    ]
+    caption = "Probability that the image moves (%), by position in the answer, with 95 % intervals over captions."
+    text = f"{result['captions']} captions, each with its image and without it, by teacher forcing."
+    heads = ("Words", "tokens", "moved (%)", "Spearman, position", "Spearman, entropy")
+    groups = [(words, 2) for words in WORDS]
+    return [
+        Text(text),
+        Table(("Position", *("tokens", "moved (%)") * 3), lines, caption, groups=groups),
+        Table(
+            heads, related, "Rank correlation of what the image moves with the position and with the model's entropy."
+        ),
+        curves(name, caption, [Plot(series, "", "position in the answer", "moved by the image (%)", log=True)]),
+    ]
