@@ -210,7 +210,7 @@ def triton_step(model: Model, batch: int, rule: Rule) -> Cost:
     states = meta(batch, count, model.width, dtype=torch.bfloat16)
     table = BlockTable(states, meta(batch, 1, dtype=torch.int32), meta(batch, dtype=torch.int32))
     logits, rows = meta(batch, model.vocabulary), meta(batch)
-    buffers = kernels.Buffers.allocate(batch, model.vocabulary, count, rule, tiles, torch.device("meta"), None)
+    buffers = kernels.allocate({}, logits, table, rule, tiles)
     head = meta(model.vocabulary, model.width, dtype=torch.bfloat16)
     out = StepOutput(logits, rows, rows, rows, rows, rows)
     launched = len(list(kernels.launches(logits, table, head, rule, buffers, out, tiles)))

@@ -163,7 +163,7 @@ def interpreted(case: Case) -> StepOutput | None:
     """Triton's kernels in its interpreter (TRITON_INTERPRET=1), every other case with the smallest tiles."""
     from revisit.step import triton
 
-    if not triton.is_usual(case.rule) or case.head.plain_weight is None:
+    if not case.rule.usual or case.head.plain_weight is None:
         return None
     step, states = triton.TritonStep(case.head, case.rule), PaddedStates.of_items(case.items, case.copies)
     small = triton.Tiles(16, warps=4, width=16, stages=1, tokens=16, vocabulary=64, projections=2, projected=16)

@@ -112,8 +112,7 @@ def test_equal_divergences_go_to_the_first_state() -> None:
         step = kernels.TritonStep(head, Rule(neighbors=3))
         output = step.launch(logits, PaddedStates.of_items([states]).table(), logits.clone(), SMALL)
         assert int(output.states[0]) == far
-        assert step.buffers is not None
-        assert step.buffers.chosen[:3].tolist() == [far, far + 1, far + 2]
+        assert step.buffers["chosen"][:3].tolist() == [far, far + 1, far + 2]
 
 
 def pooled(states: list[torch.Tensor], size: int) -> BlockTable:
@@ -258,7 +257,7 @@ def test_torch_computes_all_steps_if_the_first_differs(broken: str, monkeypatch:
             raise RuntimeError("no such instruction")
         run(launch)
         if launch.kernel is kernels.compare:
-            launch.arguments[7].mul_(0.9)  # distances
+            launch.arguments["distances"].mul_(0.9)
 
     monkeypatch.setattr(kernels.Launch, "run", wrong)
     reason = "divergences of row" if broken == "wrong" else "no such instruction"

@@ -95,9 +95,7 @@ def launches(shape: Shape, hip: bool) -> Iterator[Any]:
     flags = [empty(rows, dtype=torch.bool) for _ in range(3)]
     numbers = [empty(rows, dtype=torch.int32) for _ in range(2)]
     out = StepOutput(logits, numbers[0], flags[0], flags[1], numbers[1], empty(rows))
-    buffers = kernels.Buffers.allocate(
-        rows, shape.vocabulary, table.longest, shape.rule, tiles, torch.device("meta"), None
-    )
+    buffers = kernels.allocate({}, logits, table, shape.rule, tiles)
     head = empty(shape.vocabulary, shape.width, dtype=shape.dtype)
     ended, places = flags[2] if shape.ended else None, empty(rows, dtype=torch.int64) if shape.in_place else None
     gap = 1e5 if shape.in_place else math.inf
@@ -107,15 +105,16 @@ def launches(shape: Shape, hip: bool) -> Iterator[Any]:
 
 def source(launch: Any) -> ASTSource:
     """Return a kernel with the types that Triton's launcher would give it: 1 and None are constants, 16 divides pointers."""
-    names, signature, constants, hints = launch.kernel.arg_names, {}, {}, {}
-    values = dict(zip(names, launch.arguments, strict=False)) | launch.constants
-    for place, name in enumerate(names):
-        value, fixed = values[name], not launch.kernel.params[place].do_not_specialize
-        if name in launch.constants or value is None or (isinstance(value, int) and value == 1 and fixed):
+    signature, constants, hints = {}, {}, {}
+    for place, (name, value) in enumerate(launch.arguments.items()):
+        parameter = launch.kernel.params[place]
+        fixed = not parameter.do_not_specialize
+        if parameter.is_constexpr or value is None or (isinstance(value, int) and value == 1 and fixed):
             signature[name], constants[(place,)] = "constexpr", value
         elif isinstance(value, torch.Tensor):
             signature[name] = TYPES[value.dtype]
-            hints[(place,)] = [["tt.divisibility", 16]]
+            if not parameter.do_not_specialize_on_alignment:
+                hints[(place,)] = [["tt.divisibility", 16]]
         else:
             signature[name] = "i32" if isinstance(value, int) else "fp32"
             if isinstance(value, int) and value % 16 == 0 and fixed:

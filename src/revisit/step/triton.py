@@ -50,15 +50,8 @@ LARGEST = tl.constexpr(LARGEST_LOGIT)
 STEPS = tl.constexpr(1e6)  # distances are compared in steps of 1 / STEPS, as in the reference
 LN2 = tl.constexpr(math.log(2))
 INFINITY = tl.constexpr(math.inf)
-VARYING = (
-    "N",
-    "S",
-    "blocks",
-    "tiles",
-    "copies",
-    "length",
-    "stride",
-)  # numbers that change with the batch: a new value compiles nothing
+# Numbers that change with the batch: a new value compiles nothing.
+VARYING = ("N", "S", "blocks", "tiles", "copies", "length", "written_stride")
 
 
 @triton.jit
@@ -80,48 +73,48 @@ def load_logits(logits, rows, row, tile, V, stride, TILE: tl.constexpr):
 
 
 @triton.jit
-def maxima(logits, rows, ended, counts, largest, sums, V, stride, tiles, TILE: tl.constexpr):
+def maxima(logits, rows, ended, counts, largest, sums, V, stride, parts, TILE: tl.constexpr):
     """Find the largest logit of a tile, and the sum of exponentials below it: NaN if a logit is NaN or +inf."""
     tile, row = tl.program_id(0), tl.program_id(1)
     if is_left(row, ended, counts):
         return
     x, _, _ = load_logits(logits, rows, row, tile, V, stride, TILE)
     top = tl.max(x, 0)
-    tl.store(largest + row * tiles + tile, top)
-    tl.store(sums + row * tiles + tile, tl.sum(tl.exp(x - tl.where(top == -INFINITY, 0.0, top)), 0))
+    tl.store(largest + row * parts + tile, top)
+    tl.store(sums + row * parts + tile, tl.sum(tl.exp(x - tl.where(top == -INFINITY, 0.0, top)), 0))
 
 
 @triton.jit
-def find_plausible(x, largest, sums, row, tiles, log_alpha, TILES: tl.constexpr):
+def find_plausible(x, largest, sums, row, parts, log_alpha, TILES: tl.constexpr):
     """Return which tokens of a tile are plausible, and the row's largest logit; none in a row that is no distribution.
 
     The comparison is the reference's, by log-probabilities and not by logits, with the same rounding.
     """
     t = tl.arange(0, TILES)
-    tops = tl.load(largest + row * tiles + t, mask=t < tiles, other=-INFINITY)  # (tiles,)
-    parts = tl.load(sums + row * tiles + t, mask=t < tiles, other=0.0)
+    tops = tl.load(largest + row * parts + t, mask=t < parts, other=-INFINITY)  # (tiles,)
+    each = tl.load(sums + row * parts + t, mask=t < parts, other=0.0)
     top = tl.max(tops, 0)
-    log_total = tl.log(tl.sum(parts * tl.exp(tops - top), 0))  # NaN if all logits are -inf
+    log_total = tl.log(tl.sum(each * tl.exp(tops - top), 0))  # NaN if all logits are -inf
     return (x - top) - log_total >= -log_total + log_alpha, top
 
 
 @triton.jit
 def count(
-    logits, rows, ended, counts, largest, sums, found, masses, V, stride, tiles, log_alpha, TILE: tl.constexpr, TILES: tl.constexpr
+    logits, rows, ended, counts, largest, sums, found, masses, V, stride, parts, log_alpha, TILE: tl.constexpr, TILES: tl.constexpr
 ):  # fmt: skip
     """Count the plausible tokens of a tile, and add up their probabilities relative to the likeliest token's."""
     tile, row = tl.program_id(0), tl.program_id(1)
     if is_left(row, ended, counts):
         return
     x, _, _ = load_logits(logits, rows, row, tile, V, stride, TILE)
-    keep, top = find_plausible(x, largest, sums, row, tiles, log_alpha, TILES)
-    tl.store(found + row * tiles + tile, tl.sum(keep.to(tl.int32), 0))
-    tl.store(masses + row * tiles + tile, tl.sum(tl.where(keep, tl.exp(x - top), 0.0), 0))
+    keep, top = find_plausible(x, largest, sums, row, parts, log_alpha, TILES)
+    tl.store(found + row * parts + tile, tl.sum(keep.to(tl.int32), 0))
+    tl.store(masses + row * parts + tile, tl.sum(tl.where(keep, tl.exp(x - top), 0.0), 0))
 
 
 @triton.jit
 def pack(
-    logits, rows, ended, counts, largest, sums, found, masses, scores, sizes, ids, log_p, marks, V, stride, score_stride, tiles,
+    logits, rows, ended, counts, largest, sums, found, masses, scores, sizes, ids, log_p, marks, V, stride, score_stride, parts,
     log_alpha, gap, TILE: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """List the plausible tokens of a tile behind those of earlier tiles, and write the scores of all other tokens.
@@ -137,12 +130,12 @@ def pack(
         tl.store(out, x, mask=token < V)
         return
     t = tl.arange(0, TILES)
-    each = tl.load(found + row * tiles + t, mask=t < tiles, other=0)  # (tiles,)
-    mass = tl.sum(tl.load(masses + row * tiles + t, mask=t < tiles, other=0.0), 0)
+    each = tl.load(found + row * parts + t, mask=t < parts, other=0)  # (tiles,)
+    mass = tl.sum(tl.load(masses + row * parts + t, mask=t < parts, other=0.0), 0)
     size, before = tl.sum(each, 0), tl.sum(tl.where(t < tile, each, 0), 0)
     if tile == 0:
         tl.store(sizes + row, size)
-    keep, top = find_plausible(x, largest, sums, row, tiles, log_alpha, TILES)
+    keep, top = find_plausible(x, largest, sums, row, parts, log_alpha, TILES)
     place = row.to(tl.int64) * V + before + tl.cumsum(keep.to(tl.int32), 0) - 1
     tl.store(ids + place, token, mask=keep)
     tl.store(log_p + place, (x - top) - tl.log(mass), mask=keep)
@@ -152,10 +145,10 @@ def pack(
 
 
 @triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=("written",))
-def mark(written, sizes, ids, marks, V, length, stride, TOKENS: tl.constexpr):
+def mark(written, sizes, ids, marks, V, length, written_stride, TOKENS: tl.constexpr):
     """Mark the plausible tokens that the answer already contains, by binary search: the ids of a row ascend."""
     row, place = tl.program_id(1), tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    token = tl.load(written + row.to(tl.int64) * stride + place, mask=place < length, other=-1)
+    token = tl.load(written + row.to(tl.int64) * written_stride + place, mask=place < length, other=-1)
     k, base = tl.load(sizes + row), row.to(tl.int64) * V
     low = tl.zeros((TOKENS,), tl.int32)
     high, rest = low + k, k
@@ -330,7 +323,7 @@ def load_log_q(log_q, marks, at, mask, mean, once):
 
 @triton.jit
 def fuse(
-    rows, sizes, ids, log_p, log_q, marks, chosen, chosen_count, scores, applied, changed, state, weights, V, stride, neighbors,
+    rows, sizes, ids, log_p, log_q, marks, chosen, chosen_count, scores, applied, changed, state, weights, V, score_stride, neighbors,
     weight, gap, once, AGREEMENT: tl.constexpr, UNCERTAINTY: tl.constexpr, NORMALIZE: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     """Multiply the two distributions and write the scores of the plausible tokens."""
@@ -388,7 +381,7 @@ def fuse(
         lq = load_log_q(log_q, marks, base + start + place, start + place < projected, mean, once)
         fused = lp + w * lq
         token = tl.load(ids + base + start + place, mask=inside, other=0)
-        tl.store(scores + at * stride + token, tl.maximum(fused - shift, lp - gap), mask=inside)
+        tl.store(scores + at * score_stride + token, tl.maximum(fused - shift, lp - gap), mask=inside)
         if marks is not None:
             tl.store(log_q + base + start + place, lq, mask=start + place < projected)
 
@@ -432,57 +425,39 @@ class Launch(NamedTuple):
 
     kernel: Any
     grid: tuple[int, ...]
-    arguments: tuple[Any, ...]
-    constants: dict[str, Any]
+    arguments: dict[str, Any]  # by name, with constants
     warps: int = 4
     stages: int = 1
 
     def run(self) -> None:
-        self.kernel[self.grid](
-            *self.arguments, **self.constants, num_warps=self.warps, num_stages=self.stages, enable_fp_fusion=False
+        options = {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": False}
+        self.kernel[self.grid](**self.arguments, **options)
+
+
+Buffers = dict[str, Tensor]
+DTYPES = dict.fromkeys(("found", "ids", "chosen", "chosen_count"), torch.int32) | {"marks": torch.int8}
+
+
+def allocate(old: Buffers, logits: Tensor, states: BlockTable, rule: Rule, tiles: Tiles) -> Buffers:
+    """Return the memory between the kernels of a step; buffers of `old` that are large enough are used again."""
+    vocabulary, longest = logits.shape[1], states.longest
+    counts = {  # numbers for each row
+        **dict.fromkeys(("largest", "sums", "found", "masses"), triton.cdiv(vocabulary, tiles.vocabulary)),
+        **dict.fromkeys(("ids", "log_p", "log_q"), vocabulary),
+        "marks": vocabulary if rule.once else 0,
+        **dict.fromkeys(("distances", "normalizers"), longest),
+        "nearest": triton.cdiv(longest, tiles.states),
+        "chosen": rule.neighbors,
+        "chosen_count": 1,
+    }
+    made = {}
+    for name, count in counts.items():
+        size = count * len(states.blocks)
+        known = name in old and old[name].numel() >= size
+        made[name] = (
+            old[name] if known else torch.empty(size, dtype=DTYPES.get(name, torch.float32), device=logits.device)
         )
-
-
-class Buffers(NamedTuple):
-    """Memory between the kernels of a step; more than the step needs is fine."""
-
-    largest: Tensor  # (B, tiles of the vocabulary)
-    sums: Tensor
-    masses: Tensor
-    found: Tensor
-    ids: Tensor  # (B, V)
-    log_p: Tensor
-    log_q: Tensor
-    marks: Tensor
-    distances: Tensor  # (B, N)
-    normalizers: Tensor
-    nearest: Tensor  # (B, tiles of states)
-    chosen: Tensor  # (B, neighbors)
-    chosen_count: Tensor  # (B,)
-
-    @classmethod
-    def allocate(
-        cls,
-        rows: int,
-        vocabulary: int,
-        states: int,
-        rule: Rule,
-        tiles: Tiles,
-        device: torch.device,
-        old: Buffers | None,
-    ) -> Buffers:
-        """Return buffers for steps of this size; those of `old` that are large enough are used again."""
-        parts = rows * triton.cdiv(vocabulary, tiles.vocabulary)
-        counts = [*[parts] * 4, *[rows * vocabulary] * 3, rows * vocabulary if rule.once else 0, *[rows * states] * 2]
-        counts += [rows * triton.cdiv(states, tiles.states), rows * rule.neighbors, rows]
-        dtypes = dict.fromkeys(("found", "ids", "chosen", "chosen_count"), torch.int32) | {"marks": torch.int8}
-        made = []
-        for number, (name, count) in enumerate(zip(cls._fields, counts, strict=True)):
-            if old is not None and old[number].numel() >= count:
-                made.append(old[number])
-            else:
-                made.append(torch.empty(count, dtype=dtypes.get(name, torch.float32), device=device))
-        return cls(*made)
+    return made
 
 
 def launches(
@@ -513,100 +488,40 @@ def launches(
         gap: How far below its logit the score of a token outside the plausible set is.
         written: (B, n) tokens generated so far, -1 for none; only `once` needs them.
     """
-    batch, blocks = states.blocks.shape
-    vocabulary, longest = logits.shape[1], states.longest
-    size, width = states.states.shape[1:]
-    parts, state_tiles = triton.cdiv(vocabulary, tiles.vocabulary), triton.cdiv(longest, tiles.states)
-    b, log_alpha, weight = buffers, math.log(rule.alpha), rule.weight
-    tile = {"TILE": tiles.vocabulary}
-    whole = {**tile, "TILES": triton.next_power_of_2(parts)}
-    of_rows = (logits, rows, ended, states.counts)
-    shape = (vocabulary, logits.stride(0))
-    limits = rule.once > 0 and written is not None and written.shape[1] > 0
-    marks = b.marks if limits else None
+    batch, vocabulary, (_, size, width) = len(states.blocks), logits.shape[1], states.states.shape
+    parts, state_tiles = triton.cdiv(vocabulary, tiles.vocabulary), triton.cdiv(states.longest, tiles.states)
+    adaptive = rule.weight if isinstance(rule.weight, str) else ""
+    values = {
+        **buffers, "logits": logits, "rows": rows, "ended": ended, "head": head, "V": vocabulary, "stride": logits.stride(0),
+        "states": states.states, "table": states.blocks, "counts": states.counts, "copies": states.copies,
+        "N": states.longest, "S": size, "D": width, "blocks": states.blocks.shape[1], "parts": parts, "tiles": state_tiles,
+        "scores": out.scores, "score_stride": out.scores.stride(0), "sizes": out.sizes, "applied": out.applied,
+        "changed": out.changed, "state": out.states, "weights": out.weights, "log_alpha": math.log(rule.alpha), "gap": gap,
+        "sign": -1.0 if rule.select == "max" else 1.0, "neighbors": rule.neighbors, "once": rule.once,
+        "weight": 1.0 if adaptive else rule.weight,
+    }  # fmt: skip
+    if rule.once and written is not None and written.shape[1]:
+        values |= {"written": written, "length": written.shape[1], "written_stride": written.stride(0)}
+    else:
+        values["marks"] = None
 
-    yield Launch(maxima, (parts, batch), (*of_rows, b.largest, b.sums, *shape, parts), tile)
-    yield Launch(
-        count,
-        (parts, batch),
-        (*of_rows, b.largest, b.sums, b.found, b.masses, *shape, parts, log_alpha),
-        whole,
-    )
-    yield Launch(
-        pack,
-        (parts, batch),
-        (
-            *(*of_rows, b.largest, b.sums, b.found, b.masses, out.scores, out.sizes, b.ids, b.log_p, marks),
-            *(*shape, out.scores.stride(0), parts, log_alpha, gap),
-        ),
-        whole,
-        warps=8,
-    )
-    if written is not None and limits:
-        length = written.shape[1]
-        yield Launch(
-            mark,
-            (triton.cdiv(length, 128), batch),
-            (written, out.sizes, b.ids, marks, vocabulary, length, written.stride(0)),
-            {"TOKENS": 128},
-        )
-    yield Launch(
-        compare,
-        (states.copies, state_tiles, batch // states.copies),
-        (
-            *(states.states, states.blocks, states.counts, out.sizes, b.ids, b.log_p, head),
-            *(b.distances, b.normalizers, b.nearest, vocabulary, longest, size, width, blocks, state_tiles),
-            *(states.copies, -1.0 if rule.select == "max" else 1.0),
-        ),
-        {"STATES": tiles.states, "TOKENS": tiles.tokens, "WIDTH": tiles.width, "WIDE": INTERPRETED},
-        tiles.warps,
-        tiles.stages,
-    )
-    yield Launch(
-        select,
-        (batch,),
-        (
-            *(states.counts, out.sizes, b.distances, b.nearest, b.chosen, b.chosen_count),
-            *(longest, state_tiles, rule.neighbors),
-        ),
-        {"STATES": tiles.states, "TILES": MANY_TILES if state_tiles > FEW_TILES else FEW_TILES},
-    )
-    yield Launch(
-        project,
-        (tiles.projections, batch),
-        (
-            *(states.states, states.blocks, out.sizes, b.ids, b.log_p, head, b.normalizers, b.chosen, b.chosen_count),
-            *(b.log_q, vocabulary, longest, size, width, blocks, rule.neighbors),
-        ),
-        {"TOKENS": tiles.projected, "WIDTH": 1024},
-    )
-    yield Launch(
-        fuse,
-        (batch,),
-        (
-            *(
-                rows,
-                out.sizes,
-                b.ids,
-                b.log_p,
-                b.log_q,
-                marks,
-                b.chosen,
-                b.chosen_count,
-                out.scores,
-                out.applied,
-                out.changed,
-            ),
-            *(out.states, out.weights, vocabulary, out.scores.stride(0), rule.neighbors),
-            *(1.0 if isinstance(weight, str) else weight, gap, rule.once),
-        ),
-        {
-            "AGREEMENT": weight in ("agreement", "both"),
-            "UNCERTAINTY": weight in ("uncertainty", "both"),
-            "NORMALIZE": rule.normalize,
-            "TOKENS": 1024,
-        },
-    )
+    def launch(kernel: Any, *grid: int, warps: int = 4, stages: int = 1, **constants: Any) -> Launch:
+        arguments = {name: constants[name] if name in constants else values[name] for name in kernel.arg_names}
+        return Launch(kernel, grid, arguments, warps, stages)
+
+    few = triton.next_power_of_2(parts)
+    yield launch(maxima, parts, batch, TILE=tiles.vocabulary)
+    yield launch(count, parts, batch, TILE=tiles.vocabulary, TILES=few)
+    yield launch(pack, parts, batch, TILE=tiles.vocabulary, TILES=few, warps=8)
+    if values["marks"] is not None:
+        yield launch(mark, triton.cdiv(values["length"], 128), batch, TOKENS=128)
+    grid = (states.copies, state_tiles, batch // states.copies)
+    sizes = {"STATES": tiles.states, "TOKENS": tiles.tokens, "WIDTH": tiles.width}
+    yield launch(compare, *grid, **sizes, WIDE=INTERPRETED, warps=tiles.warps, stages=tiles.stages)
+    yield launch(select, batch, STATES=tiles.states, TILES=MANY_TILES if state_tiles > FEW_TILES else FEW_TILES)
+    yield launch(project, tiles.projections, batch, TOKENS=tiles.projected, WIDTH=1024)
+    weights = {"AGREEMENT": adaptive in ("agreement", "both"), "UNCERTAINTY": adaptive in ("uncertainty", "both")}
+    yield launch(fuse, batch, **weights, NORMALIZE=rule.normalize, TOKENS=1024)
 
 
 # -- the step ------------------------------------------------------------------------------------------------------
@@ -615,17 +530,11 @@ CLOSE = 0.01  # by how much divergences of torch and Triton may differ at first 
 _WORKS: dict[tuple[Any, ...], bool] = {}  # by device, dtypes and tiles: whether the first step agreed with torch's
 
 
-def is_usual(rule: Rule) -> bool:
-    """Return whether the kernels support these settings."""
-    usual = rule.divergence == "jsd" and rule.fusion == "poe" and rule.select in ("min", "max")
-    return usual and not (rule.full_vocabulary or rule.model_dtype)
-
-
 def suits(head: Projection, rule: Rule) -> bool:
     """Return whether the kernels support this head and these settings."""
     weight = head.plain_weight
     return (
-        is_usual(rule)
+        rule.usual
         and weight is not None
         and weight.dtype in (torch.float32, *HALF)
         and weight.is_contiguous()
@@ -652,7 +561,7 @@ class TritonStep(Step):
         assert weight is not None
         self.weight, self.rule, self.record = weight, rule, record
         self.torch = BatchedStep(head, rule, room, record)
-        self.buffers: Buffers | None = None
+        self.buffers: Buffers = {}
 
     @torch.no_grad()
     def take(
@@ -689,7 +598,6 @@ class TritonStep(Step):
         device, batch = logits.device, len(table.blocks)
         tiles = tiles or tiles_for(batch, table.longest, table.states.dtype)
         self.reserve(logits, table, tiles)
-        assert self.buffers is not None
         sizes, state = (torch.empty(batch, dtype=torch.int32, device=device) for _ in range(2))
         applied, changed = (torch.empty(batch, dtype=torch.bool, device=device) for _ in range(2))
         out = StepOutput(scores, sizes, applied, changed, state, torch.empty(batch, device=device))
@@ -699,29 +607,28 @@ class TritonStep(Step):
         return out
 
     def reserve(self, logits: Tensor, states: BlockTable, tiles: Tiles | None = None) -> None:
-        batch, longest = len(states.blocks), states.longest
-        tiles = tiles or tiles_for(batch, longest, states.states.dtype)
-        self.buffers = Buffers.allocate(batch, logits.shape[1], longest, self.rule, tiles, logits.device, self.buffers)
+        tiles = tiles or tiles_for(len(states.blocks), states.longest, states.states.dtype)
+        self.buffers = allocate(self.buffers, logits, states, self.rule, tiles)
 
     def details(self, out: StepOutput, states: RowStates) -> tuple[RowDetail | None, ...]:
         """Return what the last step did to each row, read by the host."""
-        assert self.buffers is not None
         assert isinstance(out.weights, Tensor)
-        b, real, vocabulary = self.buffers, states.blocks().real_by_row(), out.scores.shape[1]
-        distances = b.distances[: real.numel()].view(real.shape)  # (B, N)
+        real, vocabulary = states.blocks().real_by_row(), out.scores.shape[1]
+        listed_ids, log_p, log_q, distances = (self.buffers[name] for name in ("ids", "log_p", "log_q", "distances"))
+        distances = distances[: real.numel()].view(real.shape)  # (B, N)
         made: list[RowDetail | None] = []
         for row, size in enumerate(out.sizes.tolist()):
             if not size:
                 made.append(None)
                 continue
             part = slice(row * vocabulary, row * vocabulary + size)
-            ids, base, state = b.ids[part].long(), b.log_p[part].clone(), int(out.states[row])
+            ids, base, state = listed_ids[part].long(), log_p[part].clone(), int(out.states[row])
             values = distances[row, real[row]] * (-1 if self.rule.select == "max" else 1)
             made.append(
                 RowDetail(
                     ids=ids,
                     base=base,
-                    vision=base if state < 0 else b.log_q[part].clone(),
+                    vision=base if state < 0 else log_q[part].clone(),
                     final=out.scores[row, ids],
                     state=-1 if state < 0 else int(real[row, :state].sum()),
                     divergences=values.masked_fill(values.isinf(), math.nan) if size > 1 else None,

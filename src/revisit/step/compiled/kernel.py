@@ -64,11 +64,11 @@ def _load(folder: str) -> Any | None:
 
 def suits(head: Projection, rule: Rule) -> bool:
     """Whether the compiled code is available and supports these settings."""
-    if not rule.usual or library() is None:
-        return False
     weight = head.plain_weight
     return (
-        weight is not None
+        rule.usual
+        and library() is not None
+        and weight is not None
         and weight.dtype in (torch.float32, torch.bfloat16)
         and weight.is_cpu
         and weight.is_contiguous()
