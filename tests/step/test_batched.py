@@ -145,8 +145,8 @@ def test_pooled_blocks_equal_padded_ones() -> None:
                 block = free.pop()
                 pool[block, : len(part)], lengths[block], table[row, place] = part, len(part), block
     for rule in (Rule(), Rule(select="max", divergence="kl"), Rule(neighbors=3, weight="agreement")):
-        got = refine_batch(logits, StateBlocks.pooled(pool, lengths, table), head, rule)
-        want = refine_batch(logits, PaddedStates.of_items(states).blocks(), head, rule)
+        got = refine_batch(logits, StateBlocks.pooled(pool, lengths, table), head, rule, capacity=300)
+        want = refine_batch(logits, PaddedStates.of_items(states).blocks(), head, rule, capacity=300)
         torch.testing.assert_close(got.scores, want.scores, atol=1e-5, rtol=1e-5)
         assert torch.equal(got.applied, want.applied)
         assert got.applied.tolist() == [True, False, True, True]
@@ -156,10 +156,10 @@ def test_pooled_blocks_equal_padded_ones() -> None:
 def test_slices_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, states, head = batch()
     blocks = PaddedStates.of_items(states).blocks()
-    whole = [refine_batch(logits, blocks, head, rule) for rule in (Rule(), Rule(neighbors=3))]
+    whole = [refine_batch(logits, blocks, head, rule, capacity=300) for rule in (Rule(), Rule(neighbors=3))]
     monkeypatch.setattr(batched, "CPU_NUMBERS", 1000)
     for rule, want in zip((Rule(), Rule(neighbors=3)), whole, strict=True):
-        got = refine_batch(logits, blocks, head, rule)
+        got = refine_batch(logits, blocks, head, rule, capacity=300)
         torch.testing.assert_close(got.scores, want.scores, atol=1e-5, rtol=1e-5)
         assert torch.equal(got.states, want.states)
 
@@ -177,52 +177,49 @@ def test_it_traces_as_one_graph() -> None:
         torch.testing.assert_close(traced(logits), step(logits))
 
 
-@pytest.fixture
-def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batched, "host_sync_is_cheap", lambda _: False)
-
-
-@pytest.mark.usefixtures("_as_on_a_gpu")
-def test_rows_with_sets_larger_than_the_capacity_are_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("record", [True, False])
+def test_rows_with_large_sets_are_computed_after_the_others(record: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     logits, states, head = batch()
-    taken = []
-    find = batched.find_candidates
+    logits *= torch.tensor([5.0, 0.5, 5.0])[:, None]  # the second row is flat
+    taken, find = [], batched.find_candidates
 
-    def watched(logits: torch.Tensor, rule: Rule, capacity: int | None, *more: Any) -> Any:
-        taken.append((len(logits), capacity))
-        return find(logits, rule, capacity, *more)
+    def watched(logp: torch.Tensor, sizes: torch.Tensor, capacity: int) -> Any:
+        taken.append((len(logp), capacity))
+        return find(logp, sizes, capacity)
 
     monkeypatch.setattr(batched, "find_candidates", watched)
-    step, rows = BatchedStep(head, Rule(alpha=1e-3), record=True), PaddedStates.of_items(states)
-    flat = torch.tensor([5.0, 0.5, 5.0])[:, None]
-    for spread in (5.0, 5.0, flat, flat, *[5.0] * 60):
-        got = step.take(logits * spread, rows)
-        want = expected(logits * spread, states, head, Rule(alpha=1e-3))
+    rule, written = Rule(alpha=1e-3, once=0.5, weight="agreement"), logits.topk(4).indices
+    rows = [reference.refine_row(row, states[i], head, rule, 0.0, written[i]) for i, row in enumerate(logits)]
+    want = torch.stack([reference.scatter(result, row) for result, row in zip(rows, logits, strict=True)])
+    for room in (None, 300):
+        step = BatchedStep(head, rule, room, record)
+        got = step.take(logits, PaddedStates.of_items(states), written=written)
         torch.testing.assert_close(got.scores, want, atol=1e-5, rtol=1e-5)
-        assert [result.size for result in got.details if result is not None] == got.sizes.tolist()
-    assert taken[:5] == [
-        (3, None),
-        (3, 32),
-        (3, 32),
-        (1, 300),
-        (3, 512),
-    ]  # the flat row is taken again; the next has room
-    assert taken[-1] == (3, 32)  # and the room shrinks when it is not needed
+        assert got.sizes.tolist() == [result.size for result in rows if result is not None]
+        assert [detail.size for detail in got.details if detail] == (got.sizes.tolist() if record else [])
+    assert taken == [(3, 300), (2, max(got.sizes[::2].tolist())), (1, 300)]
 
 
-@pytest.mark.usefixtures("_as_on_a_gpu")
 def test_ended_rows_do_not_enlarge_the_step_of_others() -> None:
     logits, states, head = batch()
-    logits = logits * 5
     logits[1] = 0  # every token of a row that has ended is plausible
     ended = torch.arange(len(logits)) == 1
-    step, rows, others = BatchedStep(head, Rule(alpha=1e-3)), PaddedStates.of_items(states), ~ended
-    for _ in range(3):
-        got = step.take(logits, rows, ended=ended)
-        want = expected(logits, states, head, Rule(alpha=1e-3))
-        torch.testing.assert_close(got.scores[others], want[others], atol=1e-5, rtol=1e-5)
-        assert got.sizes[1] == 0
-    assert step.expected < 32
+    got = BatchedStep(head, Rule(alpha=1e-3)).take(logits, PaddedStates.of_items(states), ended=ended)
+    want = expected(logits, states, head, Rule(alpha=1e-3))
+    torch.testing.assert_close(got.scores[~ended], want[~ended], atol=1e-5, rtol=1e-5)
+    assert got.sizes[1] == 0
+    assert torch.equal(got.scores[1], logits[1])
+
+
+@given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 9)), min_size=1, max_size=20), st.integers(1, 5000))
+def test_parts_of_the_rows_fit_the_room(rows: list[tuple[int, int]], room: int) -> None:
+    sizes, counts = [size for size, _ in rows], [count for _, count in rows]
+    parts = batched.split(sizes, counts, room)
+    assert sorted(row for part in parts for row in part) == list(range(len(rows)))
+    for part in parts:
+        needed = sum(counts[row] for row in part) * max(sizes[row] for row in part)
+        assert len(part) == 1 or needed <= room
+    assert batched.split([3] * 63 + [9000], [1] * 64, 9000) == [list(range(63)), [63]]
 
 
 METHOD = ReVisiT(alpha=1e-3, layers="all")

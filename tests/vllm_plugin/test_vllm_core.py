@@ -537,9 +537,8 @@ def test_the_largest_step_of_the_memory_profile_changes_nothing() -> None:
     assert model.worker.pool.used == 0
 
 
-def test_rows_with_more_candidates_than_room_are_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_with_more_candidates_than_room_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "ENABLED", False)
-    monkeypatch.setattr(batched, "CAPACITIES", (2, 4, 8))
     model = Model(blocks=64)
     model.worker._room = 40  # so that several parts are taken
     prompts = [[IMAGE] * (5 + 11 * i) + [2] for i in range(20)]
@@ -550,27 +549,8 @@ def test_rows_with_more_candidates_than_room_are_taken_again(monkeypatch: pytest
         _, got = model.step([(str(i), s, 0, len(p)) for i, (p, s) in enumerate(zip(prompts, sequences, strict=True))])
         taken = next(iter(model.worker._steps.values()))
         assert isinstance(taken, batched.BatchedStep)
-        assert taken.expected > 4
         for i, prompt in enumerate(prompts):
             method = ReVisiT(alpha=0.05, select=select)  # type: ignore[arg-type]
             draw = model.worker.requests[str(i)].uniform(0)
             wanted = model.wanted(method, sequences[i], prompt, len(prompt), draw)
             torch.testing.assert_close(got[i], wanted, rtol=1e-4, atol=1e-4)
-
-
-def test_room_for_candidates_is_the_expected_number_within_memory() -> None:
-    assert [batched.fitting(expected, 600) for expected in (0, 31, 32, 200, 9000)] == [32, 32, 48, 256, 512]
-    assert batched.fitting(9000, 5) == 32
-    assert batched.usual_size([3, 300, 5]) == 300
-    assert batched.usual_size([3] * 63 + [9000]) == 3  # one flat distribution does not enlarge other steps
-    assert batched.usual_size([3, 9000, 4]) == 9000
-    assert batched.room_for(1000, 1 << 28) == 128000
-    assert batched.room_for(1, 1 << 20) == 256
-
-
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=20), st.integers(0, 12))
-def test_rows_are_taken_again_a_few_blocks_at_a_time(blocks: list[int], most: int) -> None:
-    rows = list(range(len(blocks)))
-    parts = list(batched.split(rows, blocks, most))
-    assert [row for part in parts for row in part] == rows
-    assert all(len(part) == 1 or sum(blocks[row] for row in part) <= most for part in parts)

@@ -1,17 +1,16 @@
 """ReVisiT's step for a whole batch at once, in torch, on any device.
 
-The states of all rows are one tensor (`StateBlocks`), in the model's dtype on a GPU. The candidates of every row are its
-`capacity` likeliest tokens, of which implausible ones are masked. One gather of head rows and one batched product give the
-logits of all vision tokens. Nothing loops over images or rows, and with a capacity the host reads no value. `BatchedStep`
-repeats the step of rows whose plausible sets exceed the capacity.
+It computes every setting, and is used where neither the compiled nor the Triton step applies. The states of all rows are one
+tensor (`StateBlocks`), in the model's dtype on a GPU. The candidates of every row are its likeliest tokens, as many as the
+largest plausible set has, of which implausible ones are masked. One gather of head rows and one batched product give the logits
+of all vision tokens. Nothing loops over images, and the host reads the sizes of the sets only.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -49,29 +48,22 @@ class Candidates(NamedTuple):
     sizes: Tensor  # (B,) plausible tokens, also beyond K; 0 for ended rows and logits that are not a distribution
 
 
-# -- steps with room for the candidates of most rows ---------------------------------------------------------------
-
-CAPACITIES: tuple[int, ...] = (*(size << power for power in range(4, 12) for size in (2, 3)), 8192)  # 32, 48, 64, 96, …
 # Numbers of the LM head that are copied at a time for the candidates of all blocks: what fits a CPU's cache, and 1 GB on a GPU.
 CPU_HEAD_NUMBERS, HEAD_NUMBERS = 1 << 22, 1 << 28
 USUAL = 128  # candidates for which all blocks are compared at once
-LARGE = 512  # sets above this size do not raise the expectation for the next step,
-FEW = 16  # unless more than one row in this many has one
 
 
 class BatchedStep(Step):
-    """Takes steps of a set of rows, which may change from step to step.
+    """Take steps of a set of rows, which may change from step to step.
 
-    The capacity follows the sizes of the last step's plausible sets, which the host reads from a copy that is started early
-    and waited for once. The few rows with larger sets are repeated with more room, in parts, so that a flat distribution does
-    not enlarge the step of other rows and memory is bounded. On a CPU, and in the first step, the sizes are read first.
+    The host reads the sizes of the plausible sets, and all rows are computed at once if their candidates fit the room. Rows with
+    much larger sets are computed after the others, so that one flat distribution does not enlarge the step of all rows.
     """
 
     name = "torch"
 
     def __init__(self, head: Projection, rule: Rule, room: int | None = None, record: bool = False) -> None:
         self.head, self.rule, self.room, self.record = head, rule, room, record
-        self.expected = 0.0  # candidates expected for most rows; 0 before the first step
 
     @torch.no_grad()
     def take(
@@ -82,62 +74,24 @@ class BatchedStep(Step):
         ended: Tensor | None = None,
         written: Tensor | None = None,
     ) -> StepOutput:
-        """Take one step of all rows; see `interface.Step`."""
-        blocks, counts = states.blocks(), states.counts
+        logp, counts, width = log_probabilities(logits), states.counts, states.blocks().states.shape[-1]
+        sizes = count(logp, self.rule, ended)
+        known: list[int] = sizes.tolist()
         numbers = CPU_HEAD_NUMBERS if logits.is_cpu else HEAD_NUMBERS
-        room = self.room or room_for(sum(counts), blocks.states.shape[-1], numbers)
-        most = room // max(1, sum(counts))
-        first = host_sync_is_cheap(logits.device) or not self.expected
-        capacity = None if first else fitting(self.expected, most)
-        candidates = find_candidates(logits, self.rule, capacity, ended, most)
-        early = HostCopy(candidates.sizes)
-        output = finish(logits, candidates, blocks, self.head, self.rule, uniform, written, self.record)
-        sizes = early.read()
-        for part in larger_rows(sizes, candidates.ids.shape[1], counts, room):
-            index = to_device(np.array(part), logits.device)
-            candidates = find_candidates(logits[index], self.rule, max(sizes[row] for row in part))
-            draws = uniform[index] if isinstance(uniform, Tensor) else uniform
-            tokens = None if written is None else written[index]
-            again = finish(
-                logits[index], candidates, states.blocks(part), self.head, self.rule, draws, tokens, self.record
-            )
-            output = replace_rows(output, again, part, index)
-        self.expected = max(1.5 * usual_size(sizes), 0.9 * self.expected)
-        return output
+        parts = split(known, counts, self.room or room_for(sum(counts), width, numbers))
+        outputs = []
+        for part in parts:
+            index = None if len(parts) == 1 else to_device(np.array(part), logits.device)
+            raw, logs, some, draws, tokens = (rows_of(x, index) for x in (logits, logp, sizes, uniform, written))
+            found = find_candidates(logs, some, max(known[row] for row in part))
+            blocks = states.blocks() if index is None else states.blocks(part)
+            outputs.append(finish(raw, found, blocks, self.head, self.rule, draws, tokens, self.record))
+        return outputs[0] if len(outputs) == 1 else merge(outputs, parts)
 
 
-def replace_rows(output: StepOutput, again: StepOutput, rows: Sequence[int], index: Tensor) -> StepOutput:
-    """Replace the rows of a step that were repeated, in place."""
-    for whole, part in zip(output, again, strict=True):
-        if isinstance(whole, Tensor) and isinstance(part, Tensor):
-            whole[index] = part
-    details = dict(zip(rows, again.details, strict=False))
-    return output._replace(details=tuple(details.get(row, before) for row, before in enumerate(output.details)))
-
-
-class HostCopy:
-    """A copy of whole numbers from the device to the host, started before later kernels are queued."""
-
-    def __init__(self, values: Tensor) -> None:
-        self.event: torch.cuda.Event | None = None
-        self.values = values
-        if values.device.type == "cuda":
-            self.values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-            self.values.copy_(values, non_blocking=True)
-            self.event = torch.cuda.Event()
-            self.event.record()
-
-    def read(self) -> list[int]:
-        """Wait for the copy, and return the numbers."""
-        if self.event is not None:
-            self.event.synchronize()
-        numbers: list[int] = self.values.tolist()
-        return numbers
-
-
-def host_sync_is_cheap(device: torch.device) -> bool:
-    """Whether values can be read without waiting for queued work: true for the CPU only."""
-    return device.type == "cpu"
+def rows_of(values: Any, index: Tensor | None) -> Any:
+    """Return some rows of a tensor, all without an index; anything else is the same for all rows."""
+    return values[index] if isinstance(values, Tensor) and index is not None else values
 
 
 def room_for(blocks: int, width: int, numbers: int = HEAD_NUMBERS) -> int:
@@ -145,36 +99,26 @@ def room_for(blocks: int, width: int, numbers: int = HEAD_NUMBERS) -> int:
     return max(blocks * USUAL, numbers // width)
 
 
-def usual_size(sizes: Sequence[int]) -> int:
-    """Return the size of the largest plausible set, ignoring a few very large ones."""
-    ordered = sorted(sizes, reverse=True)
-    return ordered[0] if ordered[0] <= LARGE else ordered[len(ordered) // FEW]
+def split(sizes: Sequence[int], counts: Sequence[int], room: int) -> list[list[int]]:
+    """Split rows into parts whose blocks times largest set fit the room, small sets first; a row that needs more is alone."""
+    parts: list[list[int]] = [[]]
+    blocks = 0
+    for row in sorted(range(len(sizes)), key=lambda row: sizes[row]):
+        blocks += counts[row]
+        if parts[-1] and blocks * sizes[row] > room:
+            parts.append([])
+            blocks = counts[row]
+        parts[-1].append(row)
+    return [sorted(part) for part in parts]
 
 
-def fitting(expected: float, most: int) -> int:
-    """Return the smallest capacity above the expected size, and not above `most`."""
-    allowed = [capacity for capacity in CAPACITIES if capacity <= most] or CAPACITIES[:1]
-    return next((capacity for capacity in allowed if capacity > expected), allowed[-1])
-
-
-def larger_rows(sizes: Sequence[int], capacity: int, counts: Sequence[int], room: int) -> Iterator[list[int]]:
-    """Yield the rows whose sets exceed the capacity, in parts of similar sizes that fit the room."""
-    limits = [capacity, *[limit for limit in CAPACITIES if limit > capacity][1::2], max(sizes)]
-    for small, large in pairwise(limits):
-        larger = [row for row, size in enumerate(sizes) if small < size <= large]
-        yield from split(larger, counts, room // max(1, large))
-
-
-def split(rows: Sequence[int], counts: Sequence[int], most: int) -> Iterator[list[int]]:
-    """Yield parts of consecutive rows with at most this many blocks in total; a row with more is alone."""
-    part: list[int] = []
-    for row in rows:
-        if part and sum(counts[other] for other in part) + counts[row] > most:
-            yield part
-            part = []
-        part.append(row)
-    if part:
-        yield part
+def merge(outputs: Sequence[StepOutput], parts: Sequence[Sequence[int]]) -> StepOutput:
+    """Return the outputs of parts of the rows as one, in the order of the rows."""
+    order = np.argsort(np.concatenate(parts))
+    index = to_device(order, outputs[0].scores.device)
+    fields: list[Any] = [torch.cat(x)[index] if isinstance(x[0], Tensor) else x[0] for x in zip(*outputs, strict=True)]
+    details = [detail for output in outputs for detail in output.details]
+    return StepOutput(*fields)._replace(details=tuple(details[row] for row in order) if details else ())
 
 
 # -- one step ------------------------------------------------------------------------------------------------------
@@ -186,38 +130,33 @@ def refine_batch(
     head: Projection,
     rule: Rule,
     *,
+    capacity: int,
     uniform: float | Tensor = 0.0,
-    capacity: int | None = None,
     ended: Tensor | None = None,
     written: Tensor | None = None,
 ) -> StepOutput:
-    """Take one step of all rows. With a capacity the host reads no value, and rows with larger sets are wrong."""
-    return finish(logits, find_candidates(logits, rule, capacity, ended), blocks, head, rule, uniform, written)
+    """Take one step of all rows without reading a value; rows whose plausible sets exceed the capacity are wrong."""
+    logp = log_probabilities(logits)
+    found = find_candidates(logp, count(logp, rule, ended), capacity)
+    return finish(logits, found, blocks, head, rule, uniform, written)
 
 
-def find_candidates(
-    logits: Tensor, rule: Rule, capacity: int | None, ended: Tensor | None = None, most: int | None = None
-) -> Candidates:
-    """Return the plausible tokens, exactly as the reference finds them from log-probabilities, in `capacity` places.
-
-    Without a capacity, there are as many places as the largest set needs, at most `most`; the host waits for its size.
-    """
-    logp = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
-    sizes = None
-    if capacity is None:
-        sizes = count(logp, rule, ended)
-        capacity = max(1, int(sizes.max()))
-        capacity = capacity if most is None else min(capacity, max(CAPACITIES[0], most))
-    top, ids = logp.topk(min(capacity, logp.shape[-1]))  # (B, K), descending
-    inside = reference.plausible(top, rule.threshold, top[:, :1])
-    log_p = torch.where(inside, top, MINUS_INFINITY).log_softmax(-1)
-    return Candidates(ids, inside, log_p, count(logp, rule, ended, top[:, :1]) if sizes is None else sizes)
+def log_probabilities(logits: Tensor) -> Tensor:
+    """Return the log-probabilities in at least float32; NaN in rows that are not a distribution.  (B, V) -> (B, V)"""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
 
 
-def count(logp: Tensor, rule: Rule, ended: Tensor | None, largest: Tensor | None = None) -> Tensor:
-    """Return the sizes of the plausible sets; 0 for ended rows, whose sets may be of any size.  (B, V) -> (B,)"""
-    sizes = reference.plausible(logp, rule.threshold, largest).sum(-1)
-    return sizes if ended is None or len(sizes) == 1 else sizes.masked_fill_(ended.to(sizes.device), 0)
+def count(logp: Tensor, rule: Rule, ended: Tensor | None) -> Tensor:
+    """Return the sizes of the plausible sets; 0 for ended rows.  (B, V) -> (B,)"""
+    sizes = reference.plausible(logp, rule.threshold).sum(-1)
+    return sizes if ended is None else sizes.masked_fill_(ended.to(sizes.device), 0)
+
+
+def find_candidates(logp: Tensor, sizes: Tensor, capacity: int) -> Candidates:
+    """Return the likeliest tokens in `capacity` places; the plausible ones are the first of each row."""
+    top, ids = logp.topk(max(1, min(capacity, logp.shape[-1])))  # (B, K), descending
+    inside = torch.arange(top.shape[1], device=top.device) < sizes[:, None]
+    return Candidates(ids, inside, torch.where(inside, top, MINUS_INFINITY).log_softmax(-1), sizes)
 
 
 def finish(

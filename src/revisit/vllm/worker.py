@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from revisit.errors import RevisitError
 from revisit.methods.revisit import ReVisiT
-from revisit.step.batched import fitting, refine_batch, room_for
+from revisit.step.batched import refine_batch, room_for
 from revisit.step.choice import choose
 from revisit.step.interface import BlockTable, Item, StateBlocks, Step, to_device
 from revisit.step.rule import Rule
@@ -379,8 +379,7 @@ class Worker:
         counts = [len(numbers) * self.pool.size for numbers in owned]
         view = self.pool.view(owned, counts)
         copied = self.pool.states[: self.pool.blocks // 2].clone()  # the largest copy of `Pool.view`
-        capacity = fitting(float("inf"), self._room // self.pool.blocks)
-        refine_batch(logits.float(), view, self.head, Rule(), capacity=capacity)
+        refine_batch(logits.float(), view, self.head, Rule(), capacity=self._room // self.pool.blocks)
         del copied
         choose(self.head, Rule(), self.pool.states.device).reserve(logits, self.pool.table(owned, counts))
 
