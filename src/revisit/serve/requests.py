@@ -107,7 +107,6 @@ def read_request(
             f"The method {method.name!r} needs an image; send one, or leave out 'decoding'.",
         ),
         (chat.check and not sources, "check", "A check needs an image; send one."),
-        (chat.check and choice.record, "check", "A recorded answer cannot be checked: remove 'check' or 'record'."),
         (
             choice.record and not (chat.stream and sources),
             "decoding",

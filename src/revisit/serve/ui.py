@@ -52,7 +52,7 @@ def page(service: Service) -> str:
         styles=["viewer.css", "ui.css"],
         scripts=["viewer.js", "ui.js"],
         start=START,
-        meta="Ask about an image and see which patch was selected at each word.",
+        meta=f"{service.name} · answers are checked against the image; click a word to see which patch was selected",
         policy=POLICY,
     )
 

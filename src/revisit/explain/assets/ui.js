@@ -20,7 +20,7 @@ class Studio {
     this.setup = setup; this.image = null; this.viewer = null; this.running = null; this.settings = {};
     this.key = this.takeKey();
     this.file = make("input", { type: "file", accept: "image/*", id: "file", onchange: () => this.file.files[0] && this.upload(this.file.files[0]) });
-    this.drop = make("label", { class: "drop", for: "file" }, make("span", {}, "Drop an image here, paste one, or click to choose"), this.file);
+    this.drop = make("label", { class: "drop", for: "file" }, make("span", {}, "Drop an image"), this.file);
     this.prompt = make("textarea", { id: "prompt", rows: 2, "aria-label": "Question" });
     this.prompt.value = setup.prompt;
     this.length = make("input", { type: "number", id: "length", min: 1, max: setup.longest, value: Math.min(128, setup.longest) });
@@ -34,9 +34,8 @@ class Studio {
     this.tell = make("p", { class: "tell", role: "status", "aria-live": "polite" }, "Choose an image to begin.");
     this.chosen = make("div", { class: "methods" });
     this.show = make("div", {});
-    root.append(make("div", { class: "ui" }, make("section", { class: "ask", "aria-label": "Ask" }, make("div", {}, this.drop, make("p", { class: "line", style: "margin-top:8px" }, this.sample)),
-      make("div", { class: "form" }, this.prompt, make("div", { class: "line" }, make("span", {}, `Model: ${setup.model}`), make("label", { for: "length" }, "At most", this.length, "tokens"), this.add),
-        this.chosen, make("div", { class: "line" }, this.go, this.stop, this.save), this.tell)), this.show));
+    root.append(make("section", { class: "ask", "aria-label": "Ask" }, this.drop, this.prompt, make("div", { class: "buttons" }, this.go, this.stop),
+      make("div", { class: "line" }, this.chosen, this.add, make("label", { for: "length" }, "at most", this.length, "tokens"), this.sample, this.save), this.tell), this.show);
     for (const name of setup.start) this.choose(name);
     for (const kind of ["dragover", "dragleave", "drop"]) document.addEventListener(kind, (event) => {
       event.preventDefault();
@@ -45,6 +44,7 @@ class Studio {
     });
     document.addEventListener("paste", (event) => { const file = [...event.clipboardData.files][0]; if (file) this.upload(file); });
     this.prompt.addEventListener("keydown", (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.start(); });
+    this.upload(null).then(() => this.image && this.start()); // begin with a sample that is answered
   }
 
   takeKey() { // from the address, #key=…, which then forgets it; it lasts as long as the tab
@@ -70,11 +70,11 @@ class Studio {
     try {
       if (file && file.size * 4 / 3 > this.setup.bytes) throw new Error(`The file has ${(file.size / 1e6).toFixed(0)} MB; at most ${(this.setup.bytes * 0.75 / 1e6).toFixed(0)} MB are taken.`);
       const image = file ? { src: await dataUri(file), objects: null } : await (await this.ask(`sample/${this.samples}`)).json();
-      const shown = make("img", { src: image.src, alt: "Your image" });
+      const shown = make("img", { src: image.src, alt: "Your image; choose, drop or paste another" });
       try { await shown.decode(); } catch (error) { throw new Error(`'${file ? file.name : "sample"}' is not an image that this browser can show.`); }
       this.image = image;
       if (!file) { this.samples += 1; this.sample.textContent = "Another sample"; }
-      this.drop.replaceChildren(shown, make("span", {}, `${shown.naturalWidth} × ${shown.naturalHeight}; drop another to change it`), this.file);
+      this.drop.replaceChildren(shown, make("span", {}, `${shown.naturalWidth} × ${shown.naturalHeight}`), this.file);
       this.go.disabled = false;
       this.say("Ready.");
     } catch (error) { this.say(error.message, true); }
@@ -101,9 +101,9 @@ class Studio {
         oninput: () => { const value = 10 ** Number(range.value); shown.textContent = value.toExponential(1); this.settings[name].alpha = String(value); this.again(); } });
       slider = make("div", { class: "alpha" }, "alpha", range, shown);
     }
-    const card = make("div", { class: "method", "data-method": name }, make("div", { class: "line" }, make("b", {}, name),
-      make("button", { type: "button", class: "quiet", style: "margin-left:auto", "aria-label": `Remove ${name}`, onclick: () => { delete this.settings[name]; card.remove(); } }, "×")),
-      make("p", { class: "about" }, method.summary), slider, fields.length ? make("details", {}, make("summary", {}, "Settings"), make("div", { class: "fields" }, ...fields)) : null);
+    const remove = make("button", { type: "button", class: "quiet", "aria-label": `Remove ${name}`, onclick: () => { delete this.settings[name]; card.remove(); } }, "Remove");
+    const card = make("details", { class: "method", "data-method": name }, make("summary", {}, name),
+      make("div", { class: "panel" }, make("p", { class: "about" }, method.summary), slider, make("div", { class: "fields" }, ...fields), remove));
     this.chosen.append(card);
   }
 
@@ -122,7 +122,7 @@ class Studio {
 
   async start() {
     if (!this.image) return this.say("Choose an image first.", true);
-    if (!this.prompt.value.trim()) { this.prompt.focus(); return this.say("The question is empty; say what to ask.", true); }
+    if (!this.prompt.value.trim()) { this.prompt.focus(); return this.say("The question is empty.", true); }
     const methods = Object.entries(this.settings);
     if (!methods.length) return this.say("Choose at least one method.", true);
     this.halt();
@@ -137,6 +137,7 @@ class Studio {
       }
       this.halt("Done. Click a word to see where it came from.");
       this.viewer.compare();
+      document.querySelector("h1").textContent = this.finding();
       if (this.viewer.follow) this.viewer.first(); // open at the biggest change, unless the reader has chosen a step
       this.save.hidden = false;
     } catch (error) {
@@ -148,7 +149,7 @@ class Studio {
 
   async answer(number, image, decoding, control) { // one chat completion, streamed
     const content = [{ type: "image_url", image_url: { url: image.src } }, { type: "text", text: this.prompt.value }];
-    const body = { model: this.setup.model, messages: [{ role: "user", content }], max_tokens: Number(this.length.value), stream: true, stream_options: { include_usage: true }, decoding };
+    const body = { model: this.setup.model, messages: [{ role: "user", content }], max_tokens: Number(this.length.value), stream: true, stream_options: { include_usage: true }, check: true, decoding };
     const response = await this.ask("v1/chat/completions", { method: "POST", signal: control.signal, headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
     for (let rest = ""; ;) {
@@ -163,8 +164,16 @@ class Studio {
     }
   }
 
-  take(number, { error, decoding }) { // what a chunk adds to the viewer
+  finding() { // the words that `check` flags, with the methods that wrote them
+    const methods = {};
+    for (const { name, check } of this.viewer.data.answers) for (const word of check.flagged) methods[word] = [...new Set([...(methods[word] || []), name])];
+    const found = Object.entries(methods).map(([word, names]) => `‘${word}’ (${names.join(", ")})`);
+    return found.length ? `Not supported by the image: ${found.join(", ")}` : "The check flags no word";
+  }
+
+  take(number, { error, decoding, check }) { // what a chunk adds to the viewer
     if (error) throw new Error(error.message);
+    if (check) this.viewer.checked(number, check);
     if (!decoding) return;
     if (decoding.scene && number === 0) {
       if (this.viewer) this.viewer.dispose();

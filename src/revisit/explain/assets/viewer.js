@@ -32,7 +32,7 @@ function contentWords(steps) {
 const SPECIAL = /^\s*<.*>\s*$/; // a token such as </s>
 
 // The heat map is one ramp of luminance over the gray image, from 0 (disagrees) to 1 (agrees); base.css has the same colors in its legend.
-const DARK = [18, 20, 42, 0.4], BRIGHT = [255, 205, 60, 0.8];
+const DARK = [18, 20, 42, 0.25], BRIGHT = [255, 205, 60, 0.8];
 const heatColor = (t) => `rgba(${DARK.map((from, k) => (from + (BRIGHT[k] - from) * Math.max(0, Math.min(1, t))).toFixed(k < 3 ? 0 : 3))})`;
 
 function percent(p) {
@@ -185,7 +185,7 @@ class Stage {
 }
 
 // What the marks mean; the style sheet hides those that the answers do not have.
-const LEGEND = [["changed", "changed by the method"], ["differs", "not in another answer"], ["wrong", "not in the image"]];
+const LEGEND = [["changed", "changed by the method"], ["differs", "not in another answer"], ["wrong", "not in the image"], ["doubted", "flagged by the check"]];
 const ACCOUNT = "At every step ReVisiT keeps the plausible next tokens, checks which of those words each image patch supports, selects the patch (or the few patches) that agrees most with the model, and multiplies the two distributions: words that the image does not support become less likely.";
 const KEYS = [["← →", "previous, next step"], ["↑ ↓", "other answer"], ["n p", "next, previous change"], ["Home End", "first, last step"],
   ["h", "heat map"], ["g", "patch grid"], ["o", "image alone"], ["?", "this help"]];
@@ -293,6 +293,7 @@ class Viewer {
     });
     answer.steps.forEach((_, s) => this.addToken(i, s));
     this.count(i);
+    if (answer.check) this.checked(i, answer.check);
   }
 
   addToken(i, s) {
@@ -364,6 +365,19 @@ class Viewer {
       this.data.answers[i].steps[s].w = 1;
       this.note(i, s, "wrong", "not in the image");
     });
+  }
+
+  checked(i, check) { // mark the words that the image does not support
+    const answer = this.data.answers[i], text = answer.steps.map(({ t }) => (SPECIAL.test(t) ? " ".repeat(t.length) : t)).join("");
+    answer.check = check;
+    let at = text.trimStart().length - text.length; // places in the checked text, which has no leading blanks
+    answer.steps.forEach(({ t }, s) => {
+      const word = check.words.find(({ flagged, start, end }) => flagged && start < at + t.length && end > at);
+      if (word) this.note(i, s, "doubted", `support by the image ${word.support.toFixed(2)}`);
+      at += t.length;
+    });
+    const words = check.words.filter(({ checkable }) => checkable).map(({ text, support }) => `${text} ${support.toFixed(2)}`);
+    this.cards[i].card.append(make("p", { class: "checked", title: check.notes.join(" ") }, words.length ? `Support by the image (flagged below ${check.threshold.toFixed(2)}): ${words.join(", ")}` : "No word was checked."));
   }
 
   note(i, s, kind, text) { // mark a word and add to its tooltip
