@@ -103,12 +103,12 @@ def test_markdown(table: Comparison) -> None:
 
 def test_the_verdict_is_about_the_main_metric(table: Comparison) -> None:
     named = replace(table, headline="CHAIR_i")
-    text = "CHAIR (org/m&m, n = 500): revisit improves CHAIR_i from 10.0 to 7.0 (−3.0, p (Holm) 8.00e-04); "
+    text = "CHAIR (org/m&m, n = 500): revisit improves CHAIR_i from 10.0 to 7.0 (−3.0, p = 8.00e-04); "
     assert verdict(named) == text + "<b> has CHAIR_i -, not tested."
     unsure = replace(named.values["revisit"]["CHAIR_i"], p_holm=0.2)
     values = {"greedy": named.values["greedy"], "revisit": {"CHAIR_i": unsure}}
     told = verdict(replace(named, values=values))
-    assert told.endswith("revisit shows no significant difference in CHAIR_i (−3.0, p (Holm) 0.20).")
+    assert told.endswith("revisit shows no significant difference in CHAIR_i (−3.0, p = 0.20).")
     worse = replace(table.metrics[1], better="higher")
     assert "revisit worsens CHAIR_i" in verdict(replace(named, metrics=(worse,)))
 

@@ -202,7 +202,7 @@ def test_in_a_browser(seen: Any, tmp_path: Path, count: int, width: int, scheme:
     image = seen.page.locator(".detail img")
     assert image.evaluate("image => image.naturalWidth") == 80
     assert image.bounding_box()["width"] > 300  # shown large
-    assert seen.page.locator("h1").inner_text() == "run · 3 methods"
+    assert seen.page.locator("h1").inner_text() == f"The methods disagree on {count // 4:,} of {count:,} samples"
     assert [text.split() for text in seen.page.locator(".totals tr").all_inner_texts()[1:]] == [
         ["greedy", "25.0"],
         ["revisit", "25.0"],

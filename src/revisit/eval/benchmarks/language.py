@@ -132,7 +132,7 @@ def version(folder: Path | None = None) -> str:
     """
     nltk = _nltk()
     if not folder and missing_packages():
-        return "Words by a table for captions of generated scenes, because NLTK's data is not installed (`revisit data get nltk`)."
+        return "Words by a table for captions of generated scenes, because NLTK's data is not installed."
     if folder and str(folder) not in nltk.data.path:
         nltk.data.path.append(str(folder))  # NLTK opens no file elsewhere
     other = [p for p in PACKAGES if _digest(_find(nltk, p, folder), p) != PINNED[p][1]]

@@ -78,7 +78,7 @@ def verdict(table: Comparison) -> str:
         if value.paired is None or math.isnan(value.p_holm):
             parts.append(f"{called} has {metric.name} {metric.text(value.value)}, not tested")
             continue
-        found = f"({signed(metric, value.paired.difference)}, p (Holm) {p_value(value.p_holm)})"
+        found = f"({signed(metric, value.paired.difference)}, p = {p_value(value.p_holm)})"
         if value.p_holm < 0.05:
             better = (value.paired.difference > 0) == (metric.better == "higher")
             pair = f"from {was} to {metric.text(value.value)}"
@@ -87,6 +87,20 @@ def verdict(table: Comparison) -> str:
             parts.append(f"{called} shows no significant difference in {metric.name} {found}")
     alone = f"{base} has {metric.name} {was}"
     return f"{registry.title(table.benchmark)} ({table.title}, n = {table.n}): {'; '.join(parts) or alone}."
+
+
+def finding(tables: Iterable[Comparison]) -> str:
+    """Return the significant changes of the main metrics in one line, as the title of a page."""
+    found, compared = [], False
+    for table in tables:
+        metric = headline_metric(table)
+        for method, values in table.values.items():
+            value = values[metric.name]
+            compared = compared or value.paired is not None
+            if value.paired is not None and value.p_holm < 0.05:
+                better = (value.paired.difference > 0) == (metric.better == "higher")
+                found.append(f"{method.partition('(')[0]} {'improves' if better else 'worsens'} {metric.name}")
+    return "; ".join(dict.fromkeys(found)) or ("No significant difference to the baseline" if compared else "Results")
 
 
 def heading(metric: Metric) -> str:
@@ -186,7 +200,7 @@ def comparison_sections(tables: Sequence[Comparison]) -> list[Section]:
 
 def document(tables: Sequence[Comparison]) -> Document:
     """Build a document of comparisons."""
-    return Document("Comparison of decoding methods", "", comparison_sections(tables))
+    return Document(finding(tables), "", comparison_sections(tables))
 
 
 def to_csv(tables: Sequence[Comparison]) -> str:

@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode
 from revisit.eval.benchmarks import registry
 from revisit.eval.compare import Comparison, compare
 from revisit.eval.log import LOGS, Log, read_logs, unfinished
-from revisit.eval.report.comparisons import READING, tables_of, verdict
+from revisit.eval.report.comparisons import READING, finding, tables_of, verdict
 from revisit.eval.report.document import Provenance, Section, Table, Text
 from revisit.eval.report.figures import forest
 
@@ -54,7 +54,10 @@ def _headline(tables: Sequence[tuple[str, Comparison]]) -> Section:
     """Return one sentence per table, and the differences that they are about."""
     sentences = [verdict(table) for _, table in tables]
     figure = forest(tables, " ".join(sentences))
-    return Section("In short", [*(Text(text, kind="verdict") for text in sentences), *([figure] if figure else [])])
+    return Section(
+        finding(table for _, table in tables),
+        [*(Text(text, kind="verdict") for text in sentences), *([figure] if figure else [])],
+    )
 
 
 def _samples(logs: Sequence[Log], out: Path) -> Text:

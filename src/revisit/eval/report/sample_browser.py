@@ -48,8 +48,8 @@ class Sample:
 
     @property
     def disagree(self) -> bool:
-        """Whether two methods answered differently."""
-        return len({answer["x"] for answer in self.answers.values()}) > 1
+        """Whether answers have different verdicts, or, if they were not scored, different texts."""
+        return len({answer.get("v", answer["x"]) for answer in self.answers.values()}) > 1
 
 
 @dataclass
@@ -118,14 +118,15 @@ def write(name: str, columns: Columns, samples: Sequence[Sample], out: Path, not
         "notes": list(notes),
         "samples": [_payload(sample, images, columns) for sample in samples],
     }
-    methods = len({method["name"] for method in columns.methods})
+    methods, differing = {method["name"] for method in columns.methods}, sum(sample.disagree for sample in samples)
+    several = f"The methods disagree on {differing:,} of {len(samples):,} samples"
     text = script_page(
-        f"{name} · {methods} method{'s' if methods != 1 else ''}",
+        several if len(columns.methods) > 1 else f"{len(samples):,} samples of {', '.join(methods)}",
         data,
         styles=["viewer.css", "samples.css"],
         scripts=["viewer.js", "samples.js"],
         start="window.samples = new SampleBrowser(main, data);",
-        meta=f"{', '.join(dict.fromkeys(c['model'] for c in columns.methods))} · {len(samples):,} samples",
+        meta=f"{name} · {', '.join(dict.fromkeys(c['model'] for c in columns.methods))}",
         policy=POLICY,
     )
     return write_page(page, text)
@@ -266,11 +267,14 @@ def truth_of(item: Item) -> str:
 
 
 def command(sample: Sample, columns: Columns) -> str:
-    """Return the command that writes the decode page of a sample."""
+    """Return the command that writes the decode page of a sample, with all methods of its last model."""
     last = columns.methods[max(sample.answers)]
+    others = [columns.methods[column] for column in sorted(sample.answers)[:-1]]
+    compared = [value_text(other["method"]) for other in others if other["model"] == last["model"]]
     here = Path.cwd()
     images = [str(path.relative_to(here) if path.is_relative_to(here) else path) for path in sample.images]
     together = ["--together"] if len(images) > 1 else []
     options = {"--model": last["model"], "--method": value_text(last["method"]), "--prompt": sample.prompt}
     words = [word for option in {**options, "--html": "decode.html"}.items() for word in option]
+    words += [word for other in compared for word in ("--compare-with", other)]
     return shlex.join(["revisit", "generate", *images, *together, *words])
