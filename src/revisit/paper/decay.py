@@ -114,5 +114,5 @@ def draw(result: Stored, name: str) -> list[Block]:
         Table(
             heads, related, "Rank correlation of what the image moves with the position and with the model's entropy."
         ),
-        curves(name, caption, [Plot(series, "", "position in the answer", "moved by the image (%)", log=True)]),
+        curves(name, caption, [Plot(series, "", "position in the answer", "moved by the image (%)")]),
     ]
