@@ -135,7 +135,7 @@ def test_other_layouts(folder: Path, row: dict[str, Any]) -> None:
 
 
 WRONG: list[tuple[list[str], str]] = [
-    ([PHOTO], "Give the text to check"),
+    ([PHOTO], "Give an image and its text"),
     ([], "Give an image and its text"),
     ([PHOTO, "--calibrate", "scenes:unusual:8"], "--calibrate measures the model"),
     (["--calibrate", "scenes:unusual:8", "--threshold", "0.5"], "--calibrate measures the model"),
@@ -155,8 +155,8 @@ WRONG: list[tuple[list[str], str]] = [
     ([__file__, "A dog."], "test_check_command.py"),
     (["{captions}", "--images", "{images}"], "--out DIR"),
     (["{captions}", "--images", "nowhere", "--out", "{out}"], "not a folder"),
-    (["{captions}", "--images", "{images}", "--out", "{captions}"], "is a file"),
-    (["{captions}", "--images", "{images}", "--out", "{out}", "--json"], "need a single text"),
+    (["{captions}", "--images", "{images}", "--out", "{captions}"], "needs a folder"),
+    (["{captions}", "--images", "{images}", "--out", "{out}", "--json"], "needs a folder"),
     (["{captions}", "--images", "{images}", "--out", "{out}", "--field", "txt"], "has no 'txt'"),
     (["{images}/broken.jsonl", "--images", "{images}", "--out", "{out}"], "broken.jsonl"),
     (["{images}/empty.jsonl", "--images", "{images}", "--out", "{out}"], "empty.jsonl"),

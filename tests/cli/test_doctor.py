@@ -28,7 +28,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 def test_the_embedded_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(monkeypatch, "tiny", "--image-size", "128x128", "--batch-size", "4", "--json") == 0
     shown = json.loads(capsys.readouterr().out)
-    assert shown["refused"] == []
+    assert shown["problems"] == []
     assert shown["machine"]["revisit"]
     assert shown["machine"]["ReVisiT's step on CPUs"].startswith(("in C", "in torch"))
     model = shown["model"]
@@ -51,7 +51,7 @@ def test_an_unsupported_model(
 def test_a_photo_changes_the_vision_tokens(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(monkeypatch, "tiny", "--image", str(sample().path), "--json") == 0
     out = json.loads(capsys.readouterr().out)
-    assert out["refused"] == []
+    assert out["problems"] == []
     assert out["sight"]["vision tokens found"] == "64, of which 100% change with the image"
     assert len(out["sight"]["words of the vision tokens"].split(", ")) > 2
 

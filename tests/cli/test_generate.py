@@ -16,7 +16,6 @@ from PIL import Image
 
 import families
 from revisit import ReVisiT
-from revisit.cli.generate import numbered
 from revisit.cli.main import main
 from revisit.embedded.samples import sample
 from revisit.models.config import describe_model
@@ -74,7 +73,7 @@ def test_json_for_two_images(run: Callable[..., Done]) -> None:
     for line in lines:
         assert line["method"]["name"] == "revisit"
         assert line["method"]["alpha"] == 0.01
-        assert line["counters"]["steps"] == line["timings"]["tokens"]
+        assert line["counters"]["steps"] == 4
         assert line["counters"]["applied"] > 0
 
 
@@ -107,7 +106,6 @@ def test_a_page_per_answer_and_a_table(run: Callable[..., Done], tmp_path: Path)
         assert [answer["method"]["name"] for answer in data["answers"]] == ["revisit", "greedy"]
         assert len(data["says"]) == 16  # one entry for each vision token
         assert data["answers"][0]["method"]["alpha"] == 0.05
-    assert numbered(Path("x.html"), 0, 1) == Path("x.html")
 
 
 def test_compared_methods_use_the_models_recommendation(run: Callable[..., Done], tmp_path: Path) -> None:

@@ -70,22 +70,16 @@ def check(
             )
         _calibrate(model, calibrate, batch_size, quiet, loading)
         return
-    if source is None:
-        raise RevisitError('Give an image and its text: revisit check photo.jpg "A dog."')
+    if source is None or (text is None and images is None):
+        raise RevisitError(
+            'Give an image and its text, or a file of texts with --images: revisit check photo.jpg "A dog."'
+        )
     if not source.exists():
         raise RevisitError(f"There is no file {source}.")
-    if text is None and images is None:
-        raise RevisitError(
-            'Give the text to check after the image, or a file of texts with --images: revisit check photo.jpg "A dog."'
-        )
     if text is not None and (images is not None or output is not None or field is not None):
         raise RevisitError("--images, --out and --field need a file of texts, not a single text.")
-    if text is None and (html is not None or as_json):
-        raise RevisitError("--html and --json need a single text; a file of texts writes its page and lines to --out.")
-    if text is None and output is None:
-        raise RevisitError("A file of texts needs --out DIR for its results.")
-    if output is not None and output.exists() and not output.is_dir():
-        raise RevisitError(f"{output} is a file; --out must be a folder.")
+    if text is None and (html is not None or as_json or output is None or output.is_file()):
+        raise RevisitError("A file of texts needs a folder --out DIR for its results, instead of --html and --json.")
     from revisit.explain.captions import read_captions
     from revisit.explain.checkable import check_options, check_text
     from revisit.explain.document import check_page

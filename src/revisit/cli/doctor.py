@@ -40,21 +40,21 @@ def doctor(
       revisit doctor llava-hf/llava-1.5-7b-hf --image photo.jpg
     """
     size = parse_size(image_size)
-    if image is not None and model is None:
-        raise RevisitError("--image needs a model, for example: revisit doctor tiny --image photo.jpg")
     photo = None
     if image is not None:
+        if model is None:
+            raise RevisitError("--image needs a model, for example: revisit doctor tiny --image photo.jpg")
         from revisit.models.images import open_image
 
         photo = open_image(image)
-    size = photo.size if photo is not None else size
-    machine, traps = dict(machine_rows()), list(machine_traps())
+        size = photo.size
+    machine, warnings = dict(machine_rows()), list(machine_warnings())
     facts = None
     if model is not None:
         from revisit.models.facts import model_facts
 
         facts = model_facts(model, image_size=size, batch=batch_size, trust_remote_code=trust_remote_code)
-    refused = list(facts.problems) if facts else []
+    problems = list(facts.problems) if facts else []
     seen: dict[str, str] = {}
     if photo is not None and facts is not None and facts.vision_tokens is not None:
         from revisit import load
@@ -62,14 +62,14 @@ def doctor(
 
         sight = check_sight(*load(model, trust_remote_code=trust_remote_code), photo)
         seen = dict(sight_rows(sight))
-        refused += [sight.broken] if sight.broken else []
+        problems += [sight.broken] if sight.broken else []
     if as_json:
         about = dict(model_rows(facts)) if facts else None
-        out = {"machine": machine, "traps": traps, "model": about, "sight": seen, "refused": refused}
+        out = {"machine": machine, "warnings": warnings, "model": about, "sight": seen, "problems": problems}
         options.print_json(out)
     else:
-        _print(machine, traps, facts, seen, refused)
-    if refused:
+        _print(machine, warnings, facts, seen, problems)
+    if problems:
         raise typer.Exit(1)
 
 
@@ -99,7 +99,10 @@ def machine_rows() -> Iterator[Row]:
     import torch
 
     yield "CPUs", f"{os.cpu_count()}, {torch.get_num_threads()} threads in torch"
-    yield "accelerators", ", ".join(_accelerators()) or "none; models run on the CPU"
+    devices = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
+    names = [f"{about.name} ({about.total_memory / 2**30:.0f} GB)" for about in devices]
+    names += ["mps"] if torch.backends.mps.is_available() else []
+    yield "accelerators", ", ".join(names) or "none; models run on the CPU"
     from revisit.step.compiled import kernel
 
     if kernel.library() is not None:
@@ -124,21 +127,9 @@ def machine_rows() -> Iterator[Row]:
     yield "cache", str(settings.cache_folder())
 
 
-def _accelerators() -> Iterator[str]:
-    import torch
-
-    for number in range(torch.cuda.device_count()):
-        about = torch.cuda.get_device_properties(number)
-        yield f"cuda:{number} {about.name} ({about.total_memory / 2**30:.0f} GB)"
-    if torch.backends.mps.is_available():
-        yield "mps"
-
-
-def machine_traps() -> Iterator[str]:
+def machine_warnings() -> Iterator[str]:
     """Yield the problems of this installation, one sentence each."""
     from importlib.util import find_spec
-
-    from revisit import settings
 
     if find_spec("torchvision") is None:
         yield "torchvision is not installed: videos and the families that `revisit models` marks need it."
@@ -149,8 +140,6 @@ def machine_traps() -> Iterator[str]:
             require_data()
         except RevisitError as error:
             yield f"CHAIR and AMBER cannot be scored: {error}"
-    if settings.vllm_plugin() and find_spec("vllm") is None:
-        yield "REVISIT_VLLM is on, but vLLM is not installed."
 
 
 def model_rows(facts: ModelFacts) -> Iterator[Row]:
@@ -180,19 +169,15 @@ def sight_rows(sight: Sight) -> Iterator[Row]:
 
 
 def _megabytes(count: float) -> str:
-    return f"{count / 2**20:.1f} MB" if count < 2**30 else f"{count / 2**30:.1f} GB"
+    return f"{count / 2**20:,.1f} MB"
 
 
 def _listed(layers: tuple[int, ...]) -> str:
-    return (
-        ", ".join(map(str, layers))
-        if len(layers) <= 6
-        else f"{layers[0]}, {layers[1]}, …, {layers[-1]} ({len(layers)})"
-    )
+    return ", ".join(map(str, layers)) if len(layers) <= 6 else f"{layers[0]} to {layers[-1]} ({len(layers)} layers)"
 
 
 def _print(
-    machine: dict[str, str], traps: list[str], facts: ModelFacts | None, seen: dict[str, str], refused: list[str]
+    machine: dict[str, str], warnings: list[str], facts: ModelFacts | None, seen: dict[str, str], problems: list[str]
 ) -> None:
     from revisit.cli.tables import print_facts
 
@@ -200,9 +185,9 @@ def _print(
         print_facts(facts.name, model_rows(facts))
         if seen:
             print_facts("\nThe photo against a blank image", seen.items())
-        for reason in refused or ["ReVisiT can be used with this model."]:
-            print(f"{'✗' if refused else '✓'} {reason}")
+        for reason in problems or ["ReVisiT can be used with this model."]:
+            print(f"{'✗' if problems else '✓'} {reason}")
         print()
     print_facts("This machine", machine.items())
-    for trap in traps:
-        print(f"! {trap}")
+    for warning in warnings:
+        print(f"! {warning}")

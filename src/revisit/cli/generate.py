@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -83,7 +81,7 @@ def generate(
     from revisit import generate as decode
     from revisit.cli.loading import load_for_image
     from revisit.explain import page, record
-    from revisit.models.prompts import generated_text, new_tokens, prepare
+    from revisit.models.prompts import generated_text, prepare
 
     loaded, processor = load_for_image(
         model,
@@ -110,10 +108,10 @@ def generate(
 
         tokenizer = cast("Any", processor.tokenizer)
         streaming["streamer"] = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
-    for number, group in enumerate(_progress(groups, quiet=as_json or stream)):
+    for number, group in enumerate(groups):
         if sample:
             torch.manual_seed(seed)
-        decoded, trace, timings = None, Trace(), {}
+        decoded, trace = None, Trace()
         if recorded:
             decoded = record.explain(
                 loaded, processor, opened[number], prompt, [chosen, *compared], model_name=model, **generation
@@ -121,10 +119,7 @@ def generate(
             text, trace = decoded.answers[0].text, decoded.answers[0].trace
         else:
             inputs = prepare(processor, [prompt], [opened[number]], loaded.device)
-            started = time.perf_counter()
             output = decode(loaded, **inputs, method=chosen, trace=trace, **generation, **streaming)
-            seconds, tokens = time.perf_counter() - started, new_tokens(output, inputs).shape[1]
-            timings = {"seconds": seconds, "tokens": tokens, "seconds_per_token": seconds / max(tokens, 1)}
             text = generated_text(processor, output, inputs)[0]
         if as_json:
             result = {
@@ -135,7 +130,6 @@ def generate(
                 "method": trace.method,
                 "generation": generation | {"seed": seed},
                 "counters": trace.summary(),
-                **({"timings": timings} if timings else {}),  # recording would distort them
             }
             options.print_json(result)
         elif not stream:
@@ -143,7 +137,8 @@ def generate(
         if decoded is not None and trace_:
             _print_trace(decoded)
         if decoded is not None and html is not None:
-            print(f"Wrote {page.write(numbered(html, number, len(groups)), decoded)}", file=sys.stderr)
+            several = html.with_name(f"{html.stem}-{number + 1}{html.suffix}")
+            print(f"Wrote {page.write(several if len(groups) > 1 else html, decoded)}", file=sys.stderr)
 
 
 def chosen_method(text: str, assignments: list[str]) -> tuple[str, dict[str, Any]]:
@@ -165,11 +160,6 @@ def compared_methods(method: str, compare_with: list[str]) -> list[tuple[str, di
     return list({methods.get(name, **own): (name, own) for name, own in wanted}.values())
 
 
-def numbered(path: Path, number: int, count: int) -> Path:
-    """Return the path of the file about one of several answers: with a number before its ending if there are several."""
-    return path if count == 1 else path.with_name(f"{path.stem}-{number + 1}{path.suffix}")
-
-
 def _print_trace(decoded: Decode) -> None:
     """Print the steps on stderr, so that the answers alone can be piped."""
     from rich.console import Console
@@ -180,14 +170,3 @@ def _print_trace(decoded: Decode) -> None:
     print_table(steps_table(decoded.answers[0], decoded.layout), Console(file=sys.stderr))
     if decoded.layout.reason:
         print(f"Patches are not available: {decoded.layout.reason}", file=sys.stderr)
-
-
-def _progress(groups: list[list[str]], *, quiet: bool) -> Iterator[list[str]]:
-    """Yield the groups one by one, with a bar on a terminal if there are several."""
-    if quiet or len(groups) < 2:
-        yield from groups
-        return
-    from revisit.cli.progress import progress_bar
-
-    with progress_bar() as bar:
-        yield from bar.track(groups, description="Generating")

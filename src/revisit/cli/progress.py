@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from statistics import fmean
-from types import TracebackType
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.progress import TimeRemainingColumn as Remaining
 
 from revisit.errors import Interrupted
@@ -30,108 +29,69 @@ class Bars(Reporter):
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True)
         self.progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("left"),
-            Remaining(),
+            *(TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn()),
+            *(TextColumn("left"), Remaining()),
             console=self.console,
             disable=not self.console.is_terminal,
             transient=True,
             speed_estimate_period=300,
         )
-        self.task: TaskID | None = None  # of the current log
-        self.overall: TaskID | None = None
-        self.work: Sequence[Planned] = ()
-        self.number = 0  # of the current log, from 1
-        self.title, self.total, self.done = "", 0, 0
-        self.stored, self.began, self.printed = 0, 0.0, 0.0
-        self.finished = 0  # answers of the logs before it
-        self.generated, self.seconds = 0, 0.0  # in the logs before it
+        self.planned, self.number = 0, 0  # logs of the plan, and the current one, from 1
+        self.title, self.total, self.done, self.stored = "", 0, 0, 0
+        self.began = self.printed = 0.0
 
     def __enter__(self) -> Bars:
         self.progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self._end()
+    def __exit__(self, *_: object) -> None:
         self.progress.stop()
 
     def plan(self, work: Sequence[Planned]) -> None:
         """Print the plan; draw a bar for all of it if there are several logs."""
-        self._end()
+        self._clear()
         self.note(f"Plan: {plan_text(work)}.")
-        self._follow(work)
-
-    def _follow(self, work: Sequence[Planned]) -> None:
-        self.work, self.number, self.finished, self.generated, self.seconds = work, 0, 0, 0, 0.0
-        if self.overall is not None:
-            self.progress.remove_task(self.overall)
-            self.overall = None
+        self.planned, self.number = len(work), 0
         if len(work) > 1:
-            total = sum(each.items for each in work)
-            self.overall = self.progress.add_task("", total=total, completed=sum(each.stored for each in work))
+            self.progress.add_task("all", total=sum(each.items for each in work), completed=sum(w.stored for w in work))
 
     def start(self, title: str, total: int, done: int) -> None:
-        """Draw a new bar; stored answers count as done, but not for the speed."""
-        self._end()
-        if self.number >= len(self.work):  # not part of the plan
-            self._follow(())
+        """Draw a new bar."""
         self.number += 1
+        if self.number > self.planned:  # not part of the plan
+            self._clear()
         self.title, self.total, self.done, self.stored = title, total, done, done
         self.began = self.printed = time.monotonic()
-        self.task = self.progress.add_task(escape(title), total=total, completed=done)
-        if self.overall is not None:
-            known = self.finished + done + sum(each.stored for each in self.work[self.number :])
-            self.progress.update(self.overall, description=self._place(), completed=known)
-        if done == total:
-            self._end()
+        self.progress.add_task(escape(title), total=total, completed=done)
+        self._end()
 
     def advance(self, count: int) -> None:
         """Move the bars; without a terminal, print a line every minute."""
         self.done += count
-        if self.task is not None:
-            self.progress.advance(self.task, count)
-        if self.overall is not None:
-            self.progress.advance(self.overall, count)
+        for task in self.progress.task_ids:
+            self.progress.advance(task, count)
         if not self.console.is_terminal and time.monotonic() - self.printed > LINE_EVERY and self.done < self.total:
             self.printed = time.monotonic()
-            self.note(f"{self.title}: {self.done:,}/{self.total:,}{self._left()}")
-        if self.done == self.total:
-            self._end()
+            place = f", {self.number} of {self.planned}" if self.planned > 1 else ""
+            self.note(f"{self.title}: {self.done:,}/{self.total:,}{place}")
+        self._end()
 
     def note(self, text: str) -> None:
         """Print a line above the bars."""
         self.progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def _place(self) -> str:
-        return f"{self.number} of {len(self.work)}" if len(self.work) > 1 else ""
-
-    def _left(self) -> str:
-        """Return where the run is and how long the rest takes, at the speed so far."""
-        generated = self.generated + self.done - self.stored
-        rest = self.total - self.done + sum(each.missing for each in self.work[self.number :])
-        seconds = self.seconds + time.monotonic() - self.began
-        left = f"about {duration(seconds / generated * rest)} left" if generated else ""
-        return "".join(f", {part}" for part in (self._place(), left) if part)
-
     def _end(self) -> None:
-        """Replace the bar by a line."""
-        if self.task is None:
+        """Replace the bar of finished work by a line."""
+        if self.done < self.total:
             return
-        self.progress.remove_task(self.task)
-        self.task = None
-        self.finished += self.done
-        if not self.total:
-            return
-        seconds = time.monotonic() - self.began
-        self.generated, self.seconds = self.generated + self.done - self.stored, self.seconds + seconds
-        mark = "✓ " if self.done == self.total else ""
-        how = "already stored" if self.stored == self.total else f"in {duration(seconds)}"
-        self.note(f"{mark}{self.title}: {self.done:,}/{self.total:,} {how}")
+        self.progress.remove_task(self.progress.task_ids[-1])
+        how = "already stored" if self.stored == self.total else f"in {duration(time.monotonic() - self.began)}"
+        if self.total:
+            self.note(f"✓ {self.title}: {self.done:,}/{self.total:,} {how}")
+
+    def _clear(self) -> None:
+        for task in self.progress.task_ids:
+            self.progress.remove_task(task)
 
 
 @contextmanager
