@@ -357,7 +357,9 @@ class Beams:
         scores, on = (best - STOPPED * stops).topk(beams)  # (items, beams)
         offsets = torch.arange(items, device=source.device)[:, None] * beams
 
-        is_end = torch.isin(token, token.new_tensor(_end(config)))  # (items, kept)
+        is_end = torch.zeros_like(token, dtype=torch.bool)  # (items, kept)
+        for end in _end(config):  # a tensor of them would have to be copied to the device
+            is_end |= token == end
         most, released = self.ended.shape[-1], self.prompts is not None
         full = self.ended_scores.isfinite().all(-1, keepdim=True) & (config.early_stopping is True)
         counts = stops & self.open[:, None] & ~full

@@ -227,6 +227,7 @@ class Reader:
         self.lens = [capture.layers.index(layer) for layer in layers]
         self.evidence = capture.layers.index(evidence)
         device = self.states.device
+        self.begins = objects.begins.to(device)
         self.columns = capture.index(device)[1]  # (items, N) positions of the vision tokens
         self.inside = capture.padded()[1][:, : self.columns.shape[1]]  # (items, N)
 
@@ -237,7 +238,8 @@ class Reader:
         """
         favorites = logits.argmax(-1)  # (rows,)
         has_image = self.inside.any(-1).repeat_interleave(self.copies).to(favorites.device)
-        rows = (self.objects.begins.to(favorites.device)[favorites] & has_image).nonzero().squeeze(-1).tolist()
+        begun = (self.begins.to(favorites.device)[favorites] & has_image).tolist()
+        rows = [row for row, begins in enumerate(begun) if begins]
         if not rows:
             return None
         before = input_ids[rows, run.input_ids.shape[1] :].tolist()
