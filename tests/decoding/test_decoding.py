@@ -326,12 +326,6 @@ def test_unsupported_calls_raise() -> None:
         revisit.generate(model, **words, method=METHOD, max_new_tokens=2)
     with pytest.raises(RevisitError, match="no pixels"):
         revisit.generate(model, input_ids=inputs["input_ids"], method=METHOD, max_new_tokens=2)
-    with pytest.raises(RevisitError, match="prefill_chunk_size"):
-        revisit.generate(model, **inputs, method=METHOD, max_new_tokens=2, prefill_chunk_size=8)
-    with pytest.raises(RevisitError, match="assisted"):
-        revisit.generate(model, **inputs, method=METHOD, max_new_tokens=2, prompt_lookup_num_tokens=2)
-    with pytest.raises(RevisitError, match="assisted"):
-        revisit.generate(model, **inputs, method=METHOD, max_new_tokens=2, assistant_model=model)
     with pytest.raises(RevisitError, match="Layer 9 does not exist"):
         revisit.generate(model, **inputs, method=ReVisiT(layers=(1, 9)), max_new_tokens=2)
     with pytest.raises(RevisitError, match="must be a decoding method"):

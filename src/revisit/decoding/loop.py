@@ -15,6 +15,8 @@ from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
 import torch
+import transformers
+from packaging.version import Version
 from torch import Tensor
 from transformers import (
     GenerationConfig,
@@ -32,11 +34,13 @@ from transformers.generation.utils import GENERATION_MODES_MAPPING, GenerateDeco
 
 from revisit.decoding.run import Run
 from revisit.decoding.settings import Drawing
+from revisit.decoding.speculation import Speculation
 from revisit.decoding.trace import Trace
 from revisit.errors import RevisitError
+from revisit.models import families
 from revisit.models.checkpoint import brief
 from revisit.models.families import PIXELS
-from revisit.models.parts import context_length, describe
+from revisit.models.parts import context_length, describe, text_config
 from revisit.models.types import Model, Processor, Tokenizer
 
 if TYPE_CHECKING:
@@ -50,7 +54,9 @@ SUPPORTED_MODES = (
     GenerationMode.SAMPLE,
     GenerationMode.BEAM_SEARCH,
     GenerationMode.BEAM_SAMPLE,
+    GenerationMode.ASSISTED_GENERATION,
 )
+CHUNKS_SINCE = "5.23"  # of transformers: earlier versions lose the image between the chunks of a prefill
 # The processors of transformers whose result may differ between two calls in one step.
 NOT_REPEATABLE = (
     PrefixConstrainedLogitsProcessor,
@@ -85,13 +91,15 @@ def open_call(
         raise RevisitError(f"trace must be a revisit.Trace, not a {type(trace).__name__}.")
     inputs = _in_float32(model, dict(caller.get("kwargs") or {}))
     model_kwargs = _in_float32(model, model_kwargs)
-    if method.own_beams > 1 and config.num_beams == 1:
-        input_ids, model_kwargs = _with_beams(method, model, input_ids, model_kwargs, config, caller)
     mode = config.get_generation_mode(caller.get("assistant_model"))
     _check_options(mode, config, caller)
+    _check_forwards(method, model, mode, config, caller.get("assistant_model"))
+    if method.own_beams > 1 and config.num_beams == 1:
+        input_ids, model_kwargs = _with_beams(method, model, input_ids, model_kwargs, config, caller)
+        mode = config.get_generation_mode()
     _check_context(model, input_ids, model_kwargs)
     trace = trace if trace is not None else Trace()
-    with ExitStack() as stack, _errors_in_one_sentence():
+    with ExitStack() as stack, _errors_in_one_sentence(model, config):
         run = Run(method, model, input_ids, model_kwargs, inputs, config, trace, stack, vision_mask, processor)
         criteria = list(stopping_criteria or [])
         if stop_strings is not None:
@@ -159,19 +167,24 @@ class Loop:
         self.run, self._others = run, others
         self._function = getattr(type(run.model), GENERATION_MODES_MAPPING[mode])
         self._criteria = TrackedCriteria(run, criteria)
-        self._options = {"synced_gpus": bool(caller.get("synced_gpus"))}
+        self._options: dict[str, Any] = {"synced_gpus": bool(caller.get("synced_gpus"))}
         if caller.get("streamer") is not None:
             self._options["streamer"] = caller["streamer"]
+        self._speculates = mode == GenerationMode.ASSISTED_GENERATION
+        if self._speculates:
+            self._options |= {name: caller.get(name) for name in ("assistant_model", "inputs_tensor")}
 
     def __call__(self, step: StepFunction) -> GenerateOutput | Tensor:
         """Run transformers' loop with `step` before all other logits processors."""
+        step = checked(self.run, self.run.method, step)
+        if self._speculates:
+            self.run.loop_model = Speculation(self.run, self._others)
+            step = undoable(self.run, step)
         last = [FallbackProcessor(self.run, self._others)] if self._others else []
         output: GenerateOutput | Tensor = self._function(
             self.run.loop_model,
             self.run.input_ids,
-            logits_processor=LogitsProcessorList(
-                [MethodProcessor(self.run, checked(self.run, self.run.method, step)), *self._others, *last]
-            ),
+            logits_processor=LogitsProcessorList([MethodProcessor(self.run, step), *self._others, *last]),
             stopping_criteria=self._criteria,
             generation_config=self.run.generation_config,
             **self._options,
@@ -223,8 +236,18 @@ def checked(run: Run, method: Method, step: StepFunction) -> StepFunction:
     return checked_step
 
 
+def undoable(run: Run, step: StepFunction) -> StepFunction:
+    """Wrap a step for a drafted position, whose counters are undone if the token before it is rejected."""
+
+    def undoable_step(input_ids: Tensor, logits: Tensor) -> Tensor:
+        run.recorder.mark()
+        return step(input_ids, logits)
+
+    return undoable_step
+
+
 @contextmanager
-def _errors_in_one_sentence() -> Iterator[None]:
+def _errors_in_one_sentence(model: Model, config: GenerationConfig) -> Iterator[None]:
     """Raise RevisitError for errors of transformers that come from the prompt or from options of the call."""
     try:
         yield
@@ -235,6 +258,11 @@ def _errors_in_one_sentence() -> Iterator[None]:
             raise RevisitError(
                 f"The prompt's image tokens do not match the image ({str(error)[:200]}): use this model's processor and pass "
                 "everything it returned."
+            ) from error
+        if config.prefill_chunk_size is not None:
+            raise RevisitError(
+                f"transformers {transformers.__version__} cannot prefill {describe(model)} in chunks ({brief(error)}): remove "
+                "prefill_chunk_size."
             ) from error
         *_, (last, _) = walk_tb(error.__traceback__)
         if last.f_code.co_filename == logits_process.__file__:  # such as a bias for tokens that do not exist
@@ -315,11 +343,36 @@ def _check_options(mode: GenerationMode, config: GenerationConfig, caller: dict[
     if mode not in SUPPORTED_MODES:
         name = str(getattr(mode, "value", mode)).replace("_", " ")
         raise RevisitError(
-            f"Decoding methods work with greedy search, sampling and beams, not with {name}: remove the options that enable it."
-        )
-    if getattr(config, "prefill_chunk_size", None) is not None:
-        raise RevisitError(
-            "prefill_chunk_size is not supported: with it, transformers loses the image between chunks; remove it."
+            f"Decoding methods work with greedy search, sampling, beams and speculation, not with {name}: remove the options that "
+            "enable it."
         )
     if mode in (GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE) and caller.get("streamer") is not None:
         raise RevisitError("Beam search cannot be streamed: remove the streamer, or decode without beams.")
+
+
+def _check_forwards(
+    method: Method, model: Model, mode: GenerationMode, config: GenerationConfig, assistant: Any
+) -> None:
+    """Raise RevisitError for speculative decoding and chunked prefill where they would not be exact."""
+    if assistant is not None and text_config(assistant.config).vocab_size != text_config(model.config).vocab_size:
+        raise RevisitError(
+            "The assistant_model has another vocabulary than the model: use one with the same tokenizer, or prompt_lookup_num_tokens."
+        )
+    if mode == GenerationMode.ASSISTED_GENERATION and not method.speculative:
+        raise RevisitError(
+            f"{method.name} cannot decode speculatively, because its steps depend on more than the logits of one position: remove "
+            "assistant_model, prompt_lookup_num_tokens or assistant_early_exit, or use another method."
+        )
+    if config.prefill_chunk_size is None:
+        return
+    if not method.speculative:
+        raise RevisitError(f"{method.name} reads the prompt in one forward: remove prefill_chunk_size.")
+    if families.of(model.config.model_type).attends_ahead:
+        raise RevisitError(
+            f"The positions of an image attend to later ones in {describe(model)}, so that a prompt must run in one forward: remove "
+            "prefill_chunk_size."
+        )
+    if Version(transformers.__version__) < Version(CHUNKS_SINCE):
+        raise RevisitError(
+            f"prefill_chunk_size needs transformers {CHUNKS_SINCE}: {transformers.__version__} loses the image between chunks."
+        )

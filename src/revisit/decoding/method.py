@@ -55,12 +55,15 @@ class Method(Settings):
         summary: What it does, in one line.
         cost: The forwards, rows and prefills that it needs.
         source: The paper.
+        speculative: Whether a step depends only on its arguments and the prompt, so that it can be taken for drafted tokens.
+            Speculative decoding and chunked prefill raise an error for other methods.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str] = ""
     cost: ClassVar[str] = ""
     source: ClassVar[str] = ""
+    speculative: ClassVar[bool] = False
 
     def __init__(self, *args: object, **settings: Any) -> None:
         """Validate the settings, which are given by name."""

@@ -53,9 +53,11 @@ class Recorder:
         self.trace, self.ended, self.stack = trace, ended, stack
         trace.method = {"name": method.name, **method.settings()}
         trace.rows = [RowTrace() for _ in range(rows)]
-        trace.layers, trace.links = (), []
+        trace.layers, trace.links, trace.drafted, trace.accepted = (), [], 0, 0
         self.noted = False  # whether the current step has been counted
         self._unread: list[tuple[Tensor | None, ...]] = []  # of each step: sizes, applied, changed, seen, ended
+        self._links: list[Recorder] = []
+        self._marks: list[list[RowTrace]] = []  # the rows before each step since the last call of `accept`
         stack.callback(self.flush)
 
     @property
@@ -67,7 +69,8 @@ class Recorder:
         """Return a recorder for one method of a chain, which counts steps without recording them."""
         trace = Trace()
         self.trace.links.append(trace)
-        return Recorder(trace, method, len(self.trace.rows), self.ended, self.stack)
+        self._links.append(Recorder(trace, method, len(self.trace.rows), self.ended, self.stack))
+        return self._links[-1]
 
     def active(self, input_ids: Tensor) -> list[int]:
         """Return the rows that had not ended before this step; the host waits for them."""
@@ -164,6 +167,24 @@ class Recorder:
             return
         record = self._record(row, detail, states) if self.records else None
         self.note(row, applied=detail.applied, changed=detail.changed, plausible_tokens=detail.size, record=record)
+
+    def mark(self) -> None:
+        """Keep the counters as they are before a step whose token may be rejected."""
+        self.flush()
+        self._marks.append([row.copy() for row in self.trace.rows])
+        for link in self._links:
+            link.mark()
+
+    def accept(self, tokens: int) -> None:
+        """Undo the steps since the last call of `accept`, except the first `tokens`."""
+        self.flush()
+        self.trace.drafted += len(self._marks) - 1
+        self.trace.accepted += tokens - 1
+        if tokens < len(self._marks):
+            self.trace.rows[:] = self._marks[tokens]
+        self._marks.clear()
+        for link in self._links:
+            link.accept(tokens)
 
     def step_back(self, length: int) -> None:
         """Step back to `length` tokens per row: steps stay counted, and records of later tokens are dropped."""

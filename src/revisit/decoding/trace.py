@@ -79,6 +79,10 @@ class RowTrace:
     plausible_tokens: list[int] = field(default_factory=list)
     records: list[StepRecord] = field(default_factory=list)
 
+    def copy(self) -> RowTrace:
+        """Return a copy whose counters can change independently."""
+        return replace(self, plausible_tokens=[*self.plausible_tokens], records=[*self.records])
+
     def __repr__(self) -> str:
         counts = f"vision_tokens={self.vision_tokens}, step_count={self.step_count}, applied={self.applied}, changed={self.changed}"
         return f"RowTrace({counts}, records={len(self.records)})"
@@ -98,6 +102,8 @@ class Trace:
     method: dict[str, Any] = field(default_factory=dict)
     layers: tuple[int, ...] = ()
     links: list[Trace] = field(default_factory=list)  # in a chain, the counters of each of its methods
+    drafted: int = 0  # tokens that speculative decoding drafted
+    accepted: int = 0  # those of them that were decoded; each saved a forward
 
     def __repr__(self) -> str:
         if not self.rows:

@@ -120,14 +120,21 @@ class Hooks:
         else:
             self.after(parts.decoder, callback)
 
-    def every_position(self, decoder: nn.Module) -> None:
-        """Make every decoder layer run for every position.
+    def every_position(self, decoder: nn.Module, callback: Callable[[int], None] = lambda _: None) -> None:
+        """Make every decoder layer run for every position, and call `callback` with their number before each forward.
 
         Otherwise Gemma 4 runs the layers that reuse keys and values for the last position only (transformers 5.23).
         """
 
-        def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-            return args, {name: value for name, value in kwargs.items() if name != "logits_to_keep" or not self._mine()}
+        def hook(
+            _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> tuple[Any, dict[str, Any]] | None:
+            if not self._mine():
+                return None
+            embeds = kwargs.get("inputs_embeds")
+            tokens = kwargs.get("input_ids", *args[:1]) if embeds is None else embeds
+            callback(tokens.shape[1])
+            return args, {name: value for name, value in kwargs.items() if name != "logits_to_keep"}
 
         self._handles.append(decoder.register_forward_pre_hook(hook, with_kwargs=True))
 
@@ -261,10 +268,11 @@ class VisionStates:
 
 
 class Capture:
-    """Captures the vision tokens' states at the chosen layers in the first forward of a generate call.
+    """Captures the vision tokens' states at the chosen layers in the prefill of a generate call.
 
-    Rows of the batch that are copies of one item (beams, return sequences) share one set of states. The last position's state
-    is captured too, to find how the model turns states into logits.
+    The prefill is the first forward, or several that each run a chunk of the prompt. Rows of the batch that are copies of one
+    item (beams, return sequences) share one set of states. The last position's state is captured too, to find how the model turns
+    states into logits.
     """
 
     def __init__(
@@ -286,11 +294,12 @@ class Capture:
         self.norm = parts.final_norm if final_norm else None
         self.cache = cache
         self.cached = 0 if cache is None else int(cache.get_seq_length())  # positions that the first forward skips
+        self._start, self._width = self.cached, 0  # first position of the running forward, and their number
         self.kept = remembered(cache) if cache is not None else None
         self.store: Tensor | None = None  # (items, |J|, N, d), padded to the largest item
         self._indices: dict[torch.device, tuple[Tensor, Tensor]] = {}
         self._hooks = Hooks(stack, force_eager=True)
-        self._hooks.every_position(parts.decoder)
+        self._hooks.every_position(parts.decoder, self._begin_forward)
         for layer in layers:
             if layer < parts.depth:
                 self._hooks.state(parts, layer, partial(self._keep, layer))
@@ -319,32 +328,34 @@ class Capture:
             "were not reached; this way of running the model is not supported."
         )
 
+    def _begin_forward(self, width: int) -> None:
+        if not self.complete and not self._ignore():
+            self._width = width
+
     def _keep_last(self, hidden: Tensor) -> None:
-        """Keep the final states and the last position's of every item, which completes the capture."""
+        """Keep the final states; the last position of the prompt completes the capture."""
         if self.complete or self._ignore():
             return
         if self.parts.depth in self.layers:
             self._keep(self.parts.depth, hidden)
+        self._start += self._width
+        if self._start < self.length:
+            return  # another chunk follows
         self.last = hidden[:: self.copies, -1].clone()
         if self.cache is not None:
             remember(self.cache, self.items)
 
     def _keep(self, layer: int, hidden: Tensor) -> None:
-        """Store the vision tokens' part of one layer's (rows, q, d) states; q < T if a cache holds the start of the prompt."""
-        if self.complete or self._ignore():
+        """Store the vision tokens' part of one layer's (rows, q, d) states."""
+        if self.complete or self._ignore() or not self._width:
             return
-        offset = self.length - hidden.shape[1]
-        if offset < 0 or hidden.shape[0] != len(self.items) * self.copies:
+        if hidden.shape[:2] != (len(self.items) * self.copies, self._width):
             raise RevisitError(
-                f"The prompt has {self.length} positions × {len(self.items) * self.copies} rows but the decoder ran "
-                f"{hidden.shape[1]} × {hidden.shape[0]}: this way of running the model is not supported."
-            )
-        if offset > self.cached:
-            raise RevisitError(
-                f"{describe(self.parts.model)} ran for only {hidden.shape[1]} of the prompt's {self.length} positions at hidden state "
-                f"{layer}, and its KV cache held {self.cached}, so the states of the vision tokens were not computed: use another "
+                f"{describe(self.parts.model)} ran for {hidden.shape[0]} × {hidden.shape[1]} positions at hidden state {layer}, not for "
+                f"all {len(self.items) * self.copies} × {self._width}, so the states of the vision tokens were not computed: use another "
                 "version of transformers, or method='greedy'."
             )
+        start, end = self._start, self._start + self._width
         if self.store is None:
             longest = max(item.tokens for item in self.items)
             shape = (len(self.items), len(self.layers), longest, hidden.shape[-1])
@@ -352,19 +363,18 @@ class Capture:
             for item, buffer in zip(self.items, self.store, strict=True):
                 item.keep_in(buffer[:, : item.tokens])
         norm = self.norm if layer < self.parts.depth else None
-        if offset == 0:
+        if start == 0 and end == self.length:
             states = hidden[self.index(hidden.device)]  # (items, N, d), by one kernel
             self.store[:, self.layers.index(layer)] = states if norm is None else normed(norm, states)
             for item in self.items:
                 item.filled(layer)
             return
         for number, item in enumerate(self.items):
-            new = item.positions[item.positions >= offset]
-            states = hidden[number * self.copies, (new - offset).to(hidden.device)]  # (N_new, d), a copy
-            states = (states if norm is None else normed(norm, states)).to(self.store.device)
-            if len(new) < item.tokens:
-                states = torch.cat([self._from_cache(number, layer, item.tokens - len(new)), states])
-            item.filled(layer).copy_(states)
+            before, until = (int((item.positions < position).sum()) for position in (start, end))
+            if start == self.cached and before:
+                item.filled(layer)[:before] = self._from_cache(number, layer, before)
+            states = hidden[number * self.copies, (item.positions[before:until] - start).to(hidden.device)]
+            item.filled(layer)[before:until] = states if norm is None else normed(norm, states)
 
     def index(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return row and position of every item's vision tokens, padded with position 0.  -> (items, 1), (items, N)"""

@@ -64,6 +64,10 @@ class Chain(Method):
         entries = _entries(overrides.pop("methods", ("vcd", "revisit")))
         return cls(methods=tuple(_official(entry) for entry in entries), **overrides)
 
+    @property
+    def speculative(self) -> bool:  # type: ignore[override]
+        return all(method.speculative for method in self.methods)
+
     def settings(self) -> dict[str, Any]:
         """Return every method in order: its name, with its settings unless they are its defaults for every model."""
         return {"methods": [m.name if _plainly_named(m) else {"name": m.name, **m.settings()} for m in self.methods]}

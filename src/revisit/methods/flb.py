@@ -38,6 +38,7 @@ class FLB(Method):
     summary = "a control: the first step's logits added to every later step's"
     cost = "1 forward"
     source = "Ha et al., First Logit Boosting, arXiv:2604.00455"
+    speculative = True
 
     def begin(self, run: Run) -> StepFunction:
         run.find_vision_tokens(required=False)

@@ -15,6 +15,7 @@ class Greedy(Method):
     summary = "the model's own distribution, unchanged"
     cost = "1×"
     source = "—"
+    speculative = True
 
     def begin(self, run: Run) -> StepFunction:
         def step(input_ids: Tensor, logits: Tensor) -> Tensor:

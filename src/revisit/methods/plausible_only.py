@@ -27,6 +27,7 @@ class PlausibleOnly(Method):
     summary = "a control: only the plausibility constraint of the other methods"
     cost = "1 forward"
     source = "Li et al., Contrastive Decoding, arXiv:2210.15097 (the constraint)"
+    speculative = True
 
     def begin(self, run: Run) -> StepFunction:
         run.find_vision_tokens(required=False)

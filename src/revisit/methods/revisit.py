@@ -67,6 +67,7 @@ class ReVisiT(Rule, Method):
     summary = "refine by the vision token that agrees most with the output distribution"
     cost = "1.0×, no extra forward"
     source = "Cho et al., ReVisiT, arXiv:2506.09522"
+    speculative = True
 
     @classmethod
     def official(cls, **overrides: Any) -> Self:
@@ -118,7 +119,8 @@ class ReVisiT(Rule, Method):
         capture = run.capture(mask, layers, final_norm=self.norm == "final")
         rule = self.rule(normalize=self.normalize or run.beams)  # beams are compared with each other
         record = run.recorder.records
-        draws = random.Random(self.seed)
+        draws, start = random.Random(self.seed), run.input_ids.shape[1]
+        uniform: list[float] = []  # one number per step, so that a row does not depend on the others
         items: list[VisionStates] = []
         taker: Step | None = None
         states: PaddedStates | None = None
@@ -129,10 +131,11 @@ class ReVisiT(Rule, Method):
                 items.extend(run.finish_capture(capture, logits))
                 states = PaddedStates(*capture.padded(), run.copies)
                 taker = choose(run.parts.head, rule, states.states.device, record=record)
-            uniform = draws.random()  # one draw per step, so that a row does not depend on the others
+            number = input_ids.shape[1] - start
+            uniform.extend(draws.random() for _ in range(number + 1 - len(uniform)))
             ended = run.recorder.ended.before(input_ids)
-            written = input_ids[:, run.input_ids.shape[1] :].to(run.parts.head.device) if rule.once else None
-            result = taker.take(logits.to(run.parts.head.device), states, uniform, ended, written)
+            written = input_ids[:, start:].to(run.parts.head.device) if rule.once else None
+            result = taker.take(logits.to(run.parts.head.device), states, uniform[number], ended, written)
             if record:
                 for row in run.recorder.active(input_ids):
                     run.recorder.note_detail(row, result.details[row], items[run.item(row)])

@@ -56,6 +56,7 @@ class Family:
     image_edges: tuple[str, ...] | None = None  # tokens around and within an image; None: unknown
     sid_share: float = 0.1  # published share of the vision tokens that SID keeps
     vllm: str | None = None  # the architecture in vLLM, if the plug-in supports it
+    attends_ahead: bool = False  # positions of an image attend to later ones, so that a prompt runs in one forward
     needs: str = ""  # a package that its processor imports and this package does not install
     prefixing_processor: str = ""  # the processor class, if it inserts the images before the text itself
     native_suffix: str = ""  # suffix of native checkpoints, if this type needs code from its repository
@@ -112,6 +113,7 @@ FAMILIES = {
             "Gemma 3",
             patch_map=maps.pan_and_scan,
             vllm="Gemma3ForConditionalGeneration",
+            attends_ahead=True,
             image_edges=_GEMMA_EDGES,
         ),
         Family(
@@ -119,8 +121,10 @@ FAMILIES = {
             "Gemma 4",
             patch_map=maps.pooled,
             vllm="Gemma4ForConditionalGeneration",
+            attends_ahead=True,
             image_edges=("<|image>", "<image|>"),
         ),
+        Family("gemma4_unified", attends_ahead=True),
         Family("git", unsupported="puts the image before the text without a token for it"),
         Family("glm46v", "GLM-4.6V", patch_map=maps.merged, image_edges=_GLM_EDGES),
         Family(
@@ -189,12 +193,17 @@ FAMILIES = {
             needs="torchvision",
             image_edges=("[IMG_BREAK]", "[IMG_END]"),
         ),
-        _newer("molmo2", "Molmo 2", patch_map=maps.overlapping_crops, image_edges=_MOLMO_EDGES),
+        _newer("molmo2", "Molmo 2", patch_map=maps.overlapping_crops, image_edges=_MOLMO_EDGES, attends_ahead=True),
         Family("ovis2", "Ovis2", patch_map=maps.covering_tiles, image_edges=_OVIS_EDGES),
         _newer("perception_lm", "Perception LM", patch_map=maps.stretched_tiles, image_edges=()),
         Family("pi0", unsupported="writes a robot's actions, not text"),
         Family(
-            "paligemma", "PaliGemma", patch_map=maps.square, prefixing_processor="PaliGemmaProcessor", image_edges=()
+            "paligemma",
+            "PaliGemma",
+            patch_map=maps.square,
+            prefixing_processor="PaliGemmaProcessor",
+            image_edges=(),
+            attends_ahead=True,
         ),
         _omni("qwen2_5_omni_thinker"),
         _qwen("qwen2_5_vl", "Qwen2.5-VL", vllm="Qwen2_5_VLForConditionalGeneration"),
@@ -204,7 +213,7 @@ FAMILIES = {
         _omni("qwen3_omni_moe_thinker"),
         _qwen("qwen3_vl", "Qwen3-VL", vllm="Qwen3VLForConditionalGeneration"),
         _qwen("qwen3_vl_moe", "Qwen3-VL (MoE)", vllm="Qwen3VLMoeForConditionalGeneration"),
-        Family("shieldgemma2", patch_map=maps.pan_and_scan, image_edges=_GEMMA_EDGES),
+        Family("shieldgemma2", patch_map=maps.pan_and_scan, image_edges=_GEMMA_EDGES, attends_ahead=True),
         Family(
             "smolvlm",
             "SmolVLM",

@@ -1,0 +1,92 @@
+"""Speculative decoding: transformers' assisted generation with a decoding method.
+
+One forward of the model verifies several drafted tokens, and the method refines the logits of each of their positions. The
+drafts come from an assistant model, from the prompt (prompt lookup) or from the model's own early layers; the method has no
+part in them, so they decide how many tokens are accepted and never which.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+from transformers import LogitsProcessorList
+from transformers.generation.candidate_generator import AssistedCandidateGenerator, EarlyExitCandidateGenerator
+
+from revisit.decoding.run import Run
+from revisit.errors import RevisitError
+from revisit.hooks.stand_in import StandIn
+from revisit.hooks.states import hooks_paused
+from revisit.models.checkpoint import brief
+from revisit.models.parts import describe
+
+
+class Speculation(StandIn):
+    """Wraps the model in assisted generation: drafts without the method, and counts accepted steps only."""
+
+    def __init__(self, run: Run, processors: LogitsProcessorList) -> None:
+        super().__init__(run)
+        self._processors = processors  # of the call, without the method
+
+    def _get_candidate_generator(self, **arguments: Any) -> Any:
+        generator = self._model._get_candidate_generator(**{**arguments, "logits_processor": self._processors})
+        draft = generator.get_candidates
+        if isinstance(generator, EarlyExitCandidateGenerator):
+            draft = partial(self._draft_early, generator)
+
+        def first(input_ids: Tensor, **kwargs: Any) -> tuple[Tensor, None]:
+            with hooks_paused(), self._with_image(generator):
+                draft(input_ids, **kwargs)
+            generator.get_candidates = later
+            return input_ids, None  # the prefill runs the prompt alone, as in plain decoding
+
+        def later(input_ids: Tensor, **kwargs: Any) -> Any:
+            with hooks_paused():
+                return draft(input_ids, **kwargs)
+
+        generator.get_candidates = first
+        return generator
+
+    @contextmanager
+    def _with_image(self, generator: Any) -> Iterator[None]:
+        """Let an assistant draft one token with the image in its prompt, which transformers leaves out (5.23)."""
+        if not isinstance(generator, AssistedCandidateGenerator):
+            yield
+            return
+        inputs, assistant = generator.assistant_kwargs, generator.assistant_model
+        if assistant is not self._model:  # the features of the model's own vision tower do not fit
+            accepted = inspect.signature(assistant.forward).parameters
+            inputs.pop("mm_encoder_outputs", None)
+            pixels = {
+                name: value for name, value in self._run.inputs.items() if name in accepted and name not in inputs
+            }
+            generator.assistant_kwargs = inputs | pixels
+        tokens, generator.num_assistant_tokens = generator.num_assistant_tokens, 1
+        generator.generation_config.is_assistant = False
+        yield
+        generator.num_assistant_tokens, generator.generation_config.is_assistant = tokens, True
+        kept = {*inputs, "past_key_values"} - {"mm_encoder_outputs"}
+        generator.assistant_kwargs = {n: v for n, v in generator.assistant_kwargs.items() if n in kept}
+
+    def _draft_early(self, generator: EarlyExitCandidateGenerator, input_ids: Tensor) -> Any:
+        """Draft with the first decoder layers; transformers finds them in models without a text configuration only."""
+        decoder, count = self._model.get_decoder(), generator.assistant_early_exit
+        layers, depth = decoder.layers, decoder.config.num_hidden_layers
+        try:
+            decoder.layers, decoder.config.num_hidden_layers = layers[:count], count
+            return AssistedCandidateGenerator.get_candidates(generator, input_ids)  # type: ignore[arg-type]
+        except (IndexError, ValueError) as error:
+            raise RevisitError(
+                f"assistant_early_exit={count} does not work with {describe(self._model)} ({brief(error)}): use "
+                "prompt_lookup_num_tokens, or an assistant_model."
+            ) from error
+        finally:
+            decoder.layers, decoder.config.num_hidden_layers = layers, depth
+
+    def _update_model_kwargs_for_generation(self, *args: Any, num_new_tokens: int = 1, **kwargs: Any) -> Any:
+        self._run.recorder.accept(num_new_tokens)
+        return self._model._update_model_kwargs_for_generation(*args, num_new_tokens=num_new_tokens, **kwargs)
