@@ -348,7 +348,7 @@ def test_sadt_flags_what_the_release_flags(frequency: float, word: str, patch: i
         index=lambda _: (None, torch.arange(1, 7)[None]),
         padded=lambda: (None, torch.ones(1, 3 * tokens, dtype=torch.bool)),
     )
-    objects: Any = SimpleNamespace(agrees=agrees)
+    objects: Any = SimpleNamespace(agrees=agrees, begins=torch.zeros(8, dtype=torch.bool))
     reader = sadt.Reader(capture, (1, 2), 3, 2, objects)
     attention = {
         layer: (2 * wave(1, heads, 8 + step, f=frequency + 0.11 * step + 0.07 * layer)).softmax(-1).mean(1)
