@@ -99,12 +99,13 @@ def train_photo(
     out: Path = OUT,
     steps: int = STEPS,
     stage: list[str] = typer.Option(
-        None, help="Only these stages (features, words, patches, projector, adapter), in this order."
+        None, help="Only these stages (features, words, projector, adapter), in this order."
     ),
     seed: int = typer.Option(30, callback=options.a_seed, help="Seed of everything."),
     vision_loss: float = typer.Option(
         0.1, min=0, help="Weight of the loss that makes vision tokens predict the words of their patches."
     ),
+    start: Path = typer.Option(None, help="Weights of ours whose adapters the stage adapter starts from."),
     threads: int = THREADS,
 ) -> None:
     """Train what `photo` adds to its vision tower and to SmolLM2-135M-Instruct, on photographs.
@@ -124,7 +125,7 @@ def train_photo(
     lists = build_lists(found.ids(), objects, written, read_held_out(held_out), seed)
     stages = tuple(stage or photo_train.STAGES)
     weights = folder / "weights" if stages[-1] == photo_train.STAGES[-1] else None
-    sources = photo_train.Sources(found, objects, written, lists, tower, language)
+    sources = photo_train.Sources(found, objects, written, lists, tower, language, start)
     with stage_bars() as show:
         for name in photo_train.train(recipe, folder, sources, weights, stages, progress=show):
             typer.echo(f"{name}: done")
@@ -159,7 +160,7 @@ def photo_benchmark(
 def photo_choose(
     runs: list[Path] = typer.Argument(help="Runs of `revisit eval` with chair and pope on validation photos."),
 ) -> None:
-    """Apply the rule that chooses a decoding: the best F1 that costs no recall, no presence accuracy and no repetition."""
+    """Apply the rule that chooses a decoding: the best distinct F1 that costs no precision, no right answers and no repetition."""
     require_data()
     typer.echo(study.report(runs))
 

