@@ -43,7 +43,12 @@ LLAVA, QWEN = described("llava"), described("qwen2_5_vl")
 
 class Params:
     def __init__(self, extra_args: Any = None) -> None:
-        self.extra_args, self.skip_reading_prefix_cache = extra_args, None
+        self.extra_args = extra_args
+
+
+def plan_for(model: Any, **more: Any) -> Plan:
+    """Make the plan of a server with the recommended layers of a model."""
+    return Plan((IMAGE,), DEPTH, False, WIDTH, torch.float32, 8, BLOCK, model, kept_layers(model), **more)
 
 
 # -- requests -----------------------------------------------------------------------------------------------------
@@ -51,10 +56,8 @@ class Params:
 
 @pytest.mark.parametrize("extra", [None, {}, {"other": 1}, {"revisit": None}, {"revisit": False}, {"revisit": 0}])
 def test_requests_that_do_not_opt_in_are_unchanged(extra: Any) -> None:
-    params = Params(extra)
     assert parse(extra, LLAVA) is None
-    admit(params, LLAVA)
-    assert params.skip_reading_prefix_cache is None
+    assert admit(extra, plan_for(LLAVA)) is None
 
 
 def test_settings_come_as_a_mapping_or_in_a_string() -> None:
@@ -92,13 +95,15 @@ def test_settings_override_the_recommended_ones() -> None:
 )
 def test_bad_settings_raise(value: Any, part: str) -> None:
     with pytest.raises(ValueError, match=part):  # vLLM turns a ValueError into a 400
-        admit(Params({"revisit": value}), LLAVA)
+        admit({"revisit": value}, plan_for(LLAVA))
 
 
-def test_an_opted_in_request_reads_no_cached_prefix() -> None:
-    params = Params({"revisit": {}})
-    admit(params, LLAVA)
-    assert params.skip_reading_prefix_cache is True
+@pytest.mark.parametrize("settings", [{"select": "random"}, {"once": 1.0}])
+def test_settings_that_depend_on_the_position_raise_with_speculation(settings: dict[str, Any]) -> None:
+    assert admit({"revisit": settings}, plan_for(LLAVA)) == ReVisiT(**settings)
+    with pytest.raises(RevisitError, match="speculative"):
+        admit({"revisit": settings}, plan_for(LLAVA, drafts=2))
+    assert admit({"revisit": 1}, plan_for(LLAVA, drafts=2)) == ReVisiT()
 
 
 def test_the_server_stores_the_recommended_layers_or_those_it_is_given(
@@ -156,7 +161,7 @@ class Model:
         """Compute positions first..stop of each named sequence in one step; return the raw and the refined logits."""
         inputs = torch.cat([self.inputs[a:b] for _, _, a, b in pieces])
         self.worker.begin(
-            [name for name, *_ in pieces], [a for _, _, a, _ in pieces], [b - a for _, _, a, b in pieces], inputs
+            [name for name, *_ in pieces], [a for _, _, a, _ in pieces], [b - a for _, _, a, b in pieces], inputs=inputs
         )
         hidden = {layer: torch.cat([s[layer][a:b] for _, s, a, b in pieces]) for layer in (1, DEPTH)}
         self.worker.observe(hidden[DEPTH], [hidden[1]])
@@ -205,16 +210,45 @@ def test_states_do_not_depend_on_how_the_prefill_is_split(case: tuple[list[int],
     assert torch.equal(kept, torch.cat([sequence[1][where], sequence[DEPTH][where]]))
 
 
-def test_blocks_are_taken_by_a_request_and_freed_with_it() -> None:
+def test_blocks_are_taken_by_a_request_and_stay_until_the_scheduler_drops_them() -> None:
     model = Model()
     model.add("a", [IMAGE] * (BLOCK + 1))
     model.add("b", [IMAGE] * 3, layers=(1, DEPTH))
     model.add("c", [1, 2])
     assert [len(model.worker.requests[name].blocks) for name in "abc"] == [2, 1, 0]
-    model.add("a", [IMAGE] * 3)  # enters again, after a preemption
-    assert model.worker.pool.used == 2
+    model.add("a", [IMAGE] * (BLOCK + 1))  # enters again, after a preemption
     for name in "abcd":
         model.worker.remove(name)
+    assert model.worker.pool.used == 3
+    model.worker.drop("abcd")
+    assert model.worker.pool.used == 0
+
+
+@pytest.mark.usefixtures("either_step")
+def test_requests_with_the_same_images_share_their_states() -> None:
+    """Whether or not the request that computed them has ended, in one step or in several."""
+    model, method, image = Model(), ReVisiT(alpha=0.01), [1, IMAGE, IMAGE, 2]
+    longer = [*image, 2, 1]
+    a = model.sequence(image, 1)
+    b, c = (
+        {layer: torch.cat([a[layer][:3], other[layer][3:]]) for layer in a}
+        for other in (model.sequence(longer, seed) for seed in (2, 3))
+    )
+    model.add("a", image, alpha=0.01)
+    model.step([("a", a, 0, 4)])
+    model.worker.add("b", Params({"revisit": {"alpha": 0.01}}), longer, ("a", ()))
+    model.worker.add("c", Params({"revisit": {"alpha": 0.01}}), longer, ("a", ()))
+    _, got = model.step(
+        [("b", b, 4, 6), ("a", a, 4, 5), ("c", c, 0, 6)]
+    )  # a cache had four tokens of one and none of the other
+    for row, (prompt, sequence, end) in enumerate([(longer, b, 6), (image, a, 5), (longer, c, 6)]):
+        torch.testing.assert_close(got[row], model.wanted(method, sequence, prompt, end))
+    model.worker.remove("a")
+    _, got = model.step([("c", c, 6, 7)])
+    torch.testing.assert_close(got[0], model.wanted(method, c, longer, 7))
+    assert model.worker.pool.used == 1
+    model.worker.add("d", Params({"revisit": {}}), longer, ("x", ["a"]))  # of a request that never came here
+    assert model.worker.take_failed() == {"d"}
     assert model.worker.pool.used == 0
 
 
@@ -319,6 +353,43 @@ def test_rows_of_different_sizes_and_settings_agree_with_the_reference(shares: t
 
 
 @pytest.mark.usefixtures("either_step")
+@pytest.mark.parametrize("settings", [*SETTINGS, {"alpha": 0.01, "neighbors": 3}])
+def test_every_candidate_of_a_speculation_is_refined(settings: dict[str, Any]) -> None:
+    model, method = Model(blocks=64), ReVisiT(**settings)
+    prompts = [[IMAGE] * (3 + 150 * i) + [2] for i in range(3)]
+    sequences = [model.sequence(prompt, i) for i, prompt in enumerate(prompts)]
+    for i, prompt in enumerate(prompts[:2]):
+        model.add(str(i), prompt, **settings)
+    model.step([(str(i), sequences[i], 0, len(prompts[i])) for i in range(2)])
+    # The second did not get candidates, the third did not opt in, and the fourth computes its prompt.
+    model.add("3", prompts[2], **settings)
+    firsts, counts, drafts = [len(prompts[0]), len(prompts[1]), 5, 0], [4, 1, 2, len(prompts[2])], [3, 0, 1, 0]
+    model.worker.begin(["0", "1", "x", "3"], firsts, counts, drafts)
+    used = [sequences[0], sequences[1], sequences[1], sequences[2]]
+    hidden = {k: torch.cat([s[k][a : a + n] for s, a, n in zip(used, firsts, counts, strict=True)]) for k in (1, DEPTH)}
+    model.worker.observe(hidden[DEPTH], [hidden[1]])
+    ends = [(0, firsts[0] + i) for i in (1, 2, 3, 4)] + [(1, firsts[1] + 1), (1, 6), (1, 7), (2, len(prompts[2]))]
+    raw = torch.stack([sequences[i][DEPTH][end - 1] for i, end in ends]) @ model.weight.T
+    got = model.worker.refine(raw.clone(), raw)
+    for row, (i, end) in enumerate(ends):
+        wanted = raw[row] if row in (5, 6) else model.wanted(method, sequences[i], prompts[i], end)
+        torch.testing.assert_close(got[row], wanted, rtol=1e-4, atol=1e-4)
+    assert model.worker.counters["steps"] == 2 + 6
+
+
+def test_a_vision_token_at_the_end_of_a_prompt_has_its_state_in_front_of_candidates() -> None:
+    """vLLM pads the last prompt token with placeholders to replay the graph of a decoding step."""
+    model, prompt = Model(), [2, IMAGE]
+    sequence = model.sequence(prompt, 1)
+    model.add("a", prompt, alpha=0.01)
+    model.step([("a", sequence, 0, 1)])
+    model.worker.begin(["x", "a"], [7, 1], [3, 3], [2, 2])
+    sampled = torch.cat([sequence[DEPTH][5:8], sequence[DEPTH][1:4]])
+    got = model.worker.refine(sampled @ model.weight.T, sampled)
+    torch.testing.assert_close(got[3], model.wanted(ReVisiT(alpha=0.01), sequence, prompt, 2))
+
+
+@pytest.mark.usefixtures("either_step")
 def test_a_prefill_that_starts_again_drops_its_states() -> None:
     model, prompt = Model(), [IMAGE, IMAGE, 2]
     old, new = model.sequence(prompt, 1), model.sequence(prompt, 2)
@@ -379,7 +450,7 @@ def test_the_blocks_of_a_request_need_not_be_adjacent() -> None:
     model, method = Model(), ReVisiT(alpha=1e-4, layers=(1, DEPTH), weight="agreement", neighbors=3)
     for name in "abc":
         model.add(name, [IMAGE])
-    model.worker.remove("b")
+    model.worker.drop("b")
     prompt = [IMAGE] * (BLOCK + 5) + [2]
     model.add("d", prompt, alpha=1e-4, layers=(1, DEPTH), weight="agreement", neighbors=3)
     assert model.worker.requests["d"].blocks.tolist() == [1, 3, 4]
@@ -400,7 +471,6 @@ def test_missing_states_end_their_own_request_only() -> None:
     torch.testing.assert_close(got[1], model.wanted(ReVisiT(alpha=0.01), b, prompt, 3))
     assert model.worker.take_failed() == {"a"}
     assert model.worker.take_failed() == frozenset()
-    assert model.worker.pool.used == 1
 
 
 def test_an_error_in_one_request_ends_that_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -448,12 +518,45 @@ def test_tensor_parallel_ranks_never_retry(kind: type[Exception], monkeypatch: p
     assert taken == [2]
 
 
-def test_a_request_that_cannot_be_parsed_in_the_engine_core_is_ended_alone() -> None:
-    scheduler = SimpleNamespace(revisit_plan=Model().plan, requests={"a", "b"}, **{hooks.ENDED: set[str]()})
-    good, bad = (
-        SimpleNamespace(request_id=name, sampling_params=Params({"revisit": value}), prompt_token_ids=[IMAGE])
-        for name, value in (("a", True), ("b", {"alpha": 9}))
+def scheduled(name: str, prompt: list[int], settings: Any, image: str = "x", **more: Any) -> Any:
+    """Make a request as a scheduler has it."""
+    feature = SimpleNamespace(identifier=image, mm_position=SimpleNamespace(offset=0))
+    return SimpleNamespace(
+        request_id=name,
+        sampling_params=Params(None if settings is None else {"revisit": settings}),
+        prompt_token_ids=prompt,
+        mm_features=[feature],
+        **{
+            "cache_salt": None,
+            "skip_reading_prefix_cache": False,
+            "num_computed_tokens": 0,
+            "num_preemptions": 0,
+            **more,
+        },
     )
+
+
+def test_requests_with_the_same_vision_states_have_the_same_key() -> None:
+    plan, method, prompt = Model().plan, ReVisiT(), [1, IMAGE, IMAGE, 2]
+    first = plan.need(method, scheduled("a", prompt, 1))
+    assert first is not None
+    assert (first.blocks, first.last) == (1, 2)
+    assert plan.need(ReVisiT(alpha=0.1), scheduled("b", [*prompt, 1, 1], 1)) == first  # a second turn, other settings
+    others = [
+        plan.need(method, scheduled("c", [2, *prompt[1:]], 1)),
+        plan.need(method, scheduled("c", prompt, 1, image="y")),
+        plan.need(method, scheduled("c", prompt, 1, cache_salt="mine")),
+        plan.need(ReVisiT(layers=(1,)), scheduled("c", prompt, 1)),
+        plan.need(ReVisiT(norm="final"), scheduled("c", prompt, 1)),
+        plan.need(method, scheduled("c", [*prompt, IMAGE], 1)),
+    ]
+    assert len({first.key, *(other.key for other in others if other is not None)}) == 7
+    assert plan.need(method, scheduled("d", [1, 2], 1)) is None
+
+
+def test_a_request_that_cannot_be_parsed_in_the_engine_core_is_ended_alone() -> None:
+    scheduler = SimpleNamespace(revisit_plan=Model().plan, **{hooks.ENDED: set[str]()})
+    good, bad = (scheduled(name, [IMAGE], value) for name, value in (("a", True), ("b", {"alpha": 9})))
     assert not hooks.reserve(scheduler, bad)
     assert hooks.reserve(scheduler, good)
     assert getattr(scheduler, hooks.ENDED) == {"b"}
@@ -464,7 +567,7 @@ def test_a_request_without_room_in_the_pool_is_ended_alone() -> None:
     model.add("a", [IMAGE])
     model.add("b", [IMAGE])
     assert model.worker.take_failed() == {"b"}
-    model.worker.remove("a")
+    model.worker.drop("a")
     model.add("c", [IMAGE])
     assert model.worker.take_failed() == frozenset()
 
@@ -519,6 +622,7 @@ def test_the_memory_of_a_worker_does_not_grow_with_requests() -> None:
         model.add(str(i), prompt, alpha=0.01 + i / 1e4)  # different settings each time
         model.step([(str(i), model.sequence(prompt, i), 0, len(prompt))])
         model.worker.remove(str(i))
+        model.worker.drop([str(i)])
     assert model.worker.pool.used == 0
     assert not model.worker.requests
     assert len(model.worker._steps) <= 1

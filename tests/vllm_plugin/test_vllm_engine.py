@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 from typing import Any
@@ -106,6 +107,33 @@ CROWDED = {
     "pool_mb": 0.2,
     "rounds": 5,
 }
+# Five turns of two conversations, each about its image; one of them did not opt in.
+TURNS = [
+    {
+        "text": f"\n{SENTENCE}" + "".join(f"{i}. {SENTENCE}" for i in range(turn)),
+        "images": [image],
+        "max_tokens": 4,
+        "revisit": revisit,
+    }
+    for turn in range(5)
+    for image, revisit in ((1, {"alpha": 1e-3}), (2, None))
+]
+CONVERSATION = {
+    "name": "turns",
+    "options": {**CHUNKED, "enable_prefix_caching": True, "max_num_seqs": 4, "block_size": 32, "max_model_len": 1024},
+    "requests": TURNS,
+    "rounds": 5,
+}
+# Long answers of random models repeat themselves, so that candidates are accepted.
+GUESSED = [{**r, "max_tokens": 24} for r in REQUESTS if not {"random", 1.0} & {*(r["revisit"] or {}).values()}]
+LOOKUP = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+LOOKED_UP = {
+    "name": "looked up",
+    "options": {**CHUNKED, "enable_prefix_caching": True, "max_num_seqs": 8, "speculative_config": LOOKUP},
+    "requests": GUESSED,
+}
+DRAFT = {"method": "draft_model", "num_speculative_tokens": 2}
+DRAFTED = {**LOOKED_UP, "name": "drafted"}
 VANILLA = {"name": "vanilla", "options": UNCACHED, "requests": REQUESTS}
 
 
@@ -117,7 +145,11 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     model, processor = vllm_models.build(family)
     vllm_models.save(model, processor, folder / "model")
     base = {"model": str(folder / "model"), "place": vllm_models.PLACE[family]}
-    engines = [*ENGINES, CROWDED] if family == "llava" else ENGINES
+    engines = [*ENGINES, LOOKED_UP]
+    if family == "llava":
+        draft = {**DRAFT, "model": str(vllm_models.save_draft(model, processor, folder / "draft"))}
+        drafted = {**DRAFTED, "options": {**LOOKED_UP["options"], "speculative_config": draft}}
+        engines += [CROWDED, CONVERSATION, drafted]
     plugged = vllm_worker.run(folder, "plugged", [{**base, **engine} for engine in engines])
     vanilla = vllm_worker.run(folder, "vanilla", [{**base, **VANILLA}], plugged=False)
     return {
@@ -184,15 +216,23 @@ def test_the_requested_runner_is_used(runs: dict[str, Any]) -> None:
     assert {engine["v2"] for engine in [*runs["plugged"].values(), runs["vanilla"]]} == {asked}
 
 
-@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine["name"])
+@pytest.mark.parametrize("engine", [*ENGINES, LOOKED_UP, DRAFTED, CONVERSATION], ids=lambda engine: engine["name"])
 def test_every_row_has_the_tokens_of_the_transformers_path(runs: dict[str, Any], engine: dict[str, Any]) -> None:
-    got = [row["tokens"] for row in runs["plugged"][engine["name"]]["rows"]]
-    assert got == [expected(runs, request) for request in engine["requests"]]
+    if engine["name"] not in runs["plugged"]:
+        pytest.skip("run with one family")
+    result = runs["plugged"][engine["name"]]
+    assert [row["tokens"] for row in result["rows"]] == [expected(runs, request) for request in engine["requests"]]
+    assert result["requests"] == 0  # none is left
 
 
-@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine["name"])
-def test_no_states_are_stored_after_the_last_request(runs: dict[str, Any], engine: dict[str, Any]) -> None:
-    assert runs["plugged"][engine["name"]]["held"] == 0
+@pytest.mark.parametrize("name", ["looked up", "drafted"])
+def test_candidates_of_speculation_are_accepted(runs: dict[str, Any], name: str) -> None:
+    if name not in runs["plugged"]:
+        pytest.skip("run with one family")
+    result = runs["plugged"][name]
+    assert result["accepted"] > 20
+    generated = sum(r["max_tokens"] for r in GUESSED if r["revisit"])
+    assert generated < result["counters"]["steps"] < generated * 4  # every candidate was refined
 
 
 def test_requests_that_did_not_opt_in_are_bit_identical_to_vanilla(runs: dict[str, Any]) -> None:
@@ -210,11 +250,22 @@ def test_opted_in_rows_are_decoded_differently(runs: dict[str, Any]) -> None:
     assert sum(ours[i]["tokens"] != theirs[i]["tokens"] for i in opted) > len(opted) / 2
 
 
-def test_only_vanilla_requests_read_the_prefix_cache(runs: dict[str, Any]) -> None:
-    rows = runs["plugged"]["chunked"]["rows"]
-    requests = REQUESTS * 2
-    assert all(row["cached"] == 0 for row, request in zip(rows, requests, strict=True) if request["revisit"])
-    assert any(row["cached"] > 0 for row, request in zip(rows, requests, strict=True) if not request["revisit"])
+def test_opted_in_requests_read_the_prefix_cache_if_their_states_are_stored(runs: dict[str, Any]) -> None:
+    rows = zip(runs["plugged"]["chunked"]["rows"], REQUESTS * 2, strict=True)
+    cached = [row["cached"] for row, request in rows if request["revisit"] and request["images"]]
+    half = len(cached) // 2
+    assert not any(cached[:4])  # nothing was stored
+    assert any(cached[half:])
+
+
+def test_a_conversation_is_prefilled_once(runs: dict[str, Any]) -> None:
+    if "turns" not in runs["plugged"]:
+        pytest.skip("run with one family")
+    rows = runs["plugged"]["turns"]["rows"]
+    ours, others = rows[::2], rows[1::2]
+    assert [row["cached"] for row in ours] == [row["cached"] for row in others]  # as without ReVisiT
+    for before, row in itertools.pairwise(ours):
+        assert row["cached"] >= before["prompt"] // 32 * 32  # all whole blocks of the turn before
 
 
 def test_the_small_cache_preempted(runs: dict[str, Any]) -> None:
@@ -243,7 +294,7 @@ def test_requests_wait_for_room_in_a_small_pool(crowd: tuple[dict[str, Any], dic
     for i, request in enumerate(CROWD):
         if i not in BROKEN:
             assert result["rows"][i]["tokens"] == expected(runs, request), i
-    assert result["held"] == 0
+    assert result["requests"] == 0
 
 
 def test_an_error_in_one_request_ends_that_request_only(crowd: tuple[dict[str, Any], dict[str, Any]]) -> None:

@@ -114,4 +114,4 @@ def test_opted_in_requests_are_refined_with_the_states_of_their_images(served: d
     assert result["counters"]["requests_without_image"] == sum(not r["images"] for r in opted)
     assert result["counters"]["steps"] == sum(r["max_tokens"] for r in opted)
     assert 0 < result["counters"]["changed"] <= result["counters"]["applied"]
-    assert result["held"] == 0
+    assert result["requests"] == 0

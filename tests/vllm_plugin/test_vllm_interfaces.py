@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ if importlib.util.find_spec("vllm") is None:
 import numpy as np
 import torch
 from test_vllm_core import BLOCK, DEPTH, IMAGE, Model, Params, described
+from test_vllm_core import scheduled as waiting
 
 from revisit import ReVisiT
 from revisit.errors import RevisitError
@@ -52,10 +54,10 @@ def test_this_version_of_vllm_has_the_interfaces_that_the_plugin_uses(monkeypatc
     hooks.install()
     for v2 in (True, False):
         hooks.follow_runner(v2)
-    assert len(extended) == 10
+    assert len(extended) == 12
     source_of_subclass = source("vllm.v1.core.sched.async_scheduler")
-    assert "def update_from_output(" not in source_of_subclass
-    assert "def _handle_blocked_waiting_request(" not in source_of_subclass
+    for name in ("schedule", "update_from_output", "reset_prefix_cache", "_handle_blocked_waiting_request"):
+        assert f"def {name}(" not in source_of_subclass
     assert f"self.{hooks.ENDED}: set[str] = set()" in source("vllm.v1.core.sched.scheduler")
 
 
@@ -130,10 +132,11 @@ def test_every_architecture_is_one_that_vllm_has() -> None:
 # -- the runners --------------------------------------------------------------------------------------------------
 
 
-def batch(requests: list[str], computed: list[int], scheduled: list[int]) -> Any:
-    return SimpleNamespace(
-        req_ids=requests, num_computed_tokens_np=np.array(computed), num_scheduled_tokens=np.array(scheduled)
-    )
+def prepare(runner: Any, requests: list[str], computed: list[int], scheduled: list[int], **drafts: list[int]) -> None:
+    """Prepare the batch of a step, with the candidates of some requests."""
+    batch = SimpleNamespace(req_ids=requests, input_ids=None)
+    batch.num_computed_tokens_np, batch.num_scheduled_tokens = np.array(computed), np.array(scheduled)
+    assert runner.prepare_inputs(SimpleNamespace(scheduled_spec_decode_tokens=drafts), batch) is batch
 
 
 def request(name: str, prompt: list[int], settings: Any) -> Any:
@@ -153,7 +156,7 @@ class Runner:
     def add_requests(self, scheduler_output: Any) -> None:
         pass
 
-    def prepare_inputs(self, batch: Any) -> Any:
+    def prepare_inputs(self, scheduler_output: Any, batch: Any) -> Any:
         return batch
 
 
@@ -179,32 +182,41 @@ def test_requests_are_followed_refined_and_freed() -> None:
     runner.add_requests(scheduled(request("a", prompt, {"alpha": 0.01}), request("b", plain, None)))
     assert list(model.worker.requests) == ["a"]
 
-    runner.prepare_inputs(batch(["b", "a"], [0, 0], [2, 2]))
+    prepare(runner, ["b", "a"], [0, 0], [2, 2])
     raw, got = forward(model, [(b, 0, 2), (a, 0, 2)])
     assert torch.equal(got, raw)  # its prompt is not finished
-    runner.prepare_inputs(batch(["a", "b"], [2, 2], [2, 1]))  # rows are ordered anew every step
+    prepare(runner, ["a", "b"], [2, 2], [2, 1])  # rows are ordered anew every step
     raw, got = forward(model, [(a, 2, 4), (b, 2, 3)])
     torch.testing.assert_close(got[0], model.wanted(method, a, prompt, 4))
     assert torch.equal(got[1], raw[1])
     assert model.worker.pool.used == 1
 
     # A decoding step of a replayed graph: no forward is seen, only the sampled states.
-    runner.prepare_inputs(batch(["a"], [4], [1]))
+    prepare(runner, ["a"], [4], [1])
     _, got = model.sample([("a", a, 4, 5)])
     torch.testing.assert_close(got[0], model.wanted(method, a, prompt, 5))
 
-    runner.add_requests(scheduled(finished=("a",)))
-    assert model.worker.pool.used == 0
+    # Candidates of a speculation have rows of their own.
+    prepare(runner, ["b", "a"], [3, 5], [1, 3], a=[7, 7])
+    _, got = model.sample([("b", b, 3, 4), *(("a", a, 5, end) for end in (6, 7, 8))])
+    for row, end in enumerate((6, 7, 8), start=1):
+        torch.testing.assert_close(got[row], model.wanted(method, a, prompt, end))
+
+    again = request("c", prompt, {"alpha": 0.01})
+    setattr(again, hooks.GRANT, ("c", ["a"]))
+    runner.add_requests(scheduled(again, finished=("a",)))
+    assert list(model.worker.requests) == ["c"]
+    assert model.worker.pool.used == 1
 
 
 def test_a_preempted_request_stores_its_states_again() -> None:
     model, prompt = Model(), [IMAGE, 2]
     runner, sequence = Runner(model.worker), model.sequence(prompt, 1)
     runner.add_requests(scheduled(request("a", prompt, {"alpha": 0.01})))
-    runner.prepare_inputs(batch(["a"], [0], [2]))
+    prepare(runner, ["a"], [0], [2])
     forward(model, [(sequence, 0, 2)])
     runner.add_requests(scheduled(request("a", prompt, {"alpha": 0.01})))  # the V2 runner adds it again
-    runner.prepare_inputs(batch(["a"], [0], [5]))  # prompt and three tokens of output, all computed again
+    prepare(runner, ["a"], [0], [5])  # prompt and three tokens of output, all computed again
     assert model.worker._rows[0].token == 3
     _, got = forward(model, [(sequence, 0, 5)])
     torch.testing.assert_close(got[0], model.wanted(ReVisiT(alpha=0.01), sequence, prompt, 5))
@@ -214,8 +226,7 @@ def test_a_preempted_request_stores_its_states_again() -> None:
 def test_earlier_pipeline_stages_have_no_worker() -> None:
     runner = Runner(None)
     runner.add_requests(scheduled(request("a", [IMAGE], {"alpha": 0.01})))
-    one = batch(["a"], [0], [1])
-    assert runner.prepare_inputs(one) is one
+    prepare(runner, ["a"], [0], [1])
 
 
 # -- what is extended ---------------------------------------------------------------------------------------------
@@ -223,7 +234,7 @@ def test_earlier_pipeline_stages_have_no_worker() -> None:
 
 @pytest.fixture
 def scheduler(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The extended part of a scheduler, with room for four blocks of vision states."""
+    """The extended part of a scheduler with a prefix cache, and with room for four blocks of vision states."""
 
     class Scheduler:
         def __init__(self) -> None:
@@ -231,44 +242,70 @@ def scheduler(monkeypatch: pytest.MonkeyPatch) -> Any:
             self.requests: dict[str, Any] = {}
             self.encoder_cache_mismatch_reqs: set[str] = set()
 
+        def schedule(self) -> Any:
+            ready = [one for one in self.requests.values() if self._handle_blocked_waiting_request(one)]
+            for one in ready:
+                one.num_computed_tokens = len(one.prompt_token_ids)
+            return SimpleNamespace(scheduled_new_reqs=[SimpleNamespace(req_id=one.request_id) for one in ready])
+
         def _handle_blocked_waiting_request(self, request: Any) -> bool:
             return not getattr(request, "blocked", False)
 
         def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> set[str]:
             return self.encoder_cache_mismatch_reqs
 
-    monkeypatch.setattr(hooks, "make_plan", lambda config: Model(blocks=4).plan)
-    hooks.extend(Scheduler, "_handle_blocked_waiting_request", hooks.wrap_blocked_waiting)
-    hooks.extend(Scheduler, "update_from_output", hooks.wrap_update_from_output)
-    hooks.extend(Scheduler, "_handle_blocked_waiting_request", hooks.wrap_blocked_waiting)  # twice is once
+        def reset_prefix_cache(self) -> bool:
+            return True
+
+    monkeypatch.setattr(hooks, "make_plan", lambda config: replace(Model(blocks=4).plan, caching=True))
+    for name, wrap in (
+        ("_handle_blocked_waiting_request", hooks.wrap_blocked_waiting),
+        ("schedule", hooks.wrap_schedule),
+        ("update_from_output", hooks.wrap_update_from_output),
+        ("reset_prefix_cache", hooks.wrap_reset),
+    ):
+        hooks.extend(Scheduler, name, wrap)
+        hooks.extend(Scheduler, name, wrap)  # twice is once
     return Scheduler()
 
 
-def test_a_request_waits_until_its_vision_states_have_room(scheduler: Any) -> None:
-    def ready(name: str, blocks: int, settings: Any = 1, blocked: bool = False) -> bool:
-        one = SimpleNamespace(
-            request_id=name,
-            sampling_params=Params({"revisit": settings} if settings else None),
-            prompt_token_ids=[IMAGE] * BLOCK * blocks,
-            blocked=blocked,
-        )
-        scheduler.requests[name] = one
-        answer: bool = scheduler._handle_blocked_waiting_request(one)
-        return answer
+def run(scheduler: Any, *requests: Any) -> dict[str, Any]:
+    """Schedule a step with these requests only; return the grants of those that are scheduled."""
+    scheduler.requests = {one.request_id: one for one in requests}
+    return {new.req_id: getattr(new, hooks.GRANT, None) for new in scheduler.schedule().scheduled_new_reqs}
 
-    assert ready("a", 3)
-    assert not ready("b", 2)
-    assert ready("c", 9, settings=None)  # did not opt in
-    assert ready("f", 0)  # has no image
-    assert ready("a", 3)  # has its place
-    assert not ready("d", 1, blocked=True)  # waits for something else of vLLM's, and takes no room meanwhile
-    assert ready("d", 1)
-    assert not ready("b", 2)
-    del scheduler.requests["a"]
-    assert ready("b", 2)
+
+def test_a_request_waits_until_its_vision_states_have_room(scheduler: Any) -> None:
+    a, b, d = (
+        waiting(name, [IMAGE] * BLOCK * blocks, 1, image=name) for name, blocks in (("a", 3), ("b", 2), ("d", 1))
+    )
+    plain, imageless = waiting("c", [IMAGE] * BLOCK * 9, None), waiting("f", [1], 1)
+    d.blocked = True  # waits for something else of vLLM's, and takes no room meanwhile
+    assert run(scheduler, a, b, plain, imageless, d) == {"a": ("a", []), "c": None, "f": None}
+    d.blocked = False
+    assert run(scheduler, a, b, d) == {"a": ("a", []), "d": ("d", [])}
+    assert run(scheduler, b, d) == {"b": ("b", ["a"]), "d": ("d", [])}
     assert not scheduler.encoder_cache_mismatch_reqs
-    assert not ready("e", 5)  # more than there is: it is ended, and holds up nobody
+    assert run(scheduler, waiting("e", [IMAGE] * BLOCK * 5, 1)) == {}  # more than there is: it is ended
     assert scheduler.encoder_cache_mismatch_reqs == {"e"}
+
+
+def test_a_request_reads_the_prefix_cache_if_its_vision_states_are_stored(scheduler: Any) -> None:
+    first, second = waiting("a", [IMAGE, 2], 1), waiting("b", [IMAGE, 2, 1], 1)
+    run(scheduler, first)
+    assert first.skip_reading_prefix_cache
+    assert run(scheduler, second) == {"b": ("a", [])}
+    assert not second.skip_reading_prefix_cache
+    second.num_preemptions = 1
+    run(scheduler, second)
+    assert second.skip_reading_prefix_cache  # its own tokens may be in the cache
+    other, imageless = waiting("c", [IMAGE, 2], 1, image="y"), waiting("d", [2], 1)
+    run(scheduler, other, imageless)
+    assert (other.skip_reading_prefix_cache, imageless.skip_reading_prefix_cache) == (True, False)
+    scheduler.reset_prefix_cache()
+    third = waiting("e", [IMAGE, 2], 1)
+    assert run(scheduler, third) == {"e": ("e", ["a", "c"])}
+    assert third.skip_reading_prefix_cache
 
 
 def test_requests_that_failed_in_the_worker_are_ended(scheduler: Any) -> None:
@@ -346,7 +383,8 @@ def test_what_a_server_stores_is_logged_at_start(
     [
         ({}, None),
         ({"lora_config": object()}, "LoRA"),
-        ({"speculative_config": object()}, "speculative"),
+        ({"speculative_config": SimpleNamespace(method="ngram")}, None),
+        ({"speculative_config": SimpleNamespace(method="eagle3")}, "speculation other than"),
         ({"kv_transfer_config": object()}, "KV transfer"),
         ({"context": 2}, "context parallelism"),
         ({"fast_prefill": True}, "fast prefills"),

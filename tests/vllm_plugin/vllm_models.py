@@ -374,6 +374,16 @@ def save(model: Any, processor: Any, folder: Path) -> Path:
     return folder
 
 
+def save_draft(model: Any, processor: Any, folder: Path) -> Path:
+    """Save the text model of a LLaVA model as one of its own, which drafts tokens without seeing the image."""
+    draft = transformers.LlamaForCausalLM(model.config.text_config)
+    draft.model.load_state_dict(model.model.language_model.state_dict())
+    draft.lm_head.load_state_dict(model.lm_head.state_dict())
+    draft.save_pretrained(folder)
+    processor.tokenizer.save_pretrained(folder)
+    return folder
+
+
 def as_published(kind: str, name: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
     """Rename and reshape a tensor as in published checkpoints, which predate transformers 5.19."""
     old = kind in ("llava", "llava_next", "llava_onevision", "gemma3")

@@ -59,17 +59,17 @@ def prompt(request: dict[str, Any], place: str) -> Any:
     return {"prompt": text, "multi_modal_data": {"image": images}} if images else {"prompt": text}
 
 
-def count_preemptions(scheduler: Any) -> list[str]:
-    """Record the ids of preempted requests."""
-    seen: list[str] = []
-    original = scheduler._preempt_request
+def noted_calls(owner: Any, name: str) -> list[tuple[Any, ...]]:
+    """Record the positional arguments of every call of a method."""
+    calls: list[tuple[Any, ...]] = []
+    original = getattr(owner, name)
 
-    def preempt(request: Any, *args: Any, **kwargs: Any) -> Any:
-        seen.append(request.request_id)
-        return original(request, *args, **kwargs)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        calls.append((*args, *kwargs.values()))
+        return original(*args, **kwargs)
 
-    scheduler._preempt_request = preempt
-    return seen
+    setattr(owner, name, called)
+    return calls
 
 
 @contextmanager
@@ -88,6 +88,19 @@ def noted_states() -> Iterator[dict[str, Any]]:
 
     with patch.object(Worker, "_take_step", take):
         yield noted
+
+
+def allow_any_mask() -> None:
+    """Let Triton's interpreter load with masks of whole numbers, as vLLM's n-gram kernel does and the compiler allows."""
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    load = InterpreterBuilder.create_masked_load
+
+    def loaded(self: Any, ptrs: Any, mask: Any, *args: Any) -> Any:
+        mask.data = mask.data.astype(bool)
+        return load(self, ptrs, mask, *args)
+
+    InterpreterBuilder.create_masked_load = loaded
 
 
 def run_engine(engine: dict[str, Any], plugged: bool) -> dict[str, Any]:
@@ -111,7 +124,8 @@ def run_engine(engine: dict[str, Any], plugged: bool) -> dict[str, Any]:
     )
     started = time.perf_counter() - began
     core = llm.llm_engine.engine_core.engine_core
-    preempted = count_preemptions(core.scheduler)
+    preempted = noted_calls(core.scheduler, "_preempt_request")
+    verified = noted_calls(core.scheduler, "make_spec_decoding_stats")
     requests = engine["requests"]
     began = time.perf_counter()
     outputs, memory = [], []
@@ -130,6 +144,7 @@ def run_engine(engine: dict[str, Any], plugged: bool) -> dict[str, Any]:
             "logprobs": [
                 step[t].logprob for t, step in zip(o.outputs[0].token_ids, o.outputs[0].logprobs, strict=True)
             ],
+            "prompt": len(o.prompt_token_ids),
             "cached": o.num_cached_tokens,
             "finished": o.outputs[0].finish_reason,
             "states": noted.get(o.request_id),
@@ -146,10 +161,11 @@ def run_engine(engine: dict[str, Any], plugged: bool) -> dict[str, Any]:
         "seconds": seconds,
         "preemptions": len(preempted),
         "memory": memory,
+        "accepted": sum(accepted for _, _, accepted, *_ in verified),
     }
     if plugged:
         worker = core.model_executor.driver_worker.worker.model_runner.get_model().revisit
-        result |= {"held": worker.pool.used, "blocks": worker.pool.blocks, "counters": worker.counters}
+        result |= {"requests": len(worker.requests), "blocks": worker.pool.blocks, "counters": worker.counters}
         del worker
     del llm, core
     cleanup_dist_env_and_memory()
@@ -174,6 +190,8 @@ def main(job_file: str, result_file: str) -> None:
     if job["plugged"]:
         os.environ["REVISIT_VLLM"] = "1"
     sys.path.insert(0, str(Path(__file__).parent.parent))
+    if os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1":
+        allow_any_mask()
     results = []
     for engine in job["engines"]:
         results.append(run_engine(engine, job["plugged"]))

@@ -123,13 +123,14 @@ class PaddedStates:
 class StateBlocks:
     """The vision states of a batch: G blocks of S states, each shared by c rows of the batch.
 
-    Padded blocks (`table` None) belong to c consecutive rows each; pooled blocks to one row, which may own several.
+    Padded blocks (`table` None) belong to c consecutive rows each; of pooled blocks, a row may have several.
     """
 
     states: Tensor  # (G, S, d)
     real: Tensor | None  # (G, S) False for padding; None without padding
-    rows: Tensor  # (G, c) the rows that share a block; any row if there are none
+    rows: Tensor  # (G, c) the rows that share a block; any row if there are fewer
     table: Tensor | None = None  # (B, M) the blocks of each row in order, then -1
+    slots: Tensor | None = None  # (B,) which of the c rows of its pooled blocks each row is
     seen: Tensor | None = None  # (B,) whether a row has vision states; None if all rows have
 
     @classmethod
@@ -142,20 +143,24 @@ class StateBlocks:
         if bool(mask.all()):
             return cls(states, None, rows)
         states.masked_fill_(~mask[..., None], math.nan)
-        return cls(states, mask, rows, None, mask.any(-1)[:, None].expand_as(rows).flatten())
+        return cls(states, mask, rows, seen=mask.any(-1)[:, None].expand_as(rows).flatten())
 
     @classmethod
-    def pooled(cls, pool: Tensor, lengths: Tensor, table: Tensor) -> StateBlocks:
-        """Use a pool of blocks (G, S, d) with `lengths` (G,) states each; row b owns the blocks table[b].
+    def pooled(
+        cls, pool: Tensor, lengths: Tensor, table: Tensor, slots: Tensor | None = None, copies: int = 1
+    ) -> StateBlocks:
+        """Use a pool of blocks (G, S, d) with `lengths` (G,) states each; row b has the blocks table[b].
 
-        The table (B, M) has block numbers in the order of the states, then -1. The whole pool is read: pass only the part
-        in use.
+        The table (B, M) has block numbers in the order of the states, then -1. At most `copies` rows share their blocks, and
+        row b is number slots[b] of them. The whole pool is read: pass only the part in use.
         """
         mask = torch.arange(pool.shape[1], device=pool.device) < lengths[:, None]
+        slots = torch.zeros(len(table), dtype=torch.long, device=table.device) if slots is None else slots
         owner = torch.arange(len(table), device=table.device)[:, None].expand_as(table)
-        spare = torch.zeros(len(pool) + 1, dtype=torch.long, device=pool.device)  # -1 goes to the spare place
-        rows = spare.scatter(0, table.remainder(len(pool) + 1).flatten(), owner.flatten())[:-1, None]
-        return cls(pool, mask, rows, table, (table >= 0).any(-1))
+        place = table.remainder(len(pool) + 1) * copies + slots[:, None]  # -1 goes to the spare block
+        spare = torch.zeros((len(pool) + 1) * copies, dtype=torch.long, device=pool.device)
+        rows = spare.scatter(0, place.flatten(), owner.flatten()).view(-1, copies)[:-1]
+        return cls(pool, mask, rows, table, slots, (table >= 0).any(-1))
 
     @property
     def mask(self) -> Tensor | None:
@@ -170,7 +175,7 @@ class StateBlocks:
             (None if self.real is None else self.real[items]),
             (None if self.seen is None else self.seen[index]),
         )
-        return StateBlocks(self.states[items], real, torch.arange(len(rows), device=index.device)[:, None], None, seen)
+        return StateBlocks(self.states[items], real, torch.arange(len(rows), device=index.device)[:, None], seen=seen)
 
     def by_block(self, values: Tensor) -> Tensor:
         """Return values of rows for the rows that share each block.  (B, K) -> (G, c, K), (B,) -> (G, c, 1)"""
@@ -181,7 +186,9 @@ class StateBlocks:
         """Return values of the states of each row, inf behind the last.  (G, S, c) -> (B, M · S)"""
         if self.table is None:
             return values.mT.flatten(0, 1)
-        return torch.where(self.table[..., None] < 0, INFINITY, values[..., 0][self.table]).flatten(1)
+        assert self.slots is not None
+        found = values.mT[self.table, self.slots[:, None]]  # (B, M, S)
+        return torch.where(self.table[..., None] < 0, INFINITY, found).flatten(1)
 
     def real_by_row(self) -> Tensor:
         """Return which values of `by_row` are states and not padding.  -> (B, M · S)"""
@@ -193,8 +200,9 @@ class StateBlocks:
         if self.table is None:
             number = index.view(*self.rows.shape, -1, 1).expand(-1, -1, -1, values.shape[-1])
             return values.transpose(1, 2).gather(2, number).flatten(0, 1)
+        assert self.slots is not None
         size = self.states.shape[1]
-        return values[:, :, 0][self.table.gather(1, index // size), index % size]
+        return values[self.table.gather(1, index // size), index % size, self.slots[:, None]]
 
 
 def to_device(numbers: np.ndarray, device: torch.device) -> Tensor:

@@ -2,8 +2,8 @@
 
     API server   InputProcessor                     checks the model at start, and rejects a request with bad settings
                                                     or images that can never fit (status 400)
-    engine core  Scheduler                          lets a request wait until its vision states have room, and ends one
-                                                    that failed in the worker, alone
+    engine core  Scheduler                          lets a request wait until its vision states have room, tells the
+                                                    workers whose states it uses, and ends one that failed there, alone
     worker       GPUModelRunner, of V2 or of V1     follows requests and batches, and reports failures
 
 Each extension calls vLLM's method and changes nothing for requests that did not opt in.
@@ -17,36 +17,45 @@ from typing import Any
 
 from revisit.errors import RevisitError
 from revisit.vllm.interfaces import extend, vllm_class
-from revisit.vllm.plan import Plan, Reservations, make_plan
+from revisit.vllm.plan import Plan, make_plan
 from revisit.vllm.request import KEY, admit, parse
+from revisit.vllm.reservations import Reservations
 
 log = logging.getLogger("vllm.revisit")  # below vLLM's own logger, which prints it
+GRANT = "revisit_grant"  # attribute of a request that a scheduler sends to the workers: see `Worker.add`
 FAILED = "revisit_failed"  # attribute of a runner's output: ids of requests that must be ended
 ENDED = "encoder_cache_mismatch_reqs"  # attribute of a scheduler: ids of requests that it ends with an error
 
 
 def install() -> None:
     """Extend the API server and the engine core."""
-    vllm_class("v1.request.Request", "request_id", "sampling_params", "prompt_token_ids")
+    vllm_class(
+        "v1.request.Request",
+        *("request_id", "sampling_params", "prompt_token_ids", "num_computed_tokens"),
+        *("mm_features", "cache_salt", "skip_reading_prefix_cache", "num_preemptions"),
+    )
+    vllm_class("multimodal.inputs.MultiModalFeatureSpec", "identifier", "mm_position")
     processor = vllm_class("v1.engine.input_processor.InputProcessor", "vllm_config")
     extend(processor, "__init__", wrap_start)
     extend(processor, "process_inputs", wrap_process_inputs)
     scheduler = vllm_class("v1.core.sched.scheduler.Scheduler", "vllm_config", "requests", ENDED)
     extend(scheduler, "_handle_blocked_waiting_request", wrap_blocked_waiting)
+    extend(scheduler, "schedule", wrap_schedule)
     extend(scheduler, "update_from_output", wrap_update_from_output)
+    extend(scheduler, "reset_prefix_cache", wrap_reset)
 
 
 def follow_runner(v2: bool) -> None:
     """Extend the model runner; called when the model is built, in its process."""
-    vllm_class("v1.core.sched.output.SchedulerOutput", "finished_req_ids", "scheduled_new_reqs")
+    vllm_class(
+        "v1.core.sched.output.SchedulerOutput",
+        *("finished_req_ids", "scheduled_new_reqs", "scheduled_spec_decode_tokens"),
+    )
     vllm_class("v1.core.sched.output.NewRequestData", "req_id", "sampling_params", "prompt_token_ids")
     if v2:
         vllm_class(
             "v1.worker.gpu.input_batch.InputBatch",
-            "req_ids",
-            "num_computed_tokens_np",
-            "num_scheduled_tokens",
-            "input_ids",
+            *("req_ids", "num_computed_tokens_np", "num_scheduled_tokens", "input_ids"),
         )
         runner = vllm_class("v1.worker.gpu.model_runner.GPUModelRunner", "get_model")
         extend(runner, "add_requests", wrap_new_requests)
@@ -89,7 +98,7 @@ def wrap_process_inputs(process_inputs: Callable[..., Any]) -> Callable[..., Any
         if not getattr(params, "extra_args", None):
             return process_inputs(self, request_id, prompt, params, *args, **kwargs)
         try:
-            method = admit(params, plan_of(self).model) if KEY in params.extra_args else None
+            method = admit(params.extra_args, plan_of(self))
             request = process_inputs(self, request_id, prompt, params, *args, **kwargs)
             if method is not None:
                 plan_of(self).check_fit(method, request.prompt_token_ids or [])
@@ -113,49 +122,82 @@ def wrap_blocked_waiting(handle_blocked: Callable[..., Any]) -> Callable[..., An
 
 
 def reserve(scheduler: Any, request: Any) -> bool:
-    """Reserve a request's blocks of the pool until it ends; return whether it has them.
+    """Reserve a request's room in the pool until it ends; return whether it has it.
 
-    A request that cannot be parsed or can never fit passed the check on arrival by mistake: it is ended, and the engine goes on.
+    Unless its vision states are stored already, it must not read the prefix cache, which would skip its images; nor after a
+    preemption, when its own tokens may be in it. A request that cannot be parsed or can never fit passed the check on arrival
+    by mistake: it is ended, and the engine goes on.
     """
-    name = request.request_id
+    if KEY not in (getattr(request.sampling_params, "extra_args", None) or ()):
+        return True
+    name, plan, reservations = request.request_id, plan_of(scheduler), reservations_of(scheduler)
     try:
-        need = needed(scheduler, request)
+        if not hasattr(request, "revisit_need"):
+            method = parse(request.sampling_params.extra_args, plan.model)
+            request.revisit_need = None if method is None else plan.need(method, request)
     except Exception as error:
         log.error("ReVisiT ends request %s: %s", name, error)
         getattr(scheduler, ENDED).add(name)
         return False
-    if not need:
+    need = request.revisit_need
+    if need is None:
         return True
-    if "revisit_reservations" not in scheduler.__dict__:
-        scheduler.revisit_reservations = Reservations(plan_of(scheduler).blocks)
-    reservations: Reservations = scheduler.revisit_reservations
-    if need > reservations.blocks:
+    if need.blocks > reservations.blocks:
         getattr(scheduler, ENDED).add(name)
         return False
-    reservations.forget(scheduler.requests)
-    return reservations.take(name, need)
+    if not reservations.take(name, need):
+        return False
+    request.skip_reading_prefix_cache |= reservations.owner(name) == name or request.num_preemptions > 0
+    return True
 
 
-def needed(scheduler: Any, request: Any) -> int:
-    """Return the number of pool blocks that a request needs; 0 if it did not opt in."""
-    params = request.sampling_params
-    if params is None or KEY not in (params.extra_args or ()):
-        return 0
-    if not hasattr(request, "revisit_blocks"):
-        method = parse(params.extra_args, plan_of(scheduler).model)
-        prompt = request.prompt_token_ids or []
-        request.revisit_blocks = 0 if method is None else plan_of(scheduler).blocks_of(method, prompt)
-    return int(request.revisit_blocks)
+def reservations_of(scheduler: Any) -> Reservations:
+    """Return the reservations of a scheduler."""
+    if "revisit_reservations" not in scheduler.__dict__:
+        plan = plan_of(scheduler)
+        scheduler.revisit_reservations = Reservations(plan.blocks, keep=plan.caching)
+    reservations: Reservations = scheduler.revisit_reservations
+    return reservations
+
+
+def wrap_schedule(schedule: Callable[..., Any]) -> Callable[..., Any]:
+    """Send the workers the grants of new requests."""
+
+    def scheduled(self: Any, *args: Any, **kwargs: Any) -> Any:
+        reservations = reservations_of(self)
+        reservations.update(self.requests)
+        output = schedule(self, *args, **kwargs)
+        reservations.update(self.requests)
+        for new in output.scheduled_new_reqs:
+            owner = reservations.owner(new.req_id)
+            if owner is not None:
+                setattr(new, GRANT, (owner, reservations.take_dropped()))
+        return output
+
+    return scheduled
 
 
 def wrap_update_from_output(update_from_output: Callable[..., Any]) -> Callable[..., Any]:
     """End requests that failed in the worker with vLLM's own error status."""
 
     def update(self: Any, scheduler_output: Any, model_runner_output: Any, *args: Any, **kwargs: Any) -> Any:
-        getattr(self, ENDED).update(getattr(model_runner_output, FAILED, ()))
+        failed = getattr(model_runner_output, FAILED, ())
+        if failed:
+            getattr(self, ENDED).update(failed)
+            reservations_of(self).invalidate(failed)
         return update_from_output(self, scheduler_output, model_runner_output, *args, **kwargs)
 
     return update
+
+
+def wrap_reset(reset_prefix_cache: Callable[..., Any]) -> Callable[..., Any]:
+    """Share no stored states any more when the prefix cache is reset, as after new weights."""
+
+    def reset(self: Any, *args: Any, **kwargs: Any) -> Any:
+        reservations_of(self).invalidate()
+        return reset_prefix_cache(self, *args, **kwargs)
+
+    return reset
 
 
 # -- worker -------------------------------------------------------------------------------------------------------
@@ -168,7 +210,7 @@ def worker_of(runner: Any) -> Any:
 
 
 def wrap_new_requests(update: Callable[..., Any]) -> Callable[..., Any]:
-    """Remove ended requests, which frees their blocks, then add new ones."""
+    """Remove ended requests, then add new ones."""
 
     def updated(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         worker = worker_of(self)
@@ -176,7 +218,7 @@ def wrap_new_requests(update: Callable[..., Any]) -> Callable[..., Any]:
             for name in scheduler_output.finished_req_ids:
                 worker.remove(name)
             for new in scheduler_output.scheduled_new_reqs:
-                worker.add(new.req_id, new.sampling_params, new.prompt_token_ids)
+                worker.add(new.req_id, new.sampling_params, new.prompt_token_ids, getattr(new, GRANT, None))
         return update(self, scheduler_output, *args, **kwargs)
 
     return updated
@@ -185,11 +227,10 @@ def wrap_new_requests(update: Callable[..., Any]) -> Callable[..., Any]:
 def wrap_batches_v2(prepare_inputs: Callable[..., Any]) -> Callable[..., Any]:
     """Tell the worker, before every forward, which positions of which requests it computes, by row of the batch."""
 
-    def prepare(self: Any, *args: Any, **kwargs: Any) -> Any:
-        batch = prepare_inputs(self, *args, **kwargs)
-        worker = worker_of(self)
-        if worker is not None:
-            worker.begin(batch.req_ids, batch.num_computed_tokens_np, batch.num_scheduled_tokens, batch.input_ids)
+    def prepare(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        batch = prepare_inputs(self, scheduler_output, *args, **kwargs)
+        positions = (batch.num_computed_tokens_np, batch.num_scheduled_tokens)
+        begin(self, scheduler_output, batch.req_ids, *positions, batch.input_ids)
         return batch
 
     return prepare
@@ -200,14 +241,20 @@ def wrap_batches_v1(prepare_inputs: Callable[..., Any]) -> Callable[..., Any]:
 
     def prepare(self: Any, scheduler_output: Any, num_scheduled_tokens: Any, *args: Any, **kwargs: Any) -> Any:
         result = prepare_inputs(self, scheduler_output, num_scheduled_tokens, *args, **kwargs)
-        worker = worker_of(self)
-        if worker is not None:
-            batch, rows = self.input_batch, slice(self.input_batch.num_reqs)
-            computed = batch.num_computed_tokens_cpu[rows]
-            worker.begin(batch.req_ids[rows], computed, num_scheduled_tokens[rows], self.input_ids.gpu)
+        batch, rows = self.input_batch, slice(self.input_batch.num_reqs)
+        positions = (batch.num_computed_tokens_cpu[rows], num_scheduled_tokens[rows])
+        begin(self, scheduler_output, batch.req_ids[rows], *positions, self.input_ids.gpu)
         return result
 
     return prepare
+
+
+def begin(runner: Any, scheduler_output: Any, names: Any, firsts: Any, counts: Any, inputs: Any) -> None:
+    """Begin a step of the runner's worker; see `Worker.begin`."""
+    worker = worker_of(runner)
+    if worker is not None:
+        drafts = scheduler_output.scheduled_spec_decode_tokens
+        worker.begin(names, firsts, counts, [len(drafts.get(name, ())) for name in names], inputs)
 
 
 def wrap_sample_tokens(sample_tokens: Callable[..., Any]) -> Callable[..., Any]:
@@ -219,9 +266,8 @@ def wrap_sample_tokens(sample_tokens: Callable[..., Any]) -> Callable[..., Any]:
         failed = worker.take_failed() if worker is not None else ()
         if failed:
             # Asynchronous outputs wrap the object that will be sent.
-            held = (
-                getattr(output, "_model_runner_output", None) or getattr(output, "model_runner_output", None) or output
-            )
+            names = ("_model_runner_output", "model_runner_output")
+            held = next((found for name in names if (found := getattr(output, name, None)) is not None), output)
             setattr(held, FAILED, failed)
         return output
 

@@ -28,21 +28,25 @@ from revisit.vllm.pool import Pool
 from revisit.vllm.request import LAYERS_SWITCH, kept_layers
 from revisit.vllm.worker import Worker
 
+SPECULATION = ("ngram", "ngram_gpu", "draft_model")  # methods whose candidates are verified row by row
+
 
 class WithWorker:
-    """Mix-in for a vLLM model class that adds a `Worker` on its last pipeline stage."""
+    """Mix-in for a vLLM model class that adds a `Worker` on its last pipeline stage, unless it only drafts tokens."""
 
     revisit: Worker | None = None
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        check_supported(vllm_config)
+        draft = is_draft(vllm_config)
+        if not draft:
+            check_supported(vllm_config)
         super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
-        if get_pp_group().is_last_rank:
+        if get_pp_group().is_last_rank and not draft:
             self.revisit = build_worker(self, vllm_config)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         output = super().forward(*args, **kwargs)  # type: ignore[misc]
-        if self.revisit is None:  # an earlier pipeline stage
+        if self.revisit is None:
             return output
         final, others = output if isinstance(output, tuple) else (output, ())
         self.revisit.observe(final, others)
@@ -109,10 +113,24 @@ def sharded_head(owner: Any) -> ShardedHead:
     )
 
 
+def is_draft(config: VllmConfig) -> bool:
+    """Return whether a configuration is that of the model that only drafts tokens."""
+    speculative = config.speculative_config
+    return (
+        speculative is not None
+        and speculative.method == "draft_model"  # the others have the model itself there
+        and config.model_config is speculative.draft_model_config
+    )
+
+
 def check_supported(config: VllmConfig) -> None:
     """Raise RevisitError at start-up for options with which results would not be exact."""
-    vllm_class("config.VllmConfig", "lora_config", "speculative_config", "kv_transfer_config", "use_v2_model_runner")
-    vllm_class("config.CacheConfig", "kv_sharing_fast_prefill")
+    vllm_class(
+        "config.VllmConfig",
+        *("lora_config", "speculative_config", "kv_transfer_config", "use_v2_model_runner", "num_speculative_tokens"),
+    )
+    vllm_class("config.SpeculativeConfig", "method", "draft_model_config")
+    vllm_class("config.CacheConfig", "kv_sharing_fast_prefill", "enable_prefix_caching")
     vllm_class("config.ModelConfig", "enable_prompt_embeds", "enforce_eager")
     vllm_class("config.CompilationConfig", "cudagraph_mode")
     vllm_class(
@@ -133,7 +151,9 @@ def check_supported(config: VllmConfig) -> None:
         "dual batch overlap": parallel.enable_dbo,
         "batch-sharded sampling (ranks would score different tokens)": parallel.enable_batch_sharded_sampling,
         "context parallelism": max(parallel.decode_context_parallel_size, parallel.prefill_context_parallel_size) > 1,
-        "speculative decoding": config.speculative_config is not None,
+        f"speculation other than {', '.join(SPECULATION)} (others replace the states that the model returns)": config.speculative_config
+        is not None
+        and config.speculative_config.method not in SPECULATION,
         "KV transfer (states of tokens computed elsewhere are missing)": config.kv_transfer_config is not None,
         "fast prefills over shared KV caches (they skip states)": config.cache_config.kv_sharing_fast_prefill,
         f"pipeline parallelism and states of other layers than the last (set {LAYERS_SWITCH}=last)": parallel.pipeline_parallel_size

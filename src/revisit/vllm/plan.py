@@ -6,7 +6,8 @@ three count the same blocks.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -21,13 +22,13 @@ from revisit.models.families import resolve_layers, vllm_architectures
 from revisit.models.parts import vision_token_ids
 from revisit.models.types import Configured
 from revisit.vllm.request import kept_layers
+from revisit.vllm.reservations import Need
 
 POOL_SWITCH = "REVISIT_VLLM_POOL_MB"
 # Configuration fields with a fixed number of tokens per image; blocks then hold whole images.
 TOKENS_OF_AN_IMAGE = ("image_seq_length", "mm_tokens_per_image")
 BLOCK, LARGEST_BLOCK = 512, 1024  # states, where one layer is collected, and where several are
 SMALLEST_BLOCK, FEWEST_BLOCKS = 64, 16  # blocks are smaller in a pool with fewer
-PATIENCE = 64  # requests that may overtake one that waits for room
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class Plan:
     model: Configured  # for recommended settings, see `request.parse`
     kept: str | tuple[int, ...] = "last"  # layers that are stored besides the last
     ranks: int = 1  # of tensor parallelism
+    drafts: int = 0  # most candidates of speculative decoding that a step verifies for a request
+    caching: bool = False  # whether vLLM has a prefix cache
 
     @property
     def summary(self) -> str:
@@ -58,13 +61,24 @@ class Plan:
     def layers(self, method: ReVisiT) -> tuple[int, ...]:
         return resolve_layers(method.layers, self.depth, self.tied)
 
-    def positions(self, prompt_ids: Sequence[int]) -> np.ndarray:
+    def positions(self, prompt_ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """Return the positions of the vision tokens in a prompt.  -> (N,)"""
         return np.isin(np.asarray(prompt_ids, dtype=np.int64), self.vision_ids).nonzero()[0]
 
-    def blocks_of(self, method: ReVisiT, prompt_ids: Sequence[int]) -> int:
-        """Return the number of pool blocks that a request needs."""
-        return self.blocks_for(len(self.positions(prompt_ids)) * len(self.layers(method)))
+    def need(self, method: ReVisiT, request: Any) -> Need | None:
+        """Return what a request needs of the pool; None without an image.
+
+        States depend on the prompt up to the last vision token, on its images, and on the layers.
+        """
+        prompt = np.asarray(request.prompt_token_ids or [], dtype=np.int64)
+        positions = self.positions(prompt)
+        if not len(positions):
+            return None
+        last, layers = int(positions[-1]), self.layers(method)
+        images = [(image.identifier, image.mm_position.offset) for image in request.mm_features or ()]
+        about = (layers, method.norm, request.cache_salt, [image for image in images if image[1] <= last])
+        key = hashlib.sha256(repr(about).encode() + prompt[: last + 1].tobytes()).digest()
+        return Need(self.blocks_for(len(positions) * len(layers)), last, key)
 
     def blocks_for(self, states: int) -> int:
         """Return the number of blocks for this many states."""
@@ -72,41 +86,14 @@ class Plan:
 
     def check_fit(self, method: ReVisiT, prompt_ids: Sequence[int]) -> None:
         """Raise RevisitError if a request needs more than the whole pool."""
-        if self.blocks_of(method, prompt_ids) <= self.blocks:
-            return
         tokens, layers = len(self.positions(prompt_ids)), len(self.layers(method))
+        if self.blocks_for(tokens * layers) <= self.blocks:
+            return
         raise RevisitError(
             f"revisit: the images of this request have {tokens} vision tokens at {layers} layer{'s' * (layers > 1)}, "
             f"{tokens * layers} states, and this server has room for {self.blocks * self.block}: send smaller or fewer images, leave "
             f'"revisit" out, or start the server with a larger {POOL_SWITCH}.'
         )
-
-
-class Reservations:
-    """The requests that have blocks of the pool, and those that wait for some, in the scheduler."""
-
-    def __init__(self, blocks: int) -> None:
-        self.blocks = blocks
-        self._taken: dict[str, int] = {}  # blocks of each request
-        self._waiting: dict[str, int] = {}  # how often each was overtaken
-
-    def forget(self, alive: Container[str]) -> None:
-        """Free the blocks of requests that have ended."""
-        self._taken = {name: need for name, need in self._taken.items() if name in alive}
-        self._waiting = {name: count for name, count in self._waiting.items() if name in alive}
-
-    def take(self, name: str, need: int) -> bool:
-        """Reserve blocks and return whether there was room; waiting requests are overtaken at most `PATIENCE` times."""
-        if name in self._taken:
-            return True
-        patient = all(count < PATIENCE for other, count in self._waiting.items() if other != name)
-        if not patient or sum(self._taken.values()) + need > self.blocks:
-            self._waiting.setdefault(name, 0)
-            return False
-        self._waiting.pop(name, None)
-        self._waiting = {other: count + 1 for other, count in self._waiting.items()}
-        self._taken[name] = need
-        return True
 
 
 def block_size(image: int | None, layers: int, room: int) -> int:
@@ -151,8 +138,13 @@ def make_plan(config: Any) -> Plan:
         raise RevisitError(
             f"{POOL_SWITCH}={megabytes:g} has no room for {block} vision states of width {width}; make it larger."
         )
-    ranks = config.parallel_config.tensor_parallel_size
-    return Plan(vision_token_ids(model.hf_config), depth, tied, width, dtype, blocks, block, about, kept, ranks)
+    return Plan(
+        vision_token_ids(model.hf_config),
+        *(depth, tied, width, dtype, blocks, block, about, kept),
+        ranks=config.parallel_config.tensor_parallel_size,
+        drafts=config.num_speculative_tokens,
+        caching=bool(config.cache_config.enable_prefix_caching),
+    )
 
 
 def check_model(architecture: str) -> None:

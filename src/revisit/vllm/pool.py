@@ -1,14 +1,14 @@
 """The vision states of all opted-in requests of one worker, in a pool of fixed size.
 
-The pool is one tensor (blocks, states of a block, d), allocated with the model, so that vLLM's memory profile includes it. A
-request takes its blocks when it is admitted and returns them when it ends. Its states are numbered layer by layer (state
-j·N + i is vision token i at the j-th of its layers) and fill its blocks in that order. A step reads the front of the pool in
-place, without copies or padding.
+The pool is one tensor (blocks, states of a block, d), allocated with the model, so that vLLM's memory profile includes it. The
+states of a request are numbered layer by layer (state j·N + i is vision token i at the j-th of its layers) and fill its blocks
+in that order. A step reads the front of the pool in place, without copies or padding.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,10 +17,6 @@ from torch import Tensor
 
 from revisit.errors import RevisitError
 from revisit.step.interface import BlockTable, StateBlocks, to_device
-
-
-class PoolFull(RevisitError):
-    """There are not enough free blocks."""
 
 
 class Pool:
@@ -48,8 +44,8 @@ class Pool:
     def take(self, count: int) -> np.ndarray:
         """Take `count` free blocks and return their numbers, ascending.  -> (count,)"""
         if count > len(self._free):
-            raise PoolFull(
-                f"A request needs {count} blocks of vision states, and {len(self._free)} of {self.blocks} are free."
+            raise RevisitError(
+                f"The pool of vision states has {len(self._free)} free blocks of {self.blocks}, and a request needs {count}."
             )
         numbers = [heapq.heappop(self._free) for _ in range(count)]
         self._taken.update(numbers)
@@ -85,22 +81,27 @@ class Pool:
         return BlockTable(self.states, to_device(blocks, device), to_device(np.array(states, np.int32), device))
 
     def view(self, owned: Sequence[np.ndarray], states: Sequence[int]) -> StateBlocks:
-        """Return the blocks `owned[row]` of some rows, with `states[row]` states in them.
+        """Return the blocks `owned[row]` of some rows, with `states[row]` states in them; rows share all of their blocks or none.
 
-        They are read in place if they make up at least half of the front of the pool, and copied otherwise.
+        Blocks are read in place if they make up at least half of the front of the pool, and copied otherwise.
         """
         device = self.states.device
-        every = np.concatenate([*owned, np.empty(0, np.int64)])
+        every = np.unique(np.concatenate([*owned, np.empty(0, np.int64)]))
         front = int(max(every, default=0)) + 1
         table = np.full((len(owned), max(1, *map(len, owned))), -1)
-        lengths = np.zeros(front, np.int64)
+        lengths, slots = np.zeros(front, np.int64), np.zeros(len(owned), np.int64)
+        shares: Counter[int] = Counter()
         for row, (numbers, count) in enumerate(zip(owned, states, strict=True)):
             table[row, : len(numbers)] = numbers
             lengths[numbers] = self.size
             lengths[numbers[-1:]] = count - self.size * (len(numbers) - 1)
-        if 2 * len(every) >= front:
-            return StateBlocks.pooled(self.states[:front], to_device(lengths, device), to_device(table, device))
-        place = np.full(front + 1, -1)  # -1 means no block
-        place[every] = np.arange(len(every))
-        chosen = self.states[to_device(every, device)]
-        return StateBlocks.pooled(chosen, to_device(lengths[every], device), to_device(place[table], device))
+            for first in numbers[:1]:
+                slots[row] = shares[first]
+                shares[first] += 1
+        pool = self.states[:front]
+        if 2 * len(every) < front:
+            place = np.full(front + 1, -1)  # -1 means no block
+            place[every] = np.arange(len(every))
+            pool, lengths, table = self.states[to_device(every, device)], lengths[every], place[table]
+        lengths_there, table_there, slots_there = (to_device(values, device) for values in (lengths, table, slots))
+        return StateBlocks.pooled(pool, lengths_there, table_there, slots_there, max(shares.values(), default=1))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from revisit import settings
 from revisit.errors import RevisitError
@@ -14,7 +14,7 @@ from revisit.models.types import Configured
 from revisit.registry import parse_entry
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from revisit.vllm.plan import Plan
 
 KEY = "revisit"
 LAYERS_SWITCH = "REVISIT_VLLM_LAYERS"
@@ -72,8 +72,13 @@ def kept_layers(model: Configured) -> str | tuple[int, ...]:
         ) from None
 
 
-def check(method: ReVisiT, server: str | Sequence[int]) -> None:
-    """Raise RevisitError if a request needs layers that the server does not store."""
+def check(method: ReVisiT, server: str | Sequence[int], speculative: bool = False) -> None:
+    """Raise RevisitError if a request needs layers that the server does not store, or settings that speculation excludes."""
+    if speculative and (method.select == "random" or method.once):
+        raise RevisitError(
+            "revisit: once and select='random' cannot be used with speculative decoding, where the position of a token is not known "
+            "before it is accepted; leave them out, or use a server without --speculative-config."
+        )
     wanted = method.layers
     if wanted in ("last", server):
         return
@@ -87,10 +92,9 @@ def check(method: ReVisiT, server: str | Sequence[int]) -> None:
     )
 
 
-def admit(sampling_params: Any, model: Configured) -> ReVisiT | None:
-    """Check a request's settings; an opted-in request reads no cached prefix, which would skip its image."""
-    method = parse(sampling_params.extra_args, model)
+def admit(extra_args: Mapping[str, object] | None, plan: Plan) -> ReVisiT | None:
+    """Return the method of a request, checked against what the server stores; None if it did not opt in."""
+    method = parse(extra_args, plan.model)
     if method is not None:
-        check(method, kept_layers(model))
-        sampling_params.skip_reading_prefix_cache = True
+        check(method, plan.kept, plan.drafts > 0)
     return method

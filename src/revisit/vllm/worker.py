@@ -44,7 +44,7 @@ _SERIAL = itertools.count()
 class Request:
     """One opted-in request: its settings, the positions of its vision tokens, and which of their states are stored."""
 
-    def __init__(self, method: ReVisiT, plan: Plan, prompt_ids: Sequence[int], pool: Pool) -> None:
+    def __init__(self, method: ReVisiT, plan: Plan, prompt_ids: Sequence[int]) -> None:
         self.serial = next(_SERIAL)
         self.rule = method.rule()
         self.final_norm = method.norm == "final"
@@ -52,8 +52,9 @@ class Request:
         self.prompt_length = len(prompt_ids)
         self.positions = plan.positions(prompt_ids)  # (N,)
         self.seen = np.zeros(self.tokens, bool)
-        self.block = pool.size
-        self.blocks = pool.take(plan.blocks_for(self.states))
+        self.block = plan.block
+        self.blocks = np.empty(0, np.int64)  # of the pool
+        self.shared = False  # whether another request computes the states
         self.item: Item | None = None  # its states, for steps that read row by row
         self.line: int | None = None  # of its tokens in `Written`, if its settings need them
         self._generator = random.Random(method.seed)
@@ -73,9 +74,9 @@ class Request:
         """Whether the states of all vision tokens are stored."""
         return bool(self.seen.all())
 
-    def forget(self) -> None:
-        """Drop the states, which are about to be computed again."""
-        self.seen[:] = False
+    def restart(self) -> None:
+        """Expect the states to be computed again, unless another request computes them."""
+        self.seen[:] = self.shared
         self.item = None
 
     def places(self, numbers: np.ndarray) -> np.ndarray:
@@ -130,7 +131,7 @@ class Piece(NamedTuple):
 
     name: str
     request: Request
-    row: int  # in the batch
+    row: int  # of the logits after its last token
     sources: np.ndarray  # (m,) positions among the scheduled tokens
     low: int
     high: int
@@ -163,6 +164,7 @@ class Worker:
         self.plan, self.pool, self.make_head, self.norm = plan, pool, make_head, norm
         self.collected = collected  # layers that the forward returns, ascending, including the last
         self.requests: dict[str, Request] = {}
+        self.blocks: dict[str, np.ndarray] = {}  # of the pool, by the request that computes the states in them
         self.rehearsed = False
         self._room = room_for(plan.blocks, plan.width)
         self._failed: set[str] = set()
@@ -189,14 +191,32 @@ class Worker:
 
     # -- requests --------------------------------------------------------------------------------------------------
 
-    def add(self, name: str, params: Any, prompt_ids: Sequence[int] | None) -> None:
-        """Add a request; one that is added again is prefilled again."""
+    def add(
+        self,
+        name: str,
+        params: Any,
+        prompt_ids: Sequence[int] | None,
+        grant: tuple[str, Sequence[str]] | None = None,
+    ) -> None:
+        """Add a request; one that is added again is prefilled again.
+
+        Args:
+            name: Its id.
+            params: Its sampling parameters.
+            prompt_ids: Its prompt.
+            grant: From the scheduler: the request that computes its states, itself by default, and requests whose blocks
+                are free again.
+        """
+        owner, dropped = grant or (name, ())
+        self.drop(dropped)
         self.remove(name)
         try:
             method = None if params is None else parse(params.extra_args, self.plan.model)
             if method is None:
                 return
-            request = Request(method, self.plan, prompt_ids or [], self.pool)
+            request = Request(method, self.plan, prompt_ids or [])
+            if request.tokens:
+                self._give_blocks(request, name, owner)
         except Exception as error:
             self.fail(name, error)
             return
@@ -206,13 +226,27 @@ class Worker:
             request.line = self._written.take_line()
         self.requests[name] = request
 
+    def _give_blocks(self, request: Request, name: str, owner: str) -> None:
+        request.shared = owner != name
+        if owner not in self.blocks:
+            if request.shared:
+                raise RevisitError(
+                    f"the vision states of {owner}, with the same images, are not stored any more; send it again."
+                )
+            self.blocks[name] = self.pool.take(self.plan.blocks_for(request.states))
+        request.blocks = self.blocks[owner]
+        request.restart()
+
     def remove(self, name: str) -> None:
-        """Remove a request and free its blocks."""
+        """Remove a request; its states stay until the scheduler drops them."""
         request = self.requests.pop(name, None)
-        if request is not None:
-            self.pool.give_back(request.blocks)
-            if request.line is not None:
-                self._written.give_back(request.line)
+        if request is not None and request.line is not None:
+            self._written.give_back(request.line)
+
+    def drop(self, owners: Iterable[str]) -> None:
+        """Free the blocks of requests, of which some may never have come here."""
+        for owner in owners:
+            self.pool.give_back(self.blocks.pop(owner, ()))
 
     def fail(self, name: str, error: Exception) -> None:
         """End a request, and no other; see the module's docstring for tensor parallelism."""
@@ -232,42 +266,50 @@ class Worker:
     def begin(
         self,
         names: Sequence[str],
-        firsts: Sequence[int] | np.ndarray,
-        counts: Sequence[int] | np.ndarray,
+        firsts: Iterable[int],
+        counts: Iterable[int],
+        drafts: Iterable[int] | None = None,
         inputs: Tensor | None = None,
     ) -> None:
-        """Plan the next step, which computes `count` positions from `first` of each row's sequence.
+        """Plan the next step.
 
-        `inputs` are the tokens at these positions, on the device, those of all rows in turn; only `once` needs them.
+        Args:
+            names: The requests, in the order of the batch.
+            firsts: The first position that is computed of each.
+            counts: The number of positions.
+            drafts: How many of these, at the end, are candidates of speculative decoding. Each has a row of logits of its
+                own, behind the row of the last known token; none by default.
+            inputs: The tokens at these positions, on the device, those of all requests in turn; only `once` needs them.
         """
         self._pieces, self._rows = [], []
         if not self.requests:
             return
-        start = 0
-        for row, (name, first, count) in enumerate(zip(names, map(int, firsts), map(int, counts), strict=True)):
+        start = row = 0
+        for name, first, count, draft in zip(names, firsts, counts, drafts or [0] * len(names), strict=True):
             request = self.requests.get(name)
-            if request is not None and request.tokens:
-                self._plan_row(name, request, row, start, first, count)
-            elif request is not None:
-                self._counts["steps"] += first + count >= request.prompt_length  # no image: not refined
-            start += count
+            if request is not None:
+                self._plan_rows(name, request, row, start, int(first), int(first + count - draft), draft)
+            start += int(count)
+            row += 1 + draft
         if inputs is not None:
             self._written.store(inputs)
 
-    def _plan_row(self, name: str, request: Request, row: int, start: int, first: int, count: int) -> None:
+    def _plan_rows(self, name: str, request: Request, row: int, start: int, first: int, end: int, draft: int) -> None:
         if first == 0:
-            request.forget()
+            request.restart()
         if not request.complete:
-            low, high = np.searchsorted(request.positions, [first, first + count]).tolist()
+            low, high = np.searchsorted(request.positions, [first, end]).tolist()
             if low < high:
                 sources = request.positions[low:high] - first + start
                 self._pieces.append(Piece(name, request, row, sources, low, high))
         generated = max(first, request.prompt_length)  # the first position of a generated token
-        if request.line is not None and generated < first + count:
-            place = generated - request.prompt_length
-            self._written.plan(request.line, place, start + generated - first, first + count - generated)
-        if first + count >= request.prompt_length:  # else the sampled token is discarded
-            self._rows.append(Row(name, request, row, first + count - request.prompt_length))
+        if request.line is not None and generated < end:
+            self._written.plan(
+                request.line, generated - request.prompt_length, start + generated - first, end - generated
+            )
+        if end >= request.prompt_length:  # else the sampled token is discarded
+            token = end - request.prompt_length
+            self._rows += [Row(name, request, row + i, token + i) for i in range(1 + draft)]
 
     def observe(self, final: Tensor, others: Iterable[Tensor]) -> None:
         """Store the vision states of a forward: the normed final states, and those of the other collected layers."""
@@ -279,7 +321,7 @@ class Worker:
         self._keep(pieces, hidden)
 
     def _observe_sampled(self, states: Tensor) -> None:
-        """Store the states of each row's last token, if a replayed graph returned no others."""
+        """Store the states of prompts' last tokens, if a replayed graph returned no others."""
         pieces, self._pieces = self._pieces, []
         pieces = [piece._replace(sources=np.array([piece.row])) for piece in pieces if len(piece.sources) == 1]
         self._keep([p for p in pieces if p.request.layers == (self.plan.depth,)], {self.plan.depth: states})
@@ -315,9 +357,11 @@ class Worker:
         groups: dict[Rule, list[Row]] = defaultdict(list)
         for row in rows:
             self._counts["steps"] += 1
+            if not row.request.tokens:
+                continue  # no image: not refined
             if row.request.complete:
                 groups[row.request.rule].append(row)
-            else:
+            elif row.name in self.requests:
                 self.fail(row.name, _missing(row.request))
         if not groups:
             return logits
@@ -381,7 +425,8 @@ class Worker:
         copied = self.pool.states[: self.pool.blocks // 2].clone()  # the largest copy of `Pool.view`
         refine_batch(logits.float(), view, self.head, Rule(), capacity=self._room // self.pool.blocks)
         del copied
-        choose(self.head, Rule(), self.pool.states.device).reserve(logits, self.pool.table(owned, counts))
+        rows = 1 + self.plan.drafts  # of a request
+        choose(self.head, Rule(), self.pool.states.device).reserve(logits, self.pool.table(owned * rows, counts * rows))
 
 
 def _draws(rule: Rule, group: Sequence[Row], like: Tensor) -> Tensor | float:
