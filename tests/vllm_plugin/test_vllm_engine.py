@@ -213,7 +213,10 @@ def expected_with_scores(runs: dict[str, Any], request: dict[str, Any]) -> tuple
 
 def test_the_requested_runner_is_used(runs: dict[str, Any]) -> None:
     asked = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
-    assert {engine["v2"] for engine in [*runs["plugged"].values(), runs["vanilla"]]} == {asked}
+    engines = [*runs["plugged"].values(), runs["vanilla"]]
+    assert {engine["v2"] for engine in engines} == {asked}
+    # vLLM itself turns asynchronous scheduling off for n-grams in its V1 form.
+    assert {engine["asynchronous"] for engine in engines if engine["name"] != "looked up"} == {True}
 
 
 @pytest.mark.parametrize("engine", [*ENGINES, LOOKED_UP, DRAFTED, CONVERSATION], ids=lambda engine: engine["name"])
