@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from revisit.eval.benchmarks import language
 from revisit.eval.benchmarks.base import Metric, Scores
 from revisit.eval.benchmarks.chair import Chair
 from revisit.eval.log import Log, new_request, read_logs
-from revisit.eval.report.sample_browser import Columns, Sample, natural_order, read_samples, verdict, view, write
+from revisit.eval.report.sample_browser import Columns, Sample, natural_order, read_samples, view, write
 from revisit.eval.run import run
 from revisit.eval.spec import Spec
 from revisit.explain.record import wrong_spans
@@ -31,6 +32,10 @@ LOWER, HIGHER = Metric("CHAIRs", "lower", 100, 1), Metric("accuracy", "higher", 
 
 def scores(headline: str, **shown: Metric) -> Scores:
     return Scores({}, shown=shown, headline=headline)
+
+
+def verdict(terms: dict[str, tuple[float, float]], made: Scores) -> tuple[str, bool]:
+    return replace(made, per_item={name: {"q": value} for name, value in terms.items()}).verdict("q")
 
 
 def test_one_verdict_by_the_headline_metric() -> None:

@@ -78,6 +78,9 @@ def evaluate(
         "--controls",
         help="Add plausible-only, and greedy decoding without the image, with noise, and with another item's image.",
     ),
+    only_visual: bool = typer.Option(
+        False, "--only-visual", help="Leave out items that greedy decoding answers correctly without the image."
+    ),
     plan_only: bool = options.PLAN,
     quiet: bool = options.QUIET,
 ) -> None:
@@ -93,9 +96,9 @@ def evaluate(
     """
     from revisit.cli.progress import print_plan, reporter
     from revisit.eval.benchmarks.language import require_data
-    from revisit.eval.compare import compare
+    from revisit.eval.compare import about_added, compare
     from revisit.eval.config import load_config
-    from revisit.eval.log import read_logs, unfinished
+    from revisit.eval.log import LOGS, read_logs, unfinished
     from revisit.eval.report.comparisons import comparison_sections
     from revisit.eval.report.terminal import print_section
     from revisit.eval.run import run
@@ -114,14 +117,19 @@ def evaluate(
     if plan_only:
         print_plan(settings)
         return
-    with reporter(quiet, Path(settings.out)) as progress:
+    out = Path(settings.out)
+    before = read_logs(out) if (out / LOGS).is_dir() else []
+    with reporter(quiet, out) as progress:
         run(settings, progress)
     problems: list[str] = []
-    logs = read_logs(Path(settings.out))
+    logs = read_logs(out)
     if notice := unfinished(logs):  # of an earlier command with this --out
         print(notice)
-    for section in comparison_sections(compare(logs, problems=problems)):
+    tables = compare(logs, problems=problems)
+    for section in comparison_sections(tables):
         print_section(section)
+    for note in about_added(before, tables):
+        print(note)
     for problem in problems:
         print(f"revisit: {problem}", file=sys.stderr)
     print(f"Logs and results: {settings.out}; more with `revisit compare {quote(settings.out)}`.")

@@ -69,6 +69,7 @@ class EvalConfig(Settings):
     allow_incomplete: bool = False
     skip_bad_images: bool = False
     controls: bool = False
+    only_visual: bool = False
     preset: str | None = None
 
     def check(self) -> None:
@@ -154,7 +155,8 @@ class EvalConfig(Settings):
     def _method_entries(self) -> list[Any]:
         found = [entry if isinstance(entry, Method) else METHODS.parse(entry) for entry in _entries(self.method)]
         named = {entry.name if isinstance(entry, Method) else METHODS.find(entry[0]).name for entry in found}
-        return found + [(name, {}) for name in CONTROL_METHODS if self.controls and name not in named]
+        added = CONTROL_METHODS if self.controls else CONTROL_METHODS[:1] if self.only_visual else ()
+        return found + [(name, {}) for name in added if name not in named]
 
     @cached_property
     def _benchmark_entries(self) -> list[Any]:

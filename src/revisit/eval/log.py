@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from revisit.errors import RevisitError
 from revisit.eval import statistics
-from revisit.eval.benchmarks.base import Benchmark, Item, Scores
+from revisit.eval.benchmarks.base import Benchmark, Item, Scores, ratio
 from revisit.eval.spec import Spec, environment
 from revisit.explain.files import digest, read_file, slug, write_json
 from revisit.explain.jsonl import LineFile, read_lines
@@ -68,6 +68,7 @@ class Request(Record):
     limit: int | None = None
     batch_size: int = 1
     skipped: tuple[Skipped, ...] = ()
+    left_out: int = 0  # items that are not in the subset
     environment: dict[str, Any]
 
     @property
@@ -165,7 +166,8 @@ class Log:
         key = {"scorer": self.spec.scorer, "answers": _digest(hashes, self.answers)}
         stored = _read_scores(self._scores_path)
         if stored is None or any(stored[name] != value for name, value in key.items()):
-            stored = {**key, "scores": _with_intervals(benchmark, benchmark.score(list(items), texts), hashes)}
+            scores = _with_length(benchmark, benchmark.score(list(items), texts), texts)
+            stored = {**key, "scores": _with_intervals(benchmark, scores, hashes)}
         if stored.get("asked") != self.request.asked:
             _write_scores(self._scores_path, {**stored, "asked": self.request.asked})
         found: Scores = stored["scores"]
@@ -251,6 +253,15 @@ def _digest(hashes: Mapping[str, str], answers: Mapping[tuple[str, str], Answer]
 
 
 # -- scores ---------------------------------------------------------------------------------------------------------
+
+
+def _with_length(benchmark: Benchmark, scores: Scores, texts: Mapping[str, str]) -> Scores:
+    """Add the mean number of words of an answer if the benchmark lists it and its scorer does not count it."""
+    if "words" in scores.metrics or all(metric.name != "words" for metric in benchmark.metrics):
+        return scores
+    words = {id: (float(len(text.split())), 1.0) for id, text in texts.items()}
+    metrics = {**scores.metrics, "words": ratio(words.values())}
+    return replace(scores, metrics=metrics, per_item={**scores.per_item, "words": words})
 
 
 def _with_intervals(benchmark: Benchmark, scores: Scores, items: dict[str, str]) -> Scores:

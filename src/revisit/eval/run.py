@@ -22,7 +22,7 @@ from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Benchmark, Item
 from revisit.eval.benchmarks.io import data
 from revisit.eval.config import EvalConfig
-from revisit.eval.controls import CONTROLS, control_label, controlled
+from revisit.eval.controls import CONTROLS, NO_IMAGE, ONLY_VISUAL, control_label, controlled
 from revisit.eval.engines.base import Engine, open_engine
 from revisit.eval.log import Log, Request, Skipped, check_layout, item_hash, new_request, read_logs
 from revisit.eval.report.results import write_results
@@ -71,6 +71,7 @@ class Questions:
     folder: Path
     items: list[Item]
     skipped: tuple[Skipped, ...]
+    left_out: int = 0  # items that are not in the subset
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,15 @@ def run(
         engines = {name: engine_for(model) for name, model in config.models.items()}
         for engine in engines.values():
             stack.callback(engine.close)
-        tasks = [task for name, engine in engines.items() for task in _tasks(config, name, engine, questions, stack)]
+        tasks = []
+        for name, engine in engines.items():
+            asked = questions
+            if config.only_visual:
+                asked = [_only_visual(config, name, engine, each, stack, reporter) for each in questions]
+                if len(engines) > 1:
+                    engine.close()  # makes room for the next model
+            rows = _rows(config, name)
+            tasks += [task for each in asked for task in _tasks(config, engine, each, rows, stack)]
         for number, task in enumerate(tasks):
             answer(task, config.batch_size, reporter)
             task.log.close()
@@ -158,22 +167,43 @@ def run(
 
 
 def _tasks(
-    config: EvalConfig, name: str, engine: Engine, questions: Sequence[Questions], stack: ExitStack
+    config: EvalConfig, engine: Engine, asked: Questions, rows: Sequence[tuple[Method, str]], stack: ExitStack
 ) -> list[Task]:
-    """Open a log for every benchmark, method and seed of one model; all of them are on disk before the first answer."""
-    about, tasks = engine.about(), []
-    for asked in questions:
-        decoding = config.decoding_for(asked.benchmark)
-        batching = engine.batching(config.batch_size, asked.items)
-        for method, control in _rows(config, name):
-            given = replace(asked, items=controlled(asked.items, control)) if control else asked
-            for seed in config.all_seeds:
-                spec = Spec.of(about, method, asked.benchmark, decoding, seed, batching, control)
-                log = Log.open(Path(config.out), spec)
-                stack.callback(log.close)
-                log.begin(_request(config, asked))
-                tasks.append(Task(log, engine, method, given, decoding, seed))
+    """Open a log for every row (method and control) and seed; all of them are on disk before the first answer."""
+    about, decoding = engine.about(), config.decoding_for(asked.benchmark)
+    batching = engine.batching(config.batch_size, asked.items)
+    subset, tasks = ONLY_VISUAL if asked.left_out else "", []
+    for method, control in rows:
+        given = replace(asked, items=controlled(asked.items, control)) if control else asked
+        for seed in config.all_seeds:
+            spec = Spec.of(about, method, asked.benchmark, decoding, seed, batching, control, subset)
+            log = Log.open(Path(config.out), spec)
+            stack.callback(log.close)
+            log.begin(_request(config, asked))
+            tasks.append(Task(log, engine, method, given, decoding, seed))
     return tasks
+
+
+def _only_visual(
+    config: EvalConfig, model: str, engine: Engine, asked: Questions, stack: ExitStack, reporter: Reporter
+) -> Questions:
+    """Leave out the items that plain decoding answers correctly without the image, under the first seed."""
+    greedy = next(method for method in config.methods_for(model) if method.name == "greedy")
+    task = _tasks(config.replace(seeds=config.all_seeds[:1]), engine, asked, [(greedy, NO_IMAGE)], stack)[0]
+    answer(task, config.batch_size, reporter)
+    task.log.close()
+    scores, kept = task.log.scores, []
+    assert scores is not None
+    for item in asked.items:
+        told, bad = scores.verdict(item.id)
+        if not told:
+            raise RevisitError(
+                f"--only-visual needs items that are scored one by one, unlike {asked.benchmark.title}'s."
+            )
+        kept += [item] if bad else []
+    if not kept:
+        raise RevisitError(f"{task.log.title}: all items are answered correctly, so no visual item is left.")
+    return replace(asked, items=kept, left_out=len(asked.items) - len(kept))
 
 
 def _rows(config: EvalConfig, model: str) -> list[tuple[Method, str]]:
@@ -191,6 +221,7 @@ def _request(config: EvalConfig, asked: Questions) -> Request:
         limit=config.limit_of(asked.benchmark.name),
         batch_size=config.batch_size,
         skipped=asked.skipped,
+        left_out=asked.left_out,
     )
 
 
@@ -309,12 +340,12 @@ def planned(config: EvalConfig, totals: Mapping[str, int] | None = None) -> list
             for method, control in _rows(config, name):
                 for seed in config.all_seeds:
                     names = (name, control_label(label(method), control), benchmark_label(benchmark), seed)
-                    log = stored.get((*names, str(decoding)))
+                    log = stored.get((*names, str(decoding), ONLY_VISUAL if config.only_visual else ""))
                     answers = {a.id: a.seconds for a in log.answers.values()} if log else {}
                     seconds = fmean(answers.values()) if any(answers.values()) else None
                     found.append(Planned(*names, items, min(len(answers), items), seconds))
     return found
 
 
-def _names(spec: Spec) -> tuple[str, str, str, int, str]:
-    return spec.model, spec.method, spec.benchmark, spec.seed, str(spec.decoding)
+def _names(spec: Spec) -> tuple[str, str, str, int, str, str]:
+    return spec.model, spec.method, spec.benchmark, spec.seed, str(spec.decoding), spec.subset

@@ -128,6 +128,27 @@ class Scores:
         low, high = (found.low, found.high) if found else (math.nan, math.nan)
         return self.metrics[metric] * scale, low * scale, high * scale
 
+    def verdict(self, item: str) -> tuple[str, bool]:
+        """Return an answer's verdict, and whether it fails: by the headline metric if it is counted per item, else by accuracy.
+
+        A part's metric ("coco_random/accuracy") is printed like the whole. Empty if neither metric is counted per item.
+        """
+        terms = {name: units[item] for name, units in self.per_item.items() if item in units}
+        for wanted in ((self.headline,), ("accuracy", "acc")):
+            for name, (numerator, denominator) in terms.items():
+                last = name.rpartition("/")[2]
+                metric = self.shown.get(name) or self.shown.get(last)
+                if not denominator or not {name, last} & {*wanted} or metric is None or not metric.better:
+                    continue
+                if metric.better == "lower":
+                    failed = numerator > 0
+                    caption = ("no hallucination", "hallucinated") if "CHAIR" in self.headline else ("right", "wrong")
+                    return caption[failed], failed
+                if 0 < numerator != denominator:
+                    return f"score {metric.text(numerator / denominator)}", numerator < denominator
+                return ("wrong", True) if numerator < denominator else ("right", False)
+        return "", False
+
     @classmethod
     def of(cls, per_item: dict[str, PerUnit], counts: Mapping[str, float], notes: tuple[str, ...] = ()) -> Scores:
         """Return scores whose metrics are the ratios of what their units contribute."""

@@ -264,7 +264,6 @@ class Chair(Benchmark):
     name: ClassVar[str] = "chair"
     title: ClassVar[str] = "CHAIR"
     needs_nltk: ClassVar[bool] = True
-    version: ClassVar[str] = "chair-nltk-1"
     max_new_tokens: ClassVar[int] = 512
     headline: ClassVar[str] = "CHAIRs"
     metrics: ClassVar[tuple[Metric, ...]] = (
@@ -287,6 +286,10 @@ class Chair(Benchmark):
             members=ANNOTATIONS,
         ),
     )
+
+    @property
+    def version(self) -> str:
+        return "chair-scenes-1" if language.missing_packages() else "chair-nltk-1"
 
     def files(self, data_dir: Path) -> list[Path]:
         own = records.folder(data_dir, "chair", "ground_truth.json") / "ground_truth.json"

@@ -180,7 +180,7 @@ def score_settings(rows: Iterable[tuple[str, str, str, str]], parser: str = "off
     else:
         names = next(iter(parts.values())).metrics
         metrics = {name: sum(part.metrics[name] for part in parts.values()) / len(parts) for name in names}
-        # Accuracy and yes-ratio are means within a setting, so their mean over settings is a weighted sum over items.
+        # These are means within a setting, so their mean over settings is a weighted sum over items.
         per_item = {
             name: {
                 unit: (n / total, d / total)
@@ -245,6 +245,7 @@ class YesNo(Benchmark):
         Metric("recall", "higher", 100, 2),
         Metric("F1", "higher", 100, 2),
         Metric("yes_ratio", None, 100, 2),
+        Metric("words", None, 1, 1),  # in runs: the mean length of an answer
     )
 
     def __init_subclass__(cls) -> None:

@@ -18,7 +18,7 @@ from revisit.decoding.method import value_text
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks import registry
 from revisit.eval.benchmarks.base import Item, Scores
-from revisit.eval.compare import variants_of
+from revisit.eval.compare import control_notes, variants_of
 from revisit.eval.log import Answer, Log, unfinished
 from revisit.eval.report.comparisons import heading, ranked
 from revisit.explain.document import check_writable, script_page, write_page
@@ -74,7 +74,8 @@ class Columns:
                 name, _, own = spec.method.partition("(")
                 settings = ", ".join(filter(None, (own.removesuffix(")"), variants[log.path])))
                 entry = {"name": spec.method_name, **spec.settings}
-                self.methods.append({"model": spec.model, "name": name + seed, "settings": settings, "method": entry})
+                about = {"model": spec.model, "name": name + seed, "settings": settings}
+                self.methods.append({**about, "method": entry, "control": spec.control})
             self.of[log.path] = known[key]
 
     def totals(self) -> dict[str, Any]:
@@ -138,7 +139,7 @@ def read_samples(logs: Sequence[Log]) -> tuple[Columns, list[Sample], list[str]]
     The third value is what a reader must know, first of all whether the run is incomplete.
     """
     columns, found = Columns(logs), dict[tuple[str, str, str], Sample]()
-    notes = [notice] if (notice := unfinished(logs)) else []
+    notes = [*([notice] if (notice := unfinished(logs)) else []), *control_notes(logs)]
     known: dict[tuple[str, str | None], dict[str, Item]] = {}
     for log in logs:
         place = (log.spec.benchmark, log.request.data)
@@ -189,7 +190,6 @@ def _answer(answer: Answer, scores: Scores | None, item: Item | None) -> dict[st
     """
     from revisit.explain.record import wrong_spans
 
-    terms = {m: units[answer.id] for m, units in (scores.per_item if scores else {}).items() if answer.id in units}
     entry: dict[str, Any] = {
         "x": answer.text,
         "c": answer.counters.get("changed", 0),
@@ -198,30 +198,8 @@ def _answer(answer: Answer, scores: Scores | None, item: Item | None) -> dict[st
     shown = item.meta.get("ground_truth") if item else None
     if isinstance(shown, (list, tuple)):
         entry["w"] = wrong_spans(answer.text, shown)
-    text, bad = verdict(terms, scores) if scores else ("", False)
+    text, bad = scores.verdict(answer.id) if scores else ("", False)
     return {**entry, **({"v": text} if text else {}), **({"bad": 1} if bad else {})}
-
-
-def verdict(terms: Mapping[str, tuple[float, float]], scores: Scores) -> tuple[str, bool]:
-    """Return an answer's verdict, and whether it fails: by the headline metric if it is counted per item, else by accuracy.
-
-    A part's metric ("coco_random/accuracy") is printed like the whole. Empty if neither metric is counted per item.
-    """
-    for wanted in ((scores.headline,), ("accuracy", "acc")):
-        for name, (numerator, denominator) in terms.items():
-            last = name.rpartition("/")[2]
-            metric = scores.shown.get(name) or scores.shown.get(last)
-            if not denominator or (name not in wanted and last not in wanted) or metric is None or not metric.better:
-                continue
-            if metric.better == "lower":
-                right, wrong = (
-                    ("no hallucination", "hallucinated") if "CHAIR" in scores.headline else ("right", "wrong")
-                )
-                return (wrong, True) if numerator > 0 else (right, False)
-            if 0 < numerator != denominator:
-                return f"score {metric.text(numerator / denominator)}", numerator < denominator
-            return ("wrong", True) if numerator < denominator else ("right", False)
-    return "", False
 
 
 def copy_images(samples: Sequence[Sample], folder: Path) -> dict[Path, str]:
@@ -250,8 +228,8 @@ def _payload(sample: Sample, images: Mapping[Path, str], columns: Columns) -> di
     entry["a"] = sample.answers
     if sample.disagree:
         entry["d"] = 1
-    if sample.images:
-        entry["cmd"] = command(sample, columns)
+    if sample.images and (text := command(sample, columns)):
+        entry["cmd"] = text
     return entry
 
 
@@ -267,14 +245,15 @@ def truth_of(item: Item) -> str:
 
 
 def command(sample: Sample, columns: Columns) -> str:
-    """Return the command that writes the decode page of a sample, with all methods of its last model."""
-    last = columns.methods[max(sample.answers)]
-    others = [columns.methods[column] for column in sorted(sample.answers)[:-1]]
-    compared = [value_text(other["method"]) for other in others if other["model"] == last["model"]]
+    """Return the command that writes the decode page of a sample with all methods of the last model that can see the image."""
+    seen = [columns.methods[place] for place in sorted(sample.answers) if not columns.methods[place]["control"]]
+    if not seen:
+        return ""
+    first, *others = dict.fromkeys(value_text(c["method"]) for c in reversed(seen) if c["model"] == seen[-1]["model"])
     here = Path.cwd()
     images = [str(path.relative_to(here) if path.is_relative_to(here) else path) for path in sample.images]
     together = ["--together"] if len(images) > 1 else []
-    options = {"--model": last["model"], "--method": value_text(last["method"]), "--prompt": sample.prompt}
-    words = [word for option in {**options, "--html": "decode.html"}.items() for word in option]
-    words += [word for other in compared for word in ("--compare-with", other)]
-    return shlex.join(["revisit", "generate", *images, *together, *words])
+    options = [("--model", seen[-1]["model"]), ("--method", first)]
+    options += [("--prompt", sample.prompt), ("--html", "decode.html")]
+    options += [("--compare-with", other) for other in others[::-1] or ["none"]]
+    return shlex.join(["revisit", "generate", *images, *together, *(word for option in options for word in option)])
