@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from revisit.cli.main import app
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Item, Scores
-from revisit.eval.compare import compare
+from revisit.eval.compare import about_added, compare
 from revisit.eval.config import EvalConfig
 from revisit.eval.engines.base import ahead_of
 from revisit.eval.log import Log, item_seed, read_logs, unfinished
@@ -420,6 +420,49 @@ def test_images_outside_the_data_folder_and_pipes_are_not_read(
     monkeypatch.setattr(Letters, "load", lambda self, folder: [Item("q0", "What?", (folder / name,))])
     with pytest.raises(RevisitError, match=r"1 image cannot be read: .*(outside|regular)"):
         run_here(make_config(tmp_path / "out", data, **ONE))
+
+
+# --- only visual items --------------------------------------------------------------------------------------------------
+
+
+class Plain(Shift):
+    """Plain decoding of the hash engine."""
+
+    name = "greedy"
+
+
+def test_items_that_are_answered_without_the_image_are_a_declared_subset(tmp_path: Path, images: Path) -> None:
+    methods = (Plain(), Shift(by=3))
+    config = make_config(tmp_path / "out", images, model="m1", method=methods, benchmark=Letters(rule="right"))
+    whole, _ = run_here(config)
+    logs, _ = run_here(config.replace(only_visual=True))
+    blind = next(log for log in read_logs(tmp_path / "out") if log.spec.control == "no image")
+    assert blind.scores is not None
+    wrong = {id for id in blind.scores.items if blind.scores.verdict(id) == ("wrong", True)}
+    assert 20 < len(wrong) < 100
+    for log, before in zip(logs, whole, strict=True):
+        assert (log.spec.subset, log.request.left_out) == ("only visual", 120 - len(wrong))
+        assert log.scores is not None
+        assert set(log.scores.items) == wrong
+        texts = {answer.id: answer.text for answer in before.current()}
+        assert all(texts[answer.id] == answer.text for answer in log.current())
+    first, second = compare(read_logs(tmp_path / "out"), resamples=99)
+    assert (first.variant, second.variant) == ("items all", "items only visual")
+    assert (first.n, second.n) == (120, len(wrong))
+    assert any(f"Subset only visual: {120 - len(wrong)} of 120 items" in note for note in second.notes)
+    assert list(second.values) == ["greedy", "shift(by=3)"]
+    assert list(first.values) == [*second.values, "greedy [no image]"]
+
+
+def test_added_methods_change_corrected_p_values(tmp_path: Path, data: Path) -> None:
+    config = make_config(tmp_path / "out", data, model="m1")
+    run_here(config)
+    before = read_logs(tmp_path / "out")
+    assert about_added([], compare(before, resamples=99)) == []
+    run_here(config.replace(method=Shift(by=5)))
+    (note,) = about_added(before, compare(read_logs(tmp_path / "out"), resamples=99))
+    assert "shift(by=5) added" in note
+    assert "corrected p-values of shift(by=3) have changed" in note
 
 
 # --- odd folders and configurations -------------------------------------------------------------------------------------
