@@ -22,6 +22,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "case-study": CAPTIONED,
     "pointing": CAPTIONED,
     "check": (*CAPTIONED, "writer"),
+    "rendered-text": (),
 }
 
 
@@ -70,6 +71,8 @@ def analyze(
 
     check: which score best separates words for present objects from words for absent ones? Selected on half of the
     images, measured on the other half.
+
+    rendered-text: does a detector notice that a text misquotes a sign in the image?
 
     Examples:
 

@@ -102,6 +102,10 @@ STUDIES: dict[str, dict[str, Any]] = {
         ],
         "correlations": [],
     },
+    "rendered-text": {
+        "images": 5,
+        "rows": [{"name": "patch", "sign": sign, "word": CHECKED, "letter": CHECKED} for sign in (True, False)],
+    },
     "pointing": {
         "images": 5,
         "settings": [{"setting": "revisit:layers=0", "steps": 12, **POINTED}],
