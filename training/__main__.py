@@ -1,4 +1,4 @@
-"""How the embedded models were made and measured: `python -m training --help`, from the root of a clone."""
+"""Train and measure the embedded models: `python -m training --help`, from the root of a clone."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ THREADS = typer.Option(None, min=1, help="CPU threads. [default: torch's choice]
 
 @contextmanager
 def stage_bars() -> Iterator[Callable[[str, int, int, float], None]]:
-    """A function that shows how far a training stage is: its name, the steps done and to do, and the loss."""
+    """Yield a function that shows the progress of a training stage: its name, steps done, all steps, and the loss."""
     bars: dict[str, TaskID] = {}
     with progress_bar() as progress:
 
@@ -108,7 +108,7 @@ def train_photo(
     start: Path = typer.Option(None, help="Weights of ours whose adapters the stage adapter starts from."),
     threads: int = THREADS,
 ) -> None:
-    """Train what `photo` adds to its vision tower and to SmolLM2-135M-Instruct, on photographs.
+    """Train the parts that `photo` adds to its vision tower and to SmolLM2-135M-Instruct, on photographs.
 
     The trained parts go to FOLDER/weights; the whole model, with the pretrained parts in it, to --out.
     """
@@ -200,7 +200,7 @@ def adaptive_fusion(
     ),
     workers: int = typer.Option(1, help="Processes that decode side by side."),
 ) -> None:
-    """Adaptive fusion: choose a weight and a number of vision tokens by a fixed rule, then test the choice."""
+    """Choose a weight and a number of vision tokens for adaptive fusion by a fixed rule, then test the choice."""
     if part not in ("choose", "test"):
         raise RevisitError(f"The parts of this study are choose and test, not {part!r}.")
     plan = fusion.Plan(model=model, validation=validation, test=test, usual=usual, seed=seed, workers=workers)

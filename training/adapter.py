@@ -25,7 +25,7 @@ class LowRank(nn.Module):
 
 
 def attach(model: nn.Module, names: Iterable[str], rank: int, seed: int) -> dict[str, nn.Parameter]:
-    """Put adapters on the linear layers with these names; the parameters by the name of the layer they change.
+    """Attach adapters to the linear layers with these names; return the parameters by the name of their layer.
 
     The model itself is frozen, so the backward pass ends at the lowest adapter.
     """

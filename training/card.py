@@ -1,4 +1,4 @@
-"""What the embedded model gets right and wrong: captions, presence questions, the lens, and ReVisiT.
+"""Measure an embedded model for its card: captions, presence questions, the lens, and ReVisiT.
 
 ReVisiT's settings are chosen on unusual scenes of one seed (validation) and reported on those of another (test), with
 paired intervals over the same scenes. All captions answer CHAIR's prompt, greedily.
@@ -43,7 +43,7 @@ MAX_REPETITION = 0.01  # share of captions that may repeat one object
 
 @dataclass(frozen=True)
 class Plan:
-    """How many scenes of each kind, their seeds, and the settings that are tried."""
+    """The number of scenes of each kind, their seeds, and the settings to try."""
 
     usual: int = 500
     validation: int = 400
@@ -62,14 +62,14 @@ class Plan:
                 raise RevisitError(f"{name} is {getattr(self, name)}; it must be at least 1.")
 
     def grid(self) -> list[ReVisiT]:
-        """All combinations of layers and alpha."""
+        """Return all combinations of layers and alpha."""
         return [ReVisiT(layers=layers, alpha=alpha) for layers in self.layers for alpha in self.alphas]  # type: ignore[arg-type]
 
 
 def ask(
     model: Any, processor: Any, asked: Sequence[tuple[Scene, str]], method: Method | None, batch: int, new_tokens: int
 ) -> list[str]:
-    """The model's answers to (scene, question) pairs, in their order."""
+    """Return the model's answers to (scene, question) pairs, in their order."""
     out: list[str] = []
     for start in range(0, len(asked), batch):
         part = asked[start : start + batch]
@@ -82,21 +82,21 @@ def ask(
 
 
 def truth(drawn: Scene) -> set[str]:
-    """The COCO categories in a scene."""
+    """Return the COCO categories in a scene."""
     return {item.category.name for item in drawn.items}
 
 
 def describe(
     model: Any, processor: Any, scenes: Sequence[Scene], method: Method | None, plan: Plan
 ) -> tuple[Scores, list[str]]:
-    """CHAIR over the captions of some scenes, and the captions."""
+    """Return CHAIR's scores for captions of some scenes, and the captions."""
     asked = [(drawn, chair.PROMPT) for drawn in scenes]
     captions = ask(model, processor, asked, method, plan.batch, plan.new_tokens)
     return chair.score_captions((s.key, told, truth(s)) for s, told in zip(scenes, captions, strict=True)), captions
 
 
 def _describe_alone(job: tuple[str, list[Scene], Method | None, Plan]) -> tuple[Scores, list[str]]:
-    """One method in a process of its own."""
+    """Run one method in its own process."""
     name, scenes, method, plan = job
     torch.set_num_threads(1)
     model, processor = load(name)
@@ -106,7 +106,7 @@ def _describe_alone(job: tuple[str, list[Scene], Method | None, Plan]) -> tuple[
 def describe_all(
     name: str, scenes: Sequence[Scene], methods: Sequence[Method | None], plan: Plan
 ) -> Iterator[tuple[Scores, list[str]]]:
-    """`describe` for several methods, in their order, `plan.workers` at a time."""
+    """Call `describe` for several methods, `plan.workers` at a time; yield the results in order."""
     if plan.workers == 1:
         model, processor = load(name)
         yield from (describe(model, processor, scenes, method, plan) for method in methods)
@@ -119,7 +119,7 @@ def describe_all(
 def presence(
     model: Any, processor: Any, scenes: Sequence[Scene], method: Method | None, plan: Plan, likely: bool = False
 ) -> Scores:
-    """Accuracy on balanced yes/no questions, one pair a scene; with `likely` the absent object belongs to the place."""
+    """Score balanced yes/no questions, one pair per scene; with `likely`, the absent object is typical of the place."""
     asked: list[tuple[Scene, str]] = []
     labels: list[str] = []
     for drawn in scenes:
@@ -150,9 +150,9 @@ class LensRow:
 
 
 def lens(model: Any, processor: Any, scenes: Sequence[Scene], batch: int) -> list[LensRow]:
-    """What single vision tokens say through the head, per hidden state, over the object words and over all tokens.
+    """Read single vision tokens through the head, per hidden state, over the object words and over all tokens.
 
-    A hit is any synonym of any object in the picture, as in the paper. The last hidden state is after the final norm,
+    A hit is any synonym of any object in the image, as in the paper. The last hidden state is after the final norm,
     the others are read as they are.
     """
     from revisit.embedded.scenes import patches
@@ -192,14 +192,14 @@ def lens(model: Any, processor: Any, scenes: Sequence[Scene], batch: int) -> lis
 
 
 def repetition_rate(captions: Sequence[str]) -> float:
-    """The share of captions that name one object three times or more; good captions of a scene never do."""
+    """Return the share of captions that name one object three times or more."""
     nouns = set(BY_NOUN)
     counts = (Counter(word for word in re.findall("[a-z]+", told.lower()) if word in nouns) for told in captions)
     return sum(max(c.values(), default=0) >= 3 for c in counts) / max(1, len(captions))
 
 
 def chosen(greedy: Scores, tried: Sequence[tuple[ReVisiT, Scores]], repeats: Mapping[ReVisiT, float]) -> ReVisiT:
-    """The settings with the least CHAIR_I among those whose F1 is no worse than greedy's; else those of the best F1.
+    """Return the settings with the least CHAIR_I among those whose F1 is at least greedy's; otherwise those with the best F1.
 
     Settings that repeat themselves in more than one caption of a hundred do not count: a caption that falls into repeating one object
     that is there has a splendid CHAIR_I and says nothing.
@@ -223,13 +223,13 @@ def _row(name: str, scores: Scores, base: Scores | None = None) -> dict[str, Any
 
 
 def label(method: ReVisiT) -> str:
-    """A method's settings in a table."""
+    """Return the name of a method in a table."""
     special = "" if method.select == "min" else f", {method.select}"
     return f"ReVisiT {method.layers}, alpha {method.alpha:g}{special}"
 
 
 def measure(name: str, plan: Plan) -> dict[str, Any]:
-    """All figures of the model card."""
+    """Measure everything for the model card."""
     model, processor = load(name)
     validation = [scene("unusual", plan.seed + 1, i) for i in range(plan.validation)]
     test = [scene("unusual", plan.seed + 2, i) for i in range(plan.test)]
@@ -270,7 +270,7 @@ def measure(name: str, plan: Plan) -> dict[str, Any]:
 
 
 def _usual(model: Any, processor: Any, plan: Plan) -> dict[str, Any]:
-    """Greedy quality and the lens on usual scenes."""
+    """Measure greedy decoding and the lens on usual scenes."""
     usual = [scene("usual", plan.seed, i) for i in range(plan.usual)]
     scores, captions = describe(model, processor, usual, None, plan)
     out: dict[str, Any] = {"usual": _row("greedy", scores), "examples": captions[:8]}
@@ -298,7 +298,7 @@ def _table(rows: list[dict[str, Any]]) -> str:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The figures as tables."""
+    """Write the results as tables."""
     plan, usual = result["plan"], result["usual"]
     lens_rows = "\n".join(
         f"| {r['layer']} | {r['objects']:.1%} [{r['objects_low']:.1%}, {r['objects_high']:.1%}] "

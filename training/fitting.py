@@ -1,4 +1,4 @@
-"""Running one training stage: optimizer, schedule, log, and a checkpoint from which an interrupted stage goes on.
+"""Run one training stage: optimizer, schedule, log, and a checkpoint from which an interrupted stage resumes.
 
 A checkpoint is `<stage>.safetensors` (weights and optimizer) with `<stage>.json` (step and settings), both replaced atomically.
 """
@@ -27,7 +27,7 @@ Weights = Mapping[str, nn.Parameter]
 
 @dataclass(frozen=True)
 class Stage:
-    """How long and how fast one stage learns."""
+    """The steps, batch size and learning rate of a stage."""
 
     steps: int
     rows: int
@@ -40,14 +40,14 @@ class Stage:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where a stage is kept, and the settings that a run must have to go on from there."""
+    """The files of a stage, and the settings that a run must have to resume from them."""
 
     folder: Path
     name: str
     identity: Mapping[str, Any]
 
     def write(self, step: int, weights: Weights, optimizer: torch.optim.AdamW) -> None:
-        """Replace the checkpoint by the state after this step."""
+        """Replace the checkpoint with the state after this step."""
         tensors = {f"weight/{k}": p.detach() for k, p in weights.items()}
         for key, parameter in weights.items():
             state = optimizer.state[parameter]
@@ -61,7 +61,7 @@ class Checkpoint:
         os.replace(draft_json, self.folder / f"{self.name}.json")
 
     def read(self) -> tuple[int, dict[str, Tensor]] | None:
-        """The step and the tensors, or None where the stage has not begun; refused if other settings wrote them."""
+        """Return the step and the tensors, None if the stage has not begun; raise RevisitError if other settings wrote them."""
         path = self.folder / f"{self.name}.safetensors"
         if not path.exists():
             return None
@@ -76,7 +76,7 @@ class Checkpoint:
         return int(meta["step"]), tensors
 
     def resume(self, weights: Weights, optimizer: torch.optim.AdamW) -> int:
-        """Put weights and optimizer into the state of the checkpoint; the step at which to go on."""
+        """Restore weights and optimizer from the checkpoint; return the step to resume at."""
         found = self.read()
         if found is None:
             return 0
@@ -91,7 +91,7 @@ class Checkpoint:
         return step
 
     def finished(self, steps: int) -> dict[str, Tensor]:
-        """The weights of a stage that ran all its steps."""
+        """Return the weights of a finished stage."""
         found = self.read()
         if found is None or found[0] < steps:
             raise RevisitError(f"The stage {self.name!r} is not finished in {self.folder}; run it first.")
@@ -108,7 +108,7 @@ def fit(
     progress: Any = None,
     decay: float = 0.05,
 ) -> None:
-    """Run a stage to its end from wherever its checkpoint stands; matrices decay, vectors do not."""
+    """Run a stage to its end, from its checkpoint if there is one; weight decay applies to matrices only."""
     groups = [
         {"params": [p for p in weights.values() if p.dim() > 1], "weight_decay": decay},
         {"params": [p for p in weights.values() if p.dim() <= 1], "weight_decay": 0.0},
@@ -136,7 +136,7 @@ def fit(
 
 
 def schedule(step: int, steps: int) -> float:
-    """Warm up over the first twentieth, then a cosine down to a twentieth of the rate."""
+    """Return the factor of the learning rate: warm-up over the first twentieth, then a cosine down to a twentieth."""
     warm = max(1, steps // 20)
     if step < warm:
         return (step + 1) / warm
@@ -150,7 +150,7 @@ def _log(folder: Path, line: Mapping[str, Any]) -> None:
 
 
 def ordered_log(folder: Path, stages: Sequence[str]) -> str:
-    """The log in step order, where a resumed run's repeated lines replace the earlier ones."""
+    """Return the log in step order; lines that a resumed run repeated replace the earlier ones."""
     lines: dict[tuple[int, int], str] = {}
     for text in (folder / "log.jsonl").read_text().splitlines():
         line = json.loads(text)

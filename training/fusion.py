@@ -62,7 +62,7 @@ FEWER = 300  # of the test scenes, for variants of the choice and for sampling
 
 @dataclass(frozen=True)
 class Plan:
-    """How many scenes, and their seeds; validation and test never share a scene."""
+    """The number of scenes and their seeds; validation and test share no scene."""
 
     model: str = "tiny"
     validation: int = 400  # unusual scenes of `seed`
@@ -79,7 +79,7 @@ class Plan:
                 raise RevisitError(f"{name} is {getattr(self, name)}; it must be at least 1.")
 
     def scenes(self, part: str) -> list[Scene]:
-        """The scenes of "validation", "test" or "usual"."""
+        """Return the scenes of "validation", "test" or "usual"."""
         number = {"validation": 0, "test": 1, "usual": 2}[part]
         kind = "usual" if part == "usual" else "unusual"
         return [scene(kind, self.seed + number, index) for index in range(getattr(self, part))]
@@ -87,7 +87,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Job:
-    """One way of decoding over some scenes."""
+    """A method to run on some scenes."""
 
     model: str
     scenes: list[Scene]
@@ -99,7 +99,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one way of decoding gave: CHAIR and presence, per scene and in all, and the mean weight of its steps."""
+    """The scores of a method: CHAIR and presence, repetition, and the mean weight of its steps."""
 
     chair: Scores
     presence: Scores
@@ -107,16 +107,16 @@ class Outcome:
     weight: float | None  # mean weight of the vision side
 
     def metric(self, name: str) -> float:
-        """In per cent."""
+        """Return a metric in percent."""
         return 100 * (self.presence.metrics["accuracy"] if name == "presence" else self.chair.metrics[name])
 
     def per_item(self, name: str) -> Any:
-        """What the paired statistics compare."""
+        """Return the terms that paired statistics compare."""
         return self.presence.per_item["accuracy"] if name == "presence" else self.chair.per_item[name]
 
 
 def run(job: Job) -> Outcome:
-    """Captions and presence questions of one way of decoding."""
+    """Run a method on captions and presence questions."""
     torch.set_num_threads(1)
     model, processor = load(job.model)
     captions: list[str] = []
@@ -130,7 +130,7 @@ def run(job: Job) -> Outcome:
 
 
 def mean_weight(model: Any, processor: Any, job: Job) -> float | None:
-    """The mean weight over the steps of the first 16 captions that used the picture; None without a vision side."""
+    """Return the mean weight over the steps of the first 16 captions; None for methods without weights."""
     if not isinstance(job.method, ReVisiT):
         return None
     if isinstance(job.method.weight, float):
@@ -142,7 +142,7 @@ def mean_weight(model: Any, processor: Any, job: Job) -> float | None:
 
 
 def caption(model: Any, processor: Any, job: Job, scenes: Sequence[Scene], trace: Trace) -> list[str]:
-    """Descriptions of some scenes, in one batch."""
+    """Return captions of some scenes, in one batch."""
     inputs = prepare(processor, [chair.PROMPT] * len(scenes), [[render(drawn)] for drawn in scenes])
     sampling = (
         {"do_sample": False} if job.sampling_seed is None else {"do_sample": True, "temperature": 1.0, "top_k": 0}
@@ -155,7 +155,7 @@ def caption(model: Any, processor: Any, job: Job, scenes: Sequence[Scene], trace
 
 
 def run_all(plan: Plan, scenes: Sequence[Scene], methods: Sequence[Method | None], **options: Any) -> Iterator[Outcome]:
-    """`run` for several methods, in their order, `plan.workers` at a time."""
+    """Call `run` for several methods, `plan.workers` at a time; yield the results in order."""
     jobs = [Job(plan.model, list(scenes), method, plan.batch, plan.new_tokens, **options) for method in methods]
     if plan.workers == 1:
         yield from map(run, jobs)
@@ -165,7 +165,7 @@ def run_all(plan: Plan, scenes: Sequence[Scene], methods: Sequence[Method | None
 
 
 def row(name: str, made: Outcome, base: Outcome | None = None) -> dict[str, Any]:
-    """One line of a table: every metric, and its paired difference to greedy."""
+    """Return one row of a table: every metric, and its paired difference to greedy."""
     out: dict[str, Any] = {"decoding": name, "repetition_rate": made.repetition_rate, "weight": made.weight}
     for metric in METRICS:
         out[metric] = made.metric(metric)
@@ -177,7 +177,7 @@ def row(name: str, made: Outcome, base: Outcome | None = None) -> dict[str, Any]
 
 
 def pick(greedy: Outcome, tried: Sequence[tuple[str, Outcome]]) -> str | None:
-    """The rule: the best F1 among candidates that repeat themselves in at most 1 % of the captions (or no more often than greedy
+    """Choose the best F1 among candidates that repeat themselves in at most 1 % of the captions (or no more often than greedy
     decoding, where that is more), whose recall is not below greedy's and whose presence accuracy is at most half a point below;
     the simplest within 0.2 points of it. None if no candidate is like that."""
     allowed = [
@@ -212,7 +212,7 @@ def choose(plan: Plan, out: Path) -> dict[str, Any]:
 
 
 def test(plan: Plan, out: Path) -> dict[str, Any]:
-    """Measure the stored choice on scenes nobody tuned on and write test.json."""
+    """Measure the stored choice on scenes that chose nothing and write test.json."""
     choice = read_json(out / "choice.json")
     if choice["chosen"] is None:
         raise RevisitError(f"No candidate passed the rule in {out / 'choice.json'}, so there is none to test.")
@@ -243,7 +243,7 @@ def test(plan: Plan, out: Path) -> dict[str, Any]:
 
 
 def _rows(plan: Plan, part: str, methods: dict[str, Method | None], **options: Any) -> list[dict[str, Any]]:
-    """The table of some methods on one part of the scenes; p-values corrected by Holm over all of its comparisons."""
+    """Return the rows of some methods on one part of the scenes; p-values are corrected by Holm over all comparisons."""
     greedy, *made = run_all(plan, plan.scenes(part), list(methods.values()), **options)
     rows = [row(name, outcome, greedy) for name, outcome in zip(list(methods)[1:], made, strict=True)]
     for metric in METRICS:
@@ -254,7 +254,7 @@ def _rows(plan: Plan, part: str, methods: dict[str, Method | None], **options: A
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Rows as a markdown table: value (difference to greedy [95 % interval])."""
+    """Write rows as a markdown table: value (difference to greedy [95 % interval])."""
     lines = [
         f"| decoding | {' | '.join(METRICS.values())} | stuck, % | mean weight |",
         "|---" * (3 + len(METRICS)) + "|",
@@ -271,7 +271,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The tables of `choose` or `test`."""
+    """Write the tables of `choose` or `test`."""
     if "rows" in result:
         return (
             f"{table(result['rows'])}\n\nChosen: {result['chosen'] or 'none, because no candidate passes the rule'}.\n"
@@ -285,7 +285,7 @@ def markdown(result: dict[str, Any]) -> str:
 
 
 def report(part: str, plan: Plan, out: Path) -> str:
-    """Run a part of the study, "choose" or "test", and write its tables beside its numbers."""
+    """Run a part of the study, "choose" or "test", and write its tables next to its numbers."""
     if part == "test" and not (out / "choice.json").is_file():
         raise RevisitError(
             f"There is no choice in {out}: run `python -m training fusion choose --out {quote(str(out))}` first."

@@ -1,4 +1,4 @@
-"""What only training says about scenes: words of patches, lists, checklists, and mixed questions."""
+"""Texts about scenes that only training uses: words of patches, lists, checklists, and mixed questions."""
 
 from __future__ import annotations
 
@@ -29,33 +29,33 @@ _COLOR_INDEX = {color: i for i, color in enumerate(COLORS)}
 
 
 def patch_labels(scene: Scene) -> tuple[Bytes, Bytes]:
-    """Indices into PATCH_WORDS, and into COLORS plus one (0: no tint), per patch in reading order."""
+    """Return indices into PATCH_WORDS, and into COLORS plus one (0: no tint), per patch in reading order."""
     words, colors = patches(scene)
     named = [0 if c is None else _COLOR_INDEX[c] + 1 for c in colors]
     return np.array([_PATCH_INDEX[w] for w in words], np.uint8), np.array(named, np.uint8)
 
 
 def checklist(scene: Scene, dice: Dice, absent_ones: int) -> Turn:
-    """Every object of the scene and some absent ones, each directly followed by yes or no."""
+    """Write every object of the scene and some absent ones, each followed by yes or no."""
     missing = {absent(scene, dice).noun for _ in range(absent_ones)}
     entries = [f"{noun} yes" for noun in scene.nouns] + [f"{noun} no" for noun in sorted(missing)]
     return Turn("checklist", "Check what is in the image.", f"There: {', '.join(dice.shuffled(entries))}.")
 
 
 def listing(scene: Scene, dice: Dice) -> Turn:
-    """Every object of the scene once, as one reads; the plain form of the task, which is learnt first."""
+    """Write every object of the scene once, in reading order: the plain form of the task, which is learned first."""
     listed = ", ".join(BY_NOUN[noun].phrase for noun in reading_order(scene))
     return Turn("list", dice.pick(LIST), f"The image shows {listed}.")
 
 
 def choice_prompt(question: str, options: list[str]) -> str:
-    """The official MMMU form: the question, one line per option, a blank line, and what to answer."""
+    """Write a question in the official MMMU form: the question, one line per option, a blank line, and what to answer."""
     lines = "\n".join(f"({chr(65 + i)}) {option}" for i, option in enumerate(options))
     return f"{question}\n{lines}\n\n{ONE_LETTER}"
 
 
 def questions(scene: Scene, dice: Dice, n: int) -> list[Turn]:
-    """n question-answer turns of mixed kinds, half of them about presence, yes as often as no."""
+    """Write n questions of mixed kinds with answers, half of them about presence, yes as often as no."""
     turns: list[Turn] = []
     while len(turns) < n:
         short = dice.chance(0.4)

@@ -1,6 +1,6 @@
-"""Training data: pictures rendered once into a memory map, and token sequences made on the fly.
+"""Training data: images rendered once into a memory map, and token sequences generated on the fly.
 
-Every batch is a pure function of the seed and the step, so that a resumed run sees what an unbroken one would.
+Every batch is a pure function of the seed and the step, so that a resumed run equals an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ LONGEST = 200  # tokens of a training sequence before its checklist
 
 @dataclass(frozen=True)
 class Mixture:
-    """What the training scenes and texts are like."""
+    """The distribution of training scenes and texts."""
 
-    scenes: int = 60_000  # different pictures
+    scenes: int = 60_000  # different images
     flat: float = 0.25  # share of scenes without any habit of place
-    first_flat: float = 0.7  # the same share at the beginning of the language stage, where copying is learnt
+    first_flat: float = 0.7  # the same share at the beginning of the language stage, where copying is learned
     checklist: int = 6  # absent objects in the checklist at the end of each sequence; 0: no checklist
     assume: float = 0.5  # chance that a caption names a missing core object of its place
-    text_only: float = 0.15  # share of sequences without picture, for the language model
+    text_only: float = 0.15  # share of sequences without an image, for the language model
     lists: float = 0.15  # share of scenes with a bare list of their objects instead of a caption
     first_lists: float = 0.6  # the same share at the beginning of the language stage
     turns: int = 1  # questions beside each caption or list
@@ -52,7 +52,7 @@ class Mixture:
 
 
 def training_scene(mixture: Mixture, seed: int, index: int) -> Scene:
-    """Scene number `index` of the training stream."""
+    """Return scene number `index` of the training stream."""
     flat = Dice(f"kind/{seed}/{index}").chance(mixture.flat)
     return scene("flat" if flat else "usual", seed, index, stream=STREAM)
 
@@ -71,7 +71,7 @@ class Pictures:
         return self.mixture.scenes
 
     def batch(self, indices: Sequence[int], mirror: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """Normalized pixels (n, 3, SIZE, SIZE), patch words and tints (n, SLOTS); mirrored left to right if asked."""
+        """Return normalized pixels (n, 3, SIZE, SIZE), patch words and tints (n, SLOTS), mirrored left to right with `mirror`."""
         where = np.asarray(indices)
         pixels, words, tints = self.pixels[where], self.words[where], self.tints[where]
         if mirror:
@@ -81,14 +81,14 @@ class Pictures:
 
 
 def normalized(pixels: np.ndarray) -> Tensor:
-    """Pictures (n, SIZE, SIZE, 3) of bytes as the tower takes them. (n, 3, SIZE, SIZE)"""
+    """Normalize images (n, SIZE, SIZE, 3) of bytes for the tower.  -> (n, 3, SIZE, SIZE)"""
     tensor = torch.from_numpy(np.ascontiguousarray(pixels)).permute(0, 3, 1, 2).float() / 255
     shape = (1, 3, 1, 1)
     return (tensor - torch.tensor(MEAN).view(shape)) / torch.tensor(STD).view(shape)
 
 
 def prepare(folder: Path, mixture: Mixture, seed: int, progress: Any = None) -> Pictures:
-    """The pictures of a mixture, rendered into `folder` unless they are there already."""
+    """Render the images of a mixture into `folder` unless they are there already."""
     folder.mkdir(parents=True, exist_ok=True)
     stamp = folder / "pictures.json"
     wanted = json.dumps({"seed": seed, **{k: v for k, v in asdict(mixture).items() if k in ("scenes", "flat")}})
@@ -110,8 +110,7 @@ def prepare(folder: Path, mixture: Mixture, seed: int, progress: Any = None) -> 
 
 
 def corpus(mixture: Mixture, seed: int, n: int) -> list[str]:
-    """Text for the tokenizer: captions, questions and answers of n scenes, patch words, and all of CHAIR's object words,
-    so that people can ask in other words than training did."""
+    """Return text for the tokenizer: captions, questions and answers of n scenes, patch words, and all of CHAIR's object words."""
     out: list[str] = []
     for index in range(n):
         drawn, dice = training_scene(mixture, seed, index), Dice(f"corpus/{seed}/{index}")
@@ -126,7 +125,7 @@ def corpus(mixture: Mixture, seed: int, n: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Batch:
-    """Right-padded sequences: tokens, the slots among them, and how much each position's prediction counts."""
+    """Right-padded sequences: tokens, image slots, and the weight of each position's prediction."""
 
     ids: Tensor  # (rows, length), with the slots' words written out
     tint: Tensor  # (rows, length): the color token added at a slot, or -1
@@ -138,7 +137,7 @@ class Batch:
 
 
 class Writer:
-    """Turns scenes into token sequences in the chat format."""
+    """Write scenes as token sequences in the chat format."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, mixture: Mixture, seed: int) -> None:
         self.tokenizer, self.mixture, self.seed = tokenizer, mixture, seed
@@ -158,7 +157,7 @@ class Writer:
         self.encode = lru_cache(maxsize=50_000)(lambda text: tuple(tokenizer.encode(text)))
 
     def turns(self, drawn: Scene, dice: Dice) -> list[Turn]:
-        """A caption and questions, the caption first half of the time and anywhere otherwise."""
+        """Write a caption and questions; half of the time the caption comes first, otherwise anywhere."""
         if dice.chance(self.mixture.lists):
             told = listing(drawn, dice)
         else:
@@ -172,7 +171,7 @@ class Writer:
     def row(
         self, index: int, key: str, pictured: bool
     ) -> tuple[list[int], list[int], list[bool], list[float], list[tuple[int, tuple[int, ...]]]]:
-        """One scene as tokens, tints, slot flags, weights, and what each noun of a caption or list must not repeat."""
+        """Return one scene as tokens, tints, slot flags, weights, and the nouns that each noun of a caption or list must not repeat."""
         again: list[tuple[int, tuple[int, ...]]] = []
         drawn, dice = training_scene(self.mixture, self.seed, index), Dice(f"{key}/{index}")
         ids, weights = [self.bos, self.user], [0.0, 0.0]
@@ -205,7 +204,7 @@ class Writer:
         return ids, tints, slots, weights, again
 
     def _named_before(self, start: int, answer: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
-        """For each noun of an answer that starts at `start`: its position and all forms of the nouns before it."""
+        """Return for each noun of an answer that starts at `start` its position and all forms of the nouns before it."""
         out: list[tuple[int, tuple[int, ...]]] = []
         before: set[int] = set()
         for offset, token in enumerate(answer):
@@ -216,7 +215,7 @@ class Writer:
         return out
 
     def _weights(self, kind: str, answer: Sequence[int]) -> list[float]:
-        """Words that only the picture can tell count most, then whether something is left to say.
+        """Return the weights of an answer: largest for words that depend on the image, then for whether it continues.
 
         A checklist's arbitrary choice of nouns hardly counts.
         """
@@ -237,7 +236,7 @@ class Writer:
         return words
 
     def batch(self, indices: Sequence[int], key: str, text_only: float = 0.0) -> Batch:
-        """The sequences of some scenes; `key` makes their texts differ from one use to the next."""
+        """Return the sequences of some scenes; `key` varies their texts from one use to the next."""
         without = [Dice(f"text/{key}/{i}").chance(text_only) for i in indices]
         rows = [self.row(i, key, not bare) for i, bare in zip(indices, without, strict=True)]
         length = max(len(row[0]) for row in rows)

@@ -62,7 +62,7 @@ CHAT_TEMPLATE = """\
 
 @dataclass(frozen=True)
 class Shape:
-    """How large the model is."""
+    """The size of the model."""
 
     text_width: int = 256
     text_layers: int = 5
@@ -86,7 +86,7 @@ SIZES = {
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer in which every object, ground, color and place word is one token after a space."""
+    """Train a byte-level BPE tokenizer in which every object, ground, color and place word is one token after a space."""
     core = Tokenizer(models.BPE())
     words = pre_tokenizers.Split(Regex(r" ?[A-Za-z]+| ?[0-9]| ?[^\sA-Za-z0-9]|\s"), "isolated")
     core.pre_tokenizer = pre_tokenizers.Sequence(
@@ -128,20 +128,20 @@ def _check_single(tokenizer: PreTrainedTokenizerFast) -> None:
 
 
 def token_id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
-    """The id of a token by its name."""
+    """Return the id of a token by its name."""
     found = tokenizer.convert_tokens_to_ids(token)
     assert isinstance(found, int)
     return found
 
 
 def word_id(tokenizer: PreTrainedTokenizerFast, word: str) -> int:
-    """The token of a word inside a sentence."""
+    """Return the token of a word inside a sentence."""
     (token,) = tokenizer.encode(" " + word)
     return int(token)
 
 
 def make_processor(tokenizer: PreTrainedTokenizerFast) -> LlavaProcessor:
-    """Pictures become SIZE x SIZE pixels and SLOTS image tokens."""
+    """Build the processor: images become SIZE x SIZE pixels and SLOTS image tokens."""
     images = CLIPImageProcessorPil(
         size={"shortest_edge": SIZE},
         crop_size={"height": SIZE, "width": SIZE},
@@ -159,7 +159,7 @@ def make_processor(tokenizer: PreTrainedTokenizerFast) -> LlavaProcessor:
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast, shape: Shape, seed: int) -> LlavaForConditionalGeneration:
-    """A freshly initialized model, the same for the same seed."""
+    """Build a freshly initialized model, the same for the same seed."""
     vision = CLIPVisionConfig(
         hidden_size=shape.vision_width,
         num_hidden_layers=shape.vision_layers,
@@ -197,7 +197,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast, shape: Shape, seed: int) -> L
     _scale_language(model, shape)
     model.generation_config = GenerationConfig(
         bos_token_id=tokenizer.bos_token_id,
-        # Trained on conversations, it may forget to end an answer and invent a prompt: tokens that only prompts have end it, too.
+        # Trained on conversations, it may fail to end an answer and continue with a prompt: tokens that occur only in prompts end it, too.
         eos_token_id=[*(token_id(tokenizer, token) for token in (EOS, USER, ASSISTANT)), *tokenizer.encode("\n")],
         pad_token_id=tokenizer.pad_token_id,
         do_sample=False,
@@ -208,7 +208,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast, shape: Shape, seed: int) -> L
 
 
 def _scale_language(model: LlavaForConditionalGeneration, shape: Shape) -> None:
-    """Start with logits of unit size and quiet branches, so that token identity survives the first layers."""
+    """Scale the initial weights to logits of unit size and small branches, so that token identity survives the first layers."""
     with torch.no_grad():
         embedding = model.model.language_model.embed_tokens.weight
         embedding.mul_(shape.text_width**-0.5 / embedding.std())
@@ -218,7 +218,7 @@ def _scale_language(model: LlavaForConditionalGeneration, shape: Shape) -> None:
 
 
 def save(model: LlavaForConditionalGeneration, processor: Any, folder: Path) -> None:
-    """Write float16 weights whose configuration asks for float32, so that a plain load computes in float32."""
+    """Write float16 weights with a float32 configuration, so that a plain load computes in float32."""
     from safetensors.torch import load_file, save_file
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -3,16 +3,16 @@
 vision     the tower learns to name what is in each patch (word and tint), with two throw-away linear heads.
 language   the language model learns captions and questions as plain text and after scenes *written as words in the
            image slots*, one word per patch, a tint's word added to its object's. Every position is predicted, the slots
-           too, so that any position's hidden state speaks through the head.
+           too, so that any position's hidden state can be read through the head.
 projector  only the projector learns: its outputs approach the embeddings of the patch words, and the frozen language
-           model must be able to talk about the picture. Patches become words.
-tune       projector and language model together on pictures; the slots are still predicted.
+           model must be able to describe the image. Patches become words.
+tune       projector and language model together on images; the slots are still predicted.
 
 Captions and lists are trained with unlikelihood against naming an object twice.
 
-`vision` and `language` need nothing from each other and may run side by side. Each stage writes `<stage>.safetensors`
-(weights and optimizer) with `<stage>.json` (step and settings), replaces them atomically, and goes on from them after a
-kill; batches depend only on the seed and the step, so a resumed run ends in the same state as an unbroken one.
+`vision` and `language` are independent and may run side by side. Each stage writes `<stage>.safetensors`
+(weights and optimizer) with `<stage>.json` (step and settings), replaces them atomically, and resumes from them after a
+kill; batches depend only on the seed and the step, so a resumed run ends in the same state as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Recipe:
     tokenizer_scenes: int = 6000
 
     def shortened(self, steps: int) -> Recipe:
-        """The same recipe with at most this many steps a stage, on as many pictures as they need."""
+        """Return the recipe with at most this many steps per stage, on as many images as they need."""
         stages = {name: replace(getattr(self, name), steps=min(steps, getattr(self, name).steps)) for name in STAGES}
         needed = max(stage.steps * stage.rows for stage in stages.values())
         mixture = replace(self.mixture, scenes=min(self.mixture.scenes, max(needed, 64)))
@@ -63,7 +63,7 @@ class Recipe:
 
 
 class Trainer:
-    """One stage of a recipe in a folder."""
+    """Runs the stages of a recipe in a folder."""
 
     def __init__(self, recipe: Recipe, folder: Path, every: int = 100, progress: Any = None) -> None:
         self.recipe, self.folder, self.every, self.progress = recipe, folder, every, progress
@@ -72,7 +72,7 @@ class Trainer:
     # -- what the stages share -------------------------------------------------------------------------------------
 
     def tokenizer(self) -> PreTrainedTokenizerFast:
-        """The recipe's tokenizer, trained at the first call and kept."""
+        """Return the recipe's tokenizer, which is trained on the first call."""
         path = self.folder / "tokenizer"
         if not (path / "done").exists():
             recipe = self.recipe
@@ -83,17 +83,17 @@ class Trainer:
         return loaded
 
     def pictures(self) -> Pictures:
-        """The rendered training scenes."""
+        """Return the rendered training scenes."""
         return prepare(self.folder / "pictures", self.recipe.mixture, self.recipe.seed)
 
     def fit(self, name: str, parts: nn.Module, loss_of: Loss) -> None:
-        """Run a stage to its end from wherever its checkpoint stands, then mark it as finished."""
+        """Run a stage to its end, from its checkpoint if there is one."""
         weights = {k: p for k, p in parts.named_parameters() if p.requires_grad}
         checkpoint = Checkpoint(self.folder, name, _identity(self.recipe, name))
         fit(checkpoint, getattr(self.recipe, name), weights, loss_of, self.every, self.progress)
 
     def indices(self, name: str, step: int, rows: int, within: int) -> list[int]:
-        """The scenes of a step: a walk through a fresh permutation for every pass over them."""
+        """Return the scenes of a step; every pass over the scenes has a new permutation."""
         order = _Permutations(f"{self.recipe.seed}/{name}", within)
         return [order.at(step * rows + i) for i in range(rows)]
 
@@ -139,7 +139,7 @@ class Trainer:
         self.fit("language", model.model.language_model, loss_of)
 
     def projector(self) -> None:
-        """Train only the projector: patches become words that the frozen language model understands."""
+        """Train only the projector: its outputs approach the words of the patches."""
         model, pictures, stage = self._model("vision", "language"), self.pictures(), self.recipe.projector
         writer = Writer(self.tokenizer(), self.recipe.mixture, self.recipe.seed)
         model.requires_grad_(False)
@@ -164,7 +164,7 @@ class Trainer:
         self.fit("projector", projector, loss_of)
 
     def tune(self) -> None:
-        """Tune projector and language model on pictures, every position still predicted."""
+        """Tune projector and language model on images; every position is still predicted."""
         model, pictures, stage = self._model("vision", "language", "projector"), self.pictures(), self.recipe.tune
         writer = Writer(self.tokenizer(), replace(self.recipe.mixture, noise=0.0, checklist=4), self.recipe.seed)
         model.requires_grad_(False)
@@ -183,14 +183,14 @@ class Trainer:
         self.fit("tune", learner, loss_of)
 
     def finish(self, target: Path) -> None:
-        """Write the finished model, with the recipe and the log of losses beside it."""
+        """Write the finished model, with the recipe and the log of losses next to it."""
         model = self._model(*STAGES)
         save(model.eval(), make_processor(self.tokenizer()), target)
         (target / "recipe.json").write_text(json.dumps(asdict(self.recipe), indent=2) + "\n")
         (target / "training.jsonl").write_text(ordered_log(self.folder, STAGES))
 
     def _model(self, *finished: str) -> LlavaForConditionalGeneration:
-        """The model with the weights of these finished stages."""
+        """Return the model with the weights of these finished stages."""
         model = make_model(self.tokenizer(), self.recipe.shape, self.recipe.seed)
         inner = model.model
         parts: dict[str, Any] = {
@@ -213,7 +213,7 @@ def _projector_and_language(model: LlavaForConditionalGeneration) -> nn.ModuleDi
 
 
 class _PatchHeads(nn.Module):
-    """Linear readings of a patch: its word, and its tint (0: none)."""
+    """Linear classifiers of a patch: its word, and its tint (0: none)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -225,20 +225,20 @@ class _PatchHeads(nn.Module):
 
 
 def _features(model: LlavaForConditionalGeneration, pixels: Tensor) -> Tensor:
-    """What the tower hands to the projector. (rows, slots, vision width)"""
+    """Return the input of the projector.  -> (rows, slots, vision width)"""
     hidden: Tensor = model.model.vision_tower(pixels, output_hidden_states=True).hidden_states[-1]
     return hidden[:, 1:]  # the class token is dropped, as LLaVA's "default" selection does
 
 
 def _freeze_unused(tower: nn.Module) -> None:
-    """The final norm of a CLIP tower lies behind the features that LLaVA takes; it gets no gradient."""
+    """Freeze the final norm of a CLIP tower, which LLaVA's features do not pass through."""
     for name, parameter in tower.named_parameters():
         if "post_layernorm" in name:
             parameter.requires_grad_(False)
 
 
 def _embed_words(model: LlavaForConditionalGeneration, batch: Batch) -> Tensor:
-    """Input embeddings with the slots written as words, plus their tints. (rows, length, width)"""
+    """Embed the inputs with the slots written as words, plus their tints.  -> (rows, length, width)"""
     embed = model.get_input_embeddings()
     tint = embed(batch.tint.clamp(min=0)) * (batch.tint >= 0)[..., None]
     embedded: Tensor = embed(batch.ids) + tint
@@ -246,7 +246,7 @@ def _embed_words(model: LlavaForConditionalGeneration, batch: Batch) -> Tensor:
 
 
 def _embed_images(model: LlavaForConditionalGeneration, batch: Batch, projected: Tensor) -> Tensor:
-    """Input embeddings with the projector's outputs in the slots. (rows, length, width)"""
+    """Embed the inputs with the projector's outputs in the slots.  -> (rows, length, width)"""
     embedded = model.get_input_embeddings()(batch.ids)
     embedded_images: Tensor = embedded.masked_scatter(batch.slot[..., None], projected)
     return embedded_images
@@ -255,7 +255,7 @@ def _embed_images(model: LlavaForConditionalGeneration, batch: Batch, projected:
 def _language_loss(
     model: LlavaForConditionalGeneration, batch: Batch, embedded: Tensor
 ) -> tuple[Tensor, dict[str, float]]:
-    """The weighted loss of predicting every token from the ones before; padding is on the right and counts nothing."""
+    """Compute the weighted loss of predicting every token from those before it; padding has no weight."""
     hidden = model.model.language_model(inputs_embeds=embedded, use_cache=False).last_hidden_state
     keep = batch.mask[:, 1:] & (batch.weight[:, 1:] > 0)  # (rows, length - 1)
     logits = model.lm_head(hidden[:, :-1][keep])  # (kept, vocabulary)
@@ -273,7 +273,7 @@ def _language_loss(
 
 
 def _repetition(model: LlavaForConditionalGeneration, batch: Batch, hidden: Tensor) -> Tensor:
-    """The probability that a noun repeats one that was named before; unlikelihood training makes it small. (nouns,)"""
+    """Return the probability that a noun repeats an earlier one, which unlikelihood training reduces.  -> (nouns,)"""
     if not batch.again:
         return hidden.new_zeros(1)
     rows, places = (torch.tensor([entry[i] for entry in batch.again]) for i in (0, 1))
@@ -285,14 +285,14 @@ def _repetition(model: LlavaForConditionalGeneration, batch: Batch, hidden: Tens
 
 
 class _Permutations:
-    """A repeatable random order over 0..n-1, another for each pass: a four-round Feistel network with cycle walking."""
+    """Repeatable random orders of 0..n-1, one for each pass: a four-round Feistel network with cycle walking."""
 
     def __init__(self, key: str, n: int) -> None:
         self.key, self.n = key, n
         self.half = max(1, ((n - 1).bit_length() + 1) // 2)
 
     def at(self, position: int) -> int:
-        """The index at a position of the endless walk."""
+        """Return the index at a position, counted over all passes."""
         turn, value = divmod(position, self.n)
         keys = [Dice(f"{self.key}/{turn}/{r}").bits() for r in range(4)]
         low = (1 << self.half) - 1
@@ -307,9 +307,9 @@ class _Permutations:
 
 
 def _identity(recipe: Recipe, name: str) -> dict[str, Any]:
-    """What a stage's checkpoint must agree on with the recipe that continues it."""
+    """Return the settings that a stage's checkpoint and the recipe that resumes it must share."""
     whole = asdict(recipe)
-    if name == "vision":  # the tower knows nothing of texts
+    if name == "vision":  # the tower does not depend on texts
         shape = {key: value for key, value in whole["shape"].items() if key.startswith("vision") or key == "head"}
         mixture = {key: whole["mixture"][key] for key in ("scenes", "flat")}
         return {"seed": recipe.seed, "shape": shape, "mixture": mixture, name: whole[name]}
