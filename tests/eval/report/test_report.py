@@ -316,6 +316,33 @@ def test_tables_of_one_folder_name_the_commands_behind_them(tmp_path: Path, monk
     assert [made.command for made in provenance_of([second, second])] == ["revisit eval second"]
 
 
+def test_runs_side_by_side_and_a_changed_file_is_rejected(folder: Path, tmp_path: Path) -> None:
+    for name in ("ours", "theirs"):
+        shutil.copytree(folder / "run", tmp_path / name)
+    (section,) = (s for s in build(tmp_path, resamples=99).sections if s.title == "All results")
+    (table,) = (block for block in section.blocks if isinstance(block, Table))
+    assert sorted((row[0], row[1], row[2]) for row in table.rows) == sorted(
+        (model, method, name)
+        for model in ("m1", "m2")
+        for method in ("shift", "shift(by=1)")
+        for name in ("ours", "theirs")
+    )
+    values = [float(row[4].text) for row in table.rows if isinstance(row[4], Cell)]
+    assert values == sorted(values)  # lower is better
+    assert {row[5] for row in table.rows} == {"not run"}
+    changed = read_logs(tmp_path / "theirs")[0].path
+    text = changed.read_text()
+    header, rest = text.split("\n", 1)
+    forged = rest.split("\n")[0].replace('"text":"', '"text":"a', 1)
+    changed.write_text("\n".join([header, forged, rest]))
+    (section,) = (s for s in build(tmp_path, resamples=99).sections if s.title == "All results")
+    rejected, table = section.blocks
+    assert isinstance(rejected, Text)
+    assert rejected.text == f"Rejected: 1 lines of {changed} do not match their checksums."
+    assert isinstance(table, Table)
+    assert len(table.rows) == 7
+
+
 def test_two_protocols_of_one_benchmark_share_no_table(tmp_path: Path) -> None:
     data = write_items(tmp_path / "data", 12)
     logs = run(

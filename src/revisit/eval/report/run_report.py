@@ -10,10 +10,12 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from revisit.eval.benchmarks import registry
+from revisit.eval.benchmarks.base import Scores
 from revisit.eval.compare import Comparison, compare
+from revisit.eval.controls import NO_IMAGE, is_blind
 from revisit.eval.log import LOGS, Log, read_logs, unfinished
-from revisit.eval.report.comparisons import READING, finding, tables_of, verdict
-from revisit.eval.report.document import Provenance, Section, Table, Text
+from revisit.eval.report.comparisons import READING, finding, heading, ranked, tables_of, verdict
+from revisit.eval.report.document import Block, Cell, Provenance, Section, Table, Text
 from revisit.eval.report.figures import forest
 
 
@@ -43,7 +45,7 @@ def main_sections(runs: Mapping[str, Sequence[Log]], resamples: int, out: Path) 
     if not found and not problems:
         return []
     titled = [(f"{registry.title(table.benchmark)} · {table.title} · {name}", table) for name, table in found]
-    sections = [_headline(titled), Section("Main results", [*map(Text, problems)])]
+    sections = [_headline(titled), *all_results(runs), Section("Main results", [*map(Text, problems)])]
     for title, table in titled:
         blocks = [*tables_of(table), _samples(table.logs, out), *provenance_of(table.logs)]
         sections.append(Section(title, blocks, level=3))
@@ -58,6 +60,46 @@ def _headline(tables: Sequence[tuple[str, Comparison]]) -> Section:
         finding(table for _, table in tables),
         [*(Text(text, kind="verdict") for text in sentences), *([figure] if figure else [])],
     )
+
+
+def all_results(runs: Mapping[str, Sequence[Log]]) -> list[Section]:
+    """Return the main metric of every log of several runs, best first, with its controls and environment; empty for a single run.
+
+    Runs of other people can be put next to one's own. A log with lines that do not match their checksums is not shown.
+    """
+    complete = [(name, log, log.scores) for name, logs in runs.items() for log in logs if log.scores is not None]
+    if len({name for name, _, _ in complete}) < 2:
+        return []
+    blocks: list[Block] = [
+        Text(f"Rejected: {log.damaged} lines of {log.path} do not match their checksums.")
+        for _, log, _ in complete
+        if log.damaged
+    ]
+    tables: dict[tuple[str, str, int], list[tuple[str, Log, Scores]]] = {}
+    for name, log, scores in complete:
+        if not log.damaged and not is_blind(log.spec.method):
+            tables.setdefault((log.spec.benchmark, log.spec.scorer, len(scores.items)), []).append((name, log, scores))
+    for (label, scorer, n), rows in tables.items():
+        metric = rows[0][2].shown[rows[0][2].headline]
+        sign = -1 if metric.better == "higher" else 1
+        rows.sort(key=lambda row: sign * row[2].metrics[metric.name])
+        cells = ranked([log for _, log, _ in rows], metric, intervals=True)
+        lines: list[list[Cell | str]] = []
+        for (name, log, _), cell in zip(rows, cells, strict=True):
+            blind = [o for o in runs[name] if o.spec.control == NO_IMAGE and _asks(o) == _asks(log) and o.scores]
+            without = metric.text(blind[0].scores.metrics[metric.name]) if blind and blind[0].scores else "not run"
+            libraries = log.spec.libraries
+            versions = f"{libraries.get('torch') or '–'} / {libraries.get('transformers') or '–'}"
+            lines.append([log.spec.model, log.spec.method, name, f"{log.spec.device}, {versions}", cell, without])
+        heads = ("Model", "Method", "Run", "Device, torch / transformers", heading(metric), "greedy, no image")
+        blocks.append(Table(heads, lines, f"{label} ({scorer}, n = {n}).", left=4))
+    return [Section("All results", blocks)]
+
+
+def _asks(log: Log) -> tuple[Any, ...]:
+    """Return what a log and its control share."""
+    spec = log.spec
+    return spec.model, spec.fingerprint, spec.benchmark, spec.scorer, spec.seed, str(spec.decoding), log.request.asked
 
 
 def _samples(logs: Sequence[Log], out: Path) -> Text:
