@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: demo test test-device test-faults test-browser test-kits test-vllm test-vllm-previous test-ray test-triton test-mlx test-floor test-torchvision lint format docs clean
+.PHONY: demo test test-device test-faults test-browser test-kits test-vllm test-vllm-previous test-ray test-triton test-mlx test-llama-cpp test-floor test-torchvision lint format docs clean
 
 # The package is installed again when its version or what is compiled in it has changed.
 BUILD  := pyproject.toml setup.py src/revisit/__init__.py src/revisit/step/compiled/kernel.c
@@ -120,6 +120,15 @@ test-triton: .venv-triton/.installed  ## the GPU step: interpreted, against the 
 
 test-mlx: .venv-mlx/.installed  ## ReVisiT in mlx-vlm against transformers, on MLX's CPU backend
 	.venv-mlx/bin/python -m pytest -o addopts= -W default tests/engines/test_mlx.py
+
+# llama-cpp-python is built from source, which takes several minutes.
+.venv-llama-cpp/.installed: $(BUILD) constraints.txt
+	test -x .venv-llama-cpp/bin/python || $(PYTHON) -m venv .venv-llama-cpp
+	.venv-llama-cpp/bin/pip install -q -c constraints.txt -e ".[tiny]" llama-cpp-python==0.3.36 gguf pytest pytest-timeout hypothesis
+	touch $@
+
+test-llama-cpp: .venv-llama-cpp/.installed  ## ReVisiT in llama-cpp-python against transformers
+	PYTHONPATH=tests/engines .venv-llama-cpp/bin/python -m pytest -o addopts= -W default tests/engines/test_llama_cpp.py
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .
