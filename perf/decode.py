@@ -110,6 +110,7 @@ def main() -> None:
     if "single" in parts:
         more = {
             "last, adaptive": (adaptive, usual.at),
+            "last, once": (ReVisiT(layers="last", once=1.0), usual.at),
             "all, 64 each": (every, even.at),
             "all, 512 each": (every, wide.at),
         }

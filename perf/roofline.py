@@ -148,9 +148,10 @@ class Traffic:
     """Bytes that the Triton step moves, for sets that are compared in one round."""
 
     logits: int  # read three times and written once
-    states: int  # read once, and the selected ones again
-    head: int  # rows of the candidates, for the first tile of states and for the selected states
-    head_again: int  # the same rows for the other tiles of states, from the cache
+    states: int  # read once, and the selected ones once more
+    states_again: int  # the selected ones by the other programs that project them, from the cache
+    head: int  # rows of the candidates, for the first tile of states and for the first selected state
+    head_again: int  # the same rows for the other tiles and selected states, from the cache
     other: int  # everything between the kernels
 
 
@@ -174,9 +175,10 @@ def traffic(
     small = 16 * parts + 12 * state_tiles + 4 * projections + 64
     return Traffic(
         logits=rows * 4 * vocabulary * 4,
-        states=rows * (states + projections * neighbors) * width * itemsize,
-        head=rows * (1 + neighbors) * row_of_head,
-        head_again=rows * (state_tiles - 1) * row_of_head,
+        states=rows * (states + neighbors) * width * itemsize,
+        states_again=rows * (projections - 1) * neighbors * width * itemsize,
+        head=rows * 2 * row_of_head,
+        head_again=rows * (state_tiles + neighbors - 2) * row_of_head,
         other=rows * (vocabulary_tiles + lists + selection + small),
     )
 
@@ -216,7 +218,7 @@ def triton_step(model: Model, batch: int, rule: Rule) -> Cost:
     launched = len(list(kernels.launches(logits, table, head, rule, buffers, out, tiles)))
     moved = traffic(batch, model.vocabulary, count, model.width, CANDIDATES, rule, tiles, 2)
     whole = moved.logits + moved.states + moved.head + moved.other
-    return Cost(launched, whole, 2 * states.numel() * tiles.tokens, moved.head_again)
+    return Cost(launched, whole, 2 * states.numel() * tiles.tokens, moved.head_again + moved.states_again)
 
 
 def greedy_step(model: Model, batch: int, gpu: Gpu) -> float:

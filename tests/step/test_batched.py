@@ -191,8 +191,9 @@ def test_rows_with_large_sets_are_computed_after_the_others(record: bool, monkey
     rule, written = Rule(alpha=1e-3, once=0.5, weight="agreement"), logits.topk(4).indices
     rows = [reference.refine_row(row, states[i], head, rule, 0.0, written[i]) for i, row in enumerate(logits)]
     want = torch.stack([reference.scatter(result, row) for result, row in zip(rows, logits, strict=True)])
-    for room in (None, 300):
-        step = BatchedStep(head, rule, room, record)
+    for room in (10**6, 300):
+        monkeypatch.setattr(batched, "room_for", lambda *_, room=room: room)
+        step = BatchedStep(head, rule, record)
         got = step.take(logits, PaddedStates.of_items(states), written=written)
         torch.testing.assert_close(got.scores, want, atol=1e-5, rtol=1e-5)
         assert got.sizes.tolist() == [result.size for result in rows if result is not None]

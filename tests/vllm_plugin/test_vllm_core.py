@@ -644,7 +644,7 @@ def test_the_largest_step_of_the_memory_profile_changes_nothing() -> None:
 def test_rows_with_more_candidates_than_room_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "ENABLED", False)
     model = Model(blocks=64)
-    model.worker._room = 40  # so that several parts are taken
+    monkeypatch.setattr(batched, "room_for", lambda *_: 40)  # so that several parts are taken
     prompts = [[IMAGE] * (5 + 11 * i) + [2] for i in range(20)]
     sequences = [model.sequence(prompt, i) for i, prompt in enumerate(prompts)]
     for select in ("min", "random"):

@@ -62,8 +62,8 @@ class BatchedStep(Step):
 
     name = "torch"
 
-    def __init__(self, head: Projection, rule: Rule, room: int | None = None, record: bool = False) -> None:
-        self.head, self.rule, self.room, self.record = head, rule, room, record
+    def __init__(self, head: Projection, rule: Rule, record: bool = False) -> None:
+        self.head, self.rule, self.record = head, rule, record
 
     @torch.no_grad()
     def take(
@@ -77,8 +77,7 @@ class BatchedStep(Step):
         logp, counts, width = log_probabilities(logits), states.counts, states.blocks().states.shape[-1]
         sizes = count(logp, self.rule, ended)
         known: list[int] = sizes.tolist()
-        numbers = CPU_HEAD_NUMBERS if logits.is_cpu else HEAD_NUMBERS
-        parts = split(known, counts, self.room or room_for(sum(counts), width, numbers))
+        parts = split(known, counts, room_for(sum(counts), width, logits.device))
         outputs = []
         for part in parts:
             index = None if len(parts) == 1 else to_device(np.array(part), logits.device)
@@ -94,9 +93,9 @@ def rows_of(values: Any, index: Tensor | None) -> Any:
     return values[index] if isinstance(values, Tensor) and index is not None else values
 
 
-def room_for(blocks: int, width: int, numbers: int = HEAD_NUMBERS) -> int:
+def room_for(blocks: int, width: int, device: torch.device) -> int:
     """Return how many blocks times candidates may be compared at once, for this many blocks of states of this width."""
-    return max(blocks * USUAL, numbers // width)
+    return max(blocks * USUAL, (CPU_HEAD_NUMBERS if device.type == "cpu" else HEAD_NUMBERS) // width)
 
 
 def split(sizes: Sequence[int], counts: Sequence[int], room: int) -> list[list[int]]:

@@ -64,7 +64,6 @@ def choose(
     device: torch.device,
     implementation: Implementation | None = None,
     *,
-    room: int | None = None,
     record: bool = False,
 ) -> Step:
     """Choose the step implementation for these settings.
@@ -77,7 +76,6 @@ def choose(
         rule: The settings.
         device: Where the states are.
         implementation: Use this one instead; raises RevisitError if it does not support the head or the settings.
-        room: Most blocks times candidates that the torch step compares at once; see `batched.room_for`.
         record: Fill in `StepOutput.details`.
     """
     if implementation is None:
@@ -94,8 +92,8 @@ def choose(
     if implementation == "triton":
         from revisit.step.triton import TritonStep
 
-        return TritonStep(head, rule, room, record)
-    return ReferenceStep(head, rule) if implementation == "reference" else BatchedStep(head, rule, room, record)
+        return TritonStep(head, rule, record)
+    return ReferenceStep(head, rule) if implementation == "reference" else BatchedStep(head, rule, record)
 
 
 def supports(implementation: Implementation, head: Projection, rule: Rule, device: torch.device) -> bool:

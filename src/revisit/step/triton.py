@@ -556,11 +556,11 @@ class TritonStep(Step):
 
     name = "triton"
 
-    def __init__(self, head: Projection, rule: Rule, room: int | None = None, record: bool = False) -> None:
+    def __init__(self, head: Projection, rule: Rule, record: bool = False) -> None:
         weight = head.plain_weight
         assert weight is not None
         self.weight, self.rule, self.record = weight, rule, record
-        self.torch = BatchedStep(head, rule, room, record)
+        self.torch = BatchedStep(head, rule, record)
         self.buffers: Buffers = {}
 
     @torch.no_grad()
@@ -667,8 +667,7 @@ class TritonStep(Step):
     def _compare(self, logits: Tensor, states: RowStates, written: Tensor | None) -> str | None:
         """Return how a step differs from torch's; None if it does not."""
         ours = self.details(self.launch(logits, states.table(), torch.empty_like(logits), written=written), states)
-        checked = BatchedStep(self.torch.head, self.rule, self.torch.room, record=True)
-        theirs = checked.take(logits, states, written=written).details
+        theirs = BatchedStep(self.torch.head, self.rule, True).take(logits, states, written=written).details
         for row, (one, other) in enumerate(zip(ours, theirs, strict=True)):
             if one is None or other is None:
                 if one is not other:

@@ -166,7 +166,6 @@ class Worker:
         self.requests: dict[str, Request] = {}
         self.blocks: dict[str, np.ndarray] = {}  # of the pool, by the request that computes the states in them
         self.rehearsed = False
-        self._room = room_for(plan.blocks, plan.width)
         self._failed: set[str] = set()
         self._pieces: list[Piece] = []
         self._rows: list[Row] = []
@@ -390,7 +389,7 @@ class Worker:
         whole = numbers == list(range(len(logits)))
         rows = None if whole else to_device(np.array(numbers), logits.device)
         if rule not in self._steps:
-            self._steps[rule] = choose(self.head, rule, self.pool.states.device, room=self._room)
+            self._steps[rule] = choose(self.head, rule, self.pool.states.device)
         states, draws = self._states_of(rule, group), _draws(rule, group, logits)
         lines = [row.request.line for row in group if row.request.line is not None]
         written = self._written.of(lines, [row.token for row in group]) if lines else None
@@ -423,7 +422,8 @@ class Worker:
         counts = [len(numbers) * self.pool.size for numbers in owned]
         view = self.pool.view(owned, counts)
         copied = self.pool.states[: self.pool.blocks // 2].clone()  # the largest copy of `Pool.view`
-        refine_batch(logits.float(), view, self.head, Rule(), capacity=self._room // self.pool.blocks)
+        capacity = room_for(self.pool.blocks, self.plan.width, logits.device) // self.pool.blocks
+        refine_batch(logits.float(), view, self.head, Rule(), capacity=capacity)
         del copied
         rows = 1 + self.plan.drafts  # of a request
         choose(self.head, Rule(), self.pool.states.device).reserve(logits, self.pool.table(owned * rows, counts * rows))
