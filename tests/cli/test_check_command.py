@@ -16,8 +16,8 @@ from revisit.cli.main import app
 from revisit.embedded.samples import sample
 from revisit.embedded.scenes import render, scene
 from revisit.errors import Incomplete
-from revisit.explain import check_files
-from revisit.explain.captions import read_captions
+from revisit.explain import check as check_module
+from revisit.explain.check_files import read_captions
 from revisit.explain.jsonl import LineFile, read_lines
 from revisit.words import WORDS
 
@@ -93,13 +93,13 @@ def test_an_interrupted_run_resumes(folder: Path, monkeypatch: pytest.MonkeyPatc
     cut = expected.split(b"\n")
     (folder / "out/checks.jsonl").write_bytes(b"\n".join(cut[:3]) + b"\n" + cut[3][:30])  # stopped while writing
     sizes: list[int] = []
-    original = check_files.check_many
+    original = check_module.check_many
 
     def counting(model: Any, images: Any, texts: Any, **kwargs: Any) -> Any:
         sizes.append(len(texts))
         return original(model, images, texts, **kwargs)
 
-    monkeypatch.setattr(check_files, "check_many", counting)
+    monkeypatch.setattr(check_module, "check_many", counting)
     again = run(*options(folder), "--batch-size", "2")
     assert sizes == [2, 1]
     assert again.stdout == whole.stdout

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pandas
 import pytest
-import torch
 
 import families
 import revisit
@@ -63,9 +62,9 @@ def test_a_batch_gives_the_answers_of_each_image_alone(family: str, method: str)
             assert [step.vision_token for step in mine.steps] == [step.vision_token for step in own.steps]
         assert answer.decode.layout == alone.decode.layout
         assert len(answer.trace.rows) == 1
-        assert answer.decode.vision is not None
-        assert alone.decode.vision is not None
-        assert torch.allclose(answer.decode.vision.states, alone.decode.vision.states, atol=1e-4)
+        assert [[word for word, _ in best] for best in answer.decode.patch_words or ()] == [
+            [word for word, _ in best] for best in alone.decode.patch_words or ()
+        ]
         assert [word.text for word in answer.check().words] == [word.text for word in alone.check().words]
 
 
@@ -136,26 +135,6 @@ def test_an_answer_does_not_keep_the_model_alive(tmp_path: Path) -> None:
     del model
     gc.collect()
     assert gone() is None
-    page = answer.save(tmp_path / "page.html").read_text("utf-8")
-    assert '"says":null' in page
-    assert "the model was released before this page was written" in page
-
-
-def test_a_model_loaded_by_name_is_released_after_its_patches_were_read(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    loaded: list[weakref.ref[Any]] = []
-    original = revisit.load
-
-    def load(name: str) -> Any:
-        pair = original(name)
-        loaded.append(weakref.ref(pair[0]))
-        return pair
-
-    monkeypatch.setattr("revisit.models.loading.load", load)
-    answer = revisit.ask("tiny", sample("demo").path, max_new_tokens=4)
-    gc.collect()
-    assert loaded[0]() is None
     assert '"says":[[' in answer.save(tmp_path / "page.html").read_text("utf-8")
 
 

@@ -308,7 +308,7 @@ def test_the_lens_page(seen: Any, tmp_path: Path) -> None:
     assert seen.page.locator('.words [aria-pressed="true"]').inner_text().split()[0] == "abc"[loud]
     assert spot(seen.page) == pytest.approx(place(int((first[4, :, loud] * 255).round().argmax()), 4, 4), abs=0.01)
     assert "no patch has more of it" in seen.page.locator(".where").inner_text()
-    assert "add up to 100 % among the 3 words only" in seen.page.locator(".card").inner_text()
+    assert "Shares among these 3 words only" in seen.page.locator(".card").inner_text()
     stage = seen.page.locator(".stage").bounding_box()
     seen.page.mouse.click(stage["x"] + stage["width"] * 0.9, stage["y"] + stage["height"] * 0.1)
     assert spot(seen.page) == pytest.approx(place(3, 4, 4), abs=0.01)
@@ -318,7 +318,7 @@ def test_the_lens_page(seen: Any, tmp_path: Path) -> None:
     word, share = "abc"[loud], f"{100 * float(maps[4, 3, loud]):.1f} %"
     told = seen.page.locator(".where").inner_text()
     assert told.startswith(f"{word} has {share} of the patch at row 1, column 4 at layer 4")
-    assert (f"which says {best} most" in told) == (best != word)
+    assert (f"where {best} is likeliest" in told) == (best != word)
     highest = int(maps[4, :, loud].argmax())
     assert (f"row {highest // 4 + 1}, column {highest % 4 + 1}" in told) == (highest != 3)
     seen.page.keyboard.press("ArrowDown")
@@ -332,7 +332,7 @@ def test_the_lens_page(seen: Any, tmp_path: Path) -> None:
     ]
     seen.page.get_by_role("button", name="all tokens").click()
     assert seen.page.locator(".says tr").count() == 5
-    assert "says most at layer 3" in seen.page.locator(".where").inner_text()
+    assert "is the likeliest token of the patch" in seen.page.locator(".where").inner_text()
     seen.page.set_viewport_size({"width": 390, "height": 844})
     table = seen.page.locator(".says").bounding_box()
     cells = [cell.bounding_box() for cell in seen.page.locator(".says tr").first.locator("td").all()]

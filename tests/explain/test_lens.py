@@ -15,7 +15,7 @@ from revisit import RevisitError
 from revisit.cli import tables
 from revisit.eval.report.document import table_markdown
 from revisit.explain import lens as lens_module
-from revisit.explain import lens_page, prefill
+from revisit.explain import prefill
 from revisit.explain.tokens import token_text
 from revisit.models import DESCRIBE
 from revisit.models.prompts import prepare
@@ -92,7 +92,7 @@ def test_a_set_without_single_tokens_raises() -> None:
 
 
 def test_the_page_contains_the_readings(seen: revisit.Lens, tmp_path: Path) -> None:
-    words = lens_page.payload(seen)["readings"][1]
+    words = seen.readings[1].payload()
     maps = np.frombuffer(base64.b64decode(words["maps"]), "uint8").reshape(5, 16, 3)
     assert seen.readings[1].maps is not None
     assert np.abs(maps / 255 - seen.readings[1].maps.numpy()).max() < 0.003

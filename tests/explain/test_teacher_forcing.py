@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import families
-from revisit.explain.teacher_forcing import force, without_vision
+from revisit.explain.prefill import force
 from revisit.hooks.forcing import forced_inputs
 from revisit.models.parts import ModelParts
+from revisit.paper.study import without_vision
 
 FAMILIES = ["llava", "qwen2_5_vl", "internvl", "gemma3"]
 

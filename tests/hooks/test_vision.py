@@ -10,7 +10,7 @@ import torch
 import families
 import revisit
 from revisit import ReVisiT, RevisitError
-from revisit.explain.teacher_forcing import force
+from revisit.explain.prefill import force
 from revisit.hooks import states
 from revisit.hooks.states import Capture
 from revisit.models.parts import ModelParts

@@ -73,7 +73,7 @@ def test_states_are_the_models_own(family: str) -> None:
     handle = model.get_output_embeddings().register_forward_hook(
         lambda _m, _a, out: projected.append(out[..., 0].numel())
     )
-    _, seen = prefill.prefill_states(model, inputs, range(parts.depth + 1))
+    seen = prefill.prefill_states(model, inputs, range(parts.depth + 1))
     handle.remove()
     assert projected == [1]
     with torch.inference_mode():

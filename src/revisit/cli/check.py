@@ -14,8 +14,8 @@ from revisit.errors import Incomplete, RevisitError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from revisit.explain.captions import Caption
     from revisit.explain.check import Check
+    from revisit.explain.check_files import Caption
     from revisit.models.types import Model, Processor
 
 
@@ -80,8 +80,8 @@ def check(
         raise RevisitError("--images, --out and --field need a file of texts, not a single text.")
     if text is None and (html is not None or as_json or output is None or output.is_file()):
         raise RevisitError("A file of texts needs a folder --out DIR for its results, instead of --html and --json.")
-    from revisit.explain.captions import read_captions
-    from revisit.explain.checkable import check_options, check_text
+    from revisit.explain.check_files import read_captions
+    from revisit.explain.checkable import check_options, need_words
     from revisit.explain.document import check_page
     from revisit.models.images import open_image
 
@@ -95,7 +95,7 @@ def check(
     if html is not None:
         check_page(html, [source])
     if text is not None:
-        check_text(text)
+        need_words(text)
         captions, first, image = [], source, open_image(source)
     else:
         captions = read_captions(source, images, field)

@@ -97,7 +97,7 @@ def generate(
     compared = [methods.as_method(name, loaded, **own) for name, own in others]
     if recorded:
         for shown in (chosen, *compared):
-            record.refuse_beams(shown)
+            record.need_single_beam(shown)
     beams = beams if beams > 1 else chosen.own_beams
     generation: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": sample, "num_beams": beams}
     if sample:

@@ -26,8 +26,8 @@ MIN_CONFIDENCE = 0.009
 @torch.no_grad()
 def confidence(model: Model, processor: Processor, image: Image) -> float:
     """Return the mean probability of the likeliest word of each patch, at the projector's output."""
-    head, seen = prefill_states(model, prepare(processor, "?", image, model.device), (0,))
-    logits = head.all_logits(seen.states[0].to(head.device))  # (patches, V)
+    seen = prefill_states(model, prepare(processor, "?", image, model.device), (0,))
+    logits = seen.head.all_logits(seen.states[0].to(seen.head.device))  # (patches, V)
     return float((logits.amax(-1) - logits.logsumexp(-1)).exp().mean())
 
 

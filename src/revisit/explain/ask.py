@@ -5,14 +5,13 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from revisit.decoding.method import as_method
 from revisit.errors import RevisitError, as_path
 from revisit.explain import page
-from revisit.explain.check import Check, check_answer
+from revisit.explain.check import Check
 from revisit.explain.document import notebook_frame
 from revisit.explain.record import Decode, MethodOutput, explain_many, instead_of, label
 from revisit.models import DESCRIBE
@@ -67,7 +66,8 @@ def ask(
     Raises:
         RevisitError: If the model, the image, the method or an argument cannot be used.
     """
-    return _ask(model, [image], question, method, compare_with, objects, max_new_tokens, 1, generate_kwargs)[0]
+    options = {"compare_with": compare_with, "objects": objects, "max_new_tokens": max_new_tokens, **generate_kwargs}
+    return ask_many(model, [image], question, method, **options)[0]
 
 
 def ask_many(
@@ -77,6 +77,7 @@ def ask_many(
     method: MethodLike = "revisit",
     *,
     compare_with: MethodLike | Sequence[MethodLike] = (),
+    objects: Sequence[str] | None = None,
     max_new_tokens: int = 256,
     batch_size: int = 8,
     **generate_kwargs: Any,
@@ -93,6 +94,7 @@ def ask_many(
         question: The question about each image.
         method: As for `ask`.
         compare_with: As for `ask`.
+        objects: As for `ask`; the same for all images.
         max_new_tokens: The longest answer, in tokens.
         batch_size: Images decoded together. In float32 on a CPU the answers do not depend on it, unless tokens are sampled.
         **generate_kwargs: Passed to `generate`.
@@ -107,20 +109,6 @@ def ask_many(
         raise RevisitError(f"ask_many needs a list of images, not {type(images).__name__}; for one image use ask.")
     if not isinstance(batch_size, int) or batch_size < 1:
         raise RevisitError(f"batch_size must be a whole number of at least 1, not {batch_size!r}.")
-    return _ask(model, images, question, method, compare_with, None, max_new_tokens, batch_size, generate_kwargs)
-
-
-def _ask(
-    model: str | Path | Model | tuple[Model, Processor],
-    images: Sequence[ImageLike | Sequence[ImageLike]],
-    question: str,
-    method: MethodLike,
-    compare_with: MethodLike | Sequence[MethodLike],
-    objects: Sequence[str] | None,
-    max_new_tokens: int,
-    batch_size: int,
-    generate_kwargs: dict[str, Any],
-) -> list[Answer]:
     if not isinstance(question, str) or not question.strip():
         raise RevisitError(f"The question must be a non-empty string, not {question!r}.")
     given: list[list[Any]] = [list(entry) if isinstance(entry, (list, tuple)) else [entry] for entry in images]
@@ -142,17 +130,12 @@ def _ask(
         batch = opened[start : start + batch_size]
         decodes = explain_many(loaded, processor, batch, question, methods, model_name=name, objects=objects, **options)
         found += map(Answer, decodes)
-    if isinstance(model, (str, Path)):
-        for answer in found:
-            _ = answer.decode.patch_words, answer.check()  # while the model is loaded
     return found
 
 
 @dataclass
 class Answer:
     """The text of an answer and every step that produced it. Notebooks display the text and the page.
-
-    An answer does not keep the model alive. A page written after the model was released lacks the predictions of the patches.
 
     Attributes:
         decode: Every step of every method.
@@ -190,13 +173,10 @@ class Answer:
         changed = [step for step in self._output.steps if step.changed]
         return [(step.step, str(step.text), str(instead_of(step))) for step in changed]
 
-    @cached_property
-    def _check(self) -> Check:
-        return check_answer(self.decode)
-
     def check(self, threshold: float | None = None) -> Check:
         """Check which words of the answer the image supports, without a forward pass; see `revisit.check`."""
-        return self._check if threshold is None else replace(self._check, threshold=threshold)
+        assert self.decode.check is not None
+        return self.decode.check if threshold is None else replace(self.decode.check, threshold=threshold)
 
     def save(self, path: str | Path) -> Path:
         """Write the page (.html) or the trace (.json); return the path."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from revisit.errors import RevisitError, as_path, need
 from revisit.explain import check_page
-from revisit.explain.checkable import Words, check_options, check_text, word_test
+from revisit.explain.checkable import Words, check_options, need_words, word_test
 from revisit.explain.support import ModelText, Word, read_texts, support
 from revisit.models import DESCRIBE
 from revisit.models.config import name_of
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     import pandas
     from PIL.Image import Image
 
-    from revisit.explain.record import Decode
     from revisit.models.types import ImageLike, Model, Processor, Tokenizer
 
 THRESHOLD = 0.05  # for models that recommend none
@@ -163,7 +162,7 @@ def check_many(
     if isinstance(texts, str) or len(images) != len(texts):
         raise RevisitError(f"Each text needs its own image, but there are {len(images)} images and {len(texts)} texts.")
     for text in texts:
-        check_text(text)
+        need_words(text)
     check_options(prompt, threshold, words)
     opened = []
     for entry in images:
@@ -173,34 +172,27 @@ def check_many(
         opened.append([open_image(image) for image in several])
     loaded, processor = loaded_pair(model, "check")
     check_no_image_tokens(processor, "prompt", prompt or "")
-    checker, found = Checker(loaded, processor.tokenizer, threshold, words), list[Check]()
+    layer, found = settings_of(loaded)[0], list[Check]()
     for start in range(0, len(texts), batch_size):
         batch = opened[start : start + batch_size]
         prompts = [chat_text(processor, prompt or DESCRIBE, len(own)) for own in batch]
         inputs = encode(processor, prompts, batch, loaded.device)
-        read = read_texts(loaded, processor, inputs, prompts, batch, texts[start : start + batch_size], [checker.layer])
-        found += map(checker.check, read)
+        some = read_texts(loaded, processor, inputs, prompts, batch, texts[start : start + batch_size], [layer])
+        found += [check_text(loaded, processor.tokenizer, text, threshold, words) for text in some]
     return found
 
 
-class Checker:
-    """The settings of a check: the model's layer, the threshold, and the words to check."""
-
-    def __init__(
-        self, model: Model, tokenizer: Tokenizer, threshold: float | None = None, words: Words = "objects"
-    ) -> None:
-        self.name, self.tokenizer, self.is_checked = name_of(model), tokenizer, word_test(words)
-        self.layer, self.threshold, self.notes = settings_of(model, threshold)
-
-    def check(self, text: ModelText) -> Check:
-        """Check a text that the model has read or generated."""
-        words = support(text, self.layer, self.tokenizer, self.is_checked)
-        found = Check(text.text, words, self.threshold, self.name, text.images, list(self.notes))
-        if not found.checked:
-            found.notes.append(
-                "No word was checked, because by default only English names of objects are; see `words`."
-            )
-        return found
+def check_text(
+    model: Model, tokenizer: Tokenizer, text: ModelText, threshold: float | None = None, words: Words = "objects"
+) -> Check:
+    """Check a text that the model has read or generated."""
+    layer, threshold, notes = settings_of(model, threshold)
+    found = Check(
+        text.text, support(text, layer, tokenizer, word_test(words)), threshold, name_of(model), text.images, notes
+    )
+    if not found.checked:
+        found.notes.append("No word was checked, because by default only English names of objects are; see `words`.")
+    return found
 
 
 def settings_of(model: Model, threshold: float | None = None) -> tuple[int, float, list[str]]:
@@ -226,22 +218,3 @@ def settings_of(model: Model, threshold: float | None = None) -> tuple[int, floa
             f"Checks by this model are unreliable: its AUROC for present against absent objects is {measured:.2f}."
         )
     return layer, recommended if threshold is None else threshold, notes
-
-
-def check_answer(decode: Decode) -> Check:
-    """Check the first answer of a decode from its recorded prefill, without a forward pass."""
-    vision, tokenizer, answer = decode.vision, decode.tokenizer, decode.answers[0]
-    model, head = (None, None) if vision is None else (vision.model(), vision.head())
-    if vision is None or model is None or head is None or tokenizer is None:
-        raise RevisitError("The model was released before this check; keep it loaded, or call revisit.check.")
-    text = ModelText.from_trace(
-        tokenizer,
-        answer.text,
-        [step.token for step in answer.steps if step.token is not None],
-        answer.trace.rows[0],
-        images=decode.images,
-        vision=vision.row(0),
-        head=head,
-        layout=decode.layout,
-    )
-    return Checker(model, tokenizer).check(text)

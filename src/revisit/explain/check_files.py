@@ -1,27 +1,72 @@
-"""Check whole files of captions, one line each, and resume interrupted runs."""
+"""Check whole files of captions against a folder of images; an interrupted run resumes."""
 
 from __future__ import annotations
 
 import csv
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from revisit.errors import RevisitError
-from revisit.explain.captions import Caption
-from revisit.explain.check import Check, check_many
-from revisit.explain.check_page import page
+from revisit.explain.files import below
 from revisit.explain.jsonl import LineFile
-from revisit.explain.records import plain_cell
+from revisit.explain.records import IMAGES, AnswerRow, plain_cell, read_answers
 from revisit.models.config import name_of
 from revisit.models.images import open_image
 
 if TYPE_CHECKING:
+    from revisit.explain.check import Check
     from revisit.models.types import Model, Processor
 
+IDS = ("image_id", "id", "question_id", "index", "doc_id")
 LINES, TABLE, PAGE = "checks.jsonl", "summary.csv", "index.html"
 SHOWN = 100  # texts on the page, those with the least support first
+
+
+@dataclass(frozen=True)
+class Caption:
+    """One text of a file: its number, its id, and the file of its image."""
+
+    number: int
+    id: str
+    image: Path
+    text: str
+
+    @property
+    def key(self) -> tuple[int, str, str]:
+        """What identifies the caption in the results."""
+        return self.number, self.image.name, self.text
+
+
+def read_captions(path: Path, images: Path, field: str | None = None) -> list[Caption]:
+    """Read the texts of a file in any layout that `revisit score` reads, and find the image of each in a folder."""
+    if not images.is_dir():
+        raise RevisitError(f"{images} is not a folder of images.")
+    answers = read_answers(path, field=field)
+    files = {file.name: file for file in sorted(images.iterdir()) if file.is_file()}
+    by_number = {int(found[1]): file for file in files.values() if (found := re.search(r"(\d+)$", file.stem))}
+    return [
+        Caption(number, answer.key(IDS) or str(number), _image(answer, images, files, by_number), answer.text)
+        for number, answer in enumerate(answers, 1)
+    ]
+
+
+def _image(answer: AnswerRow, images: Path, files: dict[str, Path], by_number: dict[int, Path]) -> Path:
+    """Find the image of a text: the file that its row names, or the one whose name ends in the row's id."""
+    for name in IMAGES:
+        value = answer.record.get(name)
+        if isinstance(value, str) and value:
+            return files.get(Path(value).name) or below(images, value)
+    key = answer.need(IDS)
+    same = next((file for file in files.values() if file.stem == key), None)
+    if same is None and key.isdecimal():
+        same = by_number.get(int(key))
+    if same is None:
+        raise RevisitError(f"{answer.where}: no image in {images} is named or numbered {key!r}.")
+    return same
 
 
 def check_captions(
@@ -69,6 +114,8 @@ def _checks(
     model: tuple[Model, Processor], captions: Sequence[Caption], settings: Mapping[str, Any]
 ) -> Iterator[tuple[Caption, Check | str]]:
     """Yield the check of each caption, or its error message; one bad caption does not affect the others."""
+    from revisit.explain.check import check_many  # imports torch
+
     try:
         images, texts = [caption.image for caption in captions], [caption.text for caption in captions]
         yield from zip(captions, check_many(model, images, texts, batch_size=len(captions), **settings), strict=True)
@@ -92,6 +139,9 @@ def _stored(file: LineFile, settings: dict[str, Any]) -> dict[tuple[int, str, st
 
 def write_summary(out: Path, lines: Sequence[dict[str, Any]], captions: Sequence[Caption]) -> None:
     """Write the table of all texts and the page of those with the least support."""
+    from revisit.explain.check import Check
+    from revisit.explain.check_page import page
+
     with (out / TABLE).open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file)
         table.writerow(["number", "id", "image", "least_support", "flagged", "text"])

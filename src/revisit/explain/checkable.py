@@ -41,7 +41,7 @@ def is_content(word: str) -> bool:
     return letters.isalpha() and word.lower() not in FUNCTION_WORDS and (len(letters) > 1 or not letters.isascii())
 
 
-def check_text(text: object) -> None:
+def need_words(text: object) -> None:
     """Raise RevisitError if a text has no words."""
     if not isinstance(text, str):
         raise RevisitError(f"The text to check must be a string, not {type(text).__name__}.")

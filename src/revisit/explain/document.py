@@ -136,16 +136,12 @@ def check_writable(path: str | Path) -> Path:
     path = Path(path)
     if path.is_dir():
         raise RevisitError(f"{path} is a folder: use a file in it, such as {path / 'page.html'}.")
-    if path.parent.is_file():
-        raise RevisitError(f"{path} cannot be written: {path.parent} is a file.")
-    if not path.absolute().parent.is_dir():
-        raise RevisitError(f"{path} cannot be written: there is no folder {path.parent}; create it first.")
     try:  # try it, because permission bits do not show what a file system allows
         with path.open("ab") if path.exists() else tempfile.TemporaryFile(dir=path.absolute().parent):
-            pass
+            return path
     except OSError as error:
-        raise RevisitError(f"{path} cannot be written: {error.strerror}; use another path.") from error
-    return path
+        reason = f"there is no folder {path.parent}" if isinstance(error, FileNotFoundError) else error.strerror
+        raise RevisitError(f"{path} cannot be written: {reason}; use another path.") from error
 
 
 def check_page(path: Path, inputs: Iterable[str | Path]) -> None:

@@ -22,6 +22,8 @@ from filelock import FileLock, Timeout
 
 from revisit.errors import RevisitError
 
+# Opening a pipe does not wait for its writer. Windows translates line ends unless files are binary.
+FLAGS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 MAX_BYTES = 8 << 30  # of a data file; a folder of large tables has 1 GB files
 
 
@@ -52,7 +54,7 @@ def below(root: Path, name: str | Path) -> Path:
 
 def open_regular(path: Path) -> IO[bytes]:
     """Open a regular file for reading; raise OSError for pipes, devices and folders."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a pipe would wait for its writer
+    descriptor = os.open(path, os.O_RDONLY | FLAGS)
     try:
         mode = os.fstat(descriptor).st_mode
         if stat.S_ISDIR(mode):
@@ -123,9 +125,9 @@ def write_json(path: Path, value: Any) -> None:
 
 @contextmanager
 def new_folder(folder: Path, *, resume: bool = False) -> Iterator[Path]:
-    """Yield a hidden folder that is renamed to `folder` when the block succeeds and removed when it fails.
+    """Yield a hidden folder that is renamed to `folder` when the block succeeds, and removed when it fails.
 
-    What a killed process left is removed first; with `resume` it is kept and filled further. One process at a time can fill a folder.
+    With `resume` it is kept instead and filled further. One process at a time can fill a folder.
     """
     place = folder.with_name(f".{folder.name}.draft")
     lock = FileLock(place.with_suffix(".lock"), timeout=0, is_singleton=False)

@@ -6,7 +6,6 @@ appends it again. Texts are escaped, so no text contains a line end.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -15,7 +14,12 @@ from types import TracebackType
 from typing import Any
 
 from revisit.errors import RevisitError
-from revisit.explain.files import digest, disk_error, make_folder, open_regular
+from revisit.explain.files import FLAGS, digest, disk_error, make_folder, open_regular
+
+try:
+    import fcntl
+except ImportError:  # Windows, where two processes that append to one file are not noticed
+    fcntl = None  # type: ignore[assignment]
 
 CHECKSUM = "checksum"
 LENGTH = 16  # characters of a line's checksum
@@ -37,16 +41,23 @@ def decode(line: bytes) -> dict[str, Any]:
 
 def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     """Return the rows of a file in order, and the number of damaged lines; an unfinished last line is neither."""
-    rows, damaged = [], 0
+    rows, damaged, _ = _read(path)
+    return rows, damaged
+
+
+def _read(path: Path) -> tuple[list[dict[str, Any]], int, int]:
+    """Return the rows, the number of damaged lines, and the length of the file without an unfinished last line."""
+    rows, damaged, size = [], 0, 0
     with open_regular(path) as file:
         for line in file:
             if not line.endswith(b"\n"):
                 break
+            size += len(line)
             try:
                 rows.append(decode(line))
             except (ValueError, RecursionError):
                 damaged += 1
-    return rows, damaged
+    return rows, damaged, size
 
 
 class LineFile:
@@ -61,15 +72,17 @@ class LineFile:
         self.path = path
         make_folder(path.parent)
         # A link is not followed: behind it is a file of somebody else.
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | FLAGS
         try:
             self._descriptor = os.open(path, flags, 0o644)
         except OSError as error:
             raise disk_error(error, path) from error
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system releases it when the process dies
-            self.rows, self.damaged = read_lines(path)
-            self._size = _whole_lines(path)
+            if fcntl:
+                fcntl.flock(
+                    self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB
+                )  # the system releases it when the process dies
+            self.rows, self.damaged, self._size = _read(path)
             if self._size < os.fstat(self._descriptor).st_size:
                 os.ftruncate(self._descriptor, self._size)
         except BlockingIOError as error:
@@ -108,16 +121,3 @@ class LineFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _whole_lines(path: Path) -> int:
-    """Return the length of a file without an unfinished last line."""
-    with open_regular(path) as file:
-        end = file.seek(0, os.SEEK_END)
-        while end:
-            start = max(0, end - (1 << 16))
-            file.seek(start)
-            if (place := file.read(end - start).rfind(b"\n")) >= 0:
-                return start + place + 1
-            end = start
-    return 0

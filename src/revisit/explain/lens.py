@@ -6,6 +6,8 @@ applied to slices of the states, because the full table of vision tokens × laye
 
 from __future__ import annotations
 
+import base64
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +17,7 @@ import torch
 from torch import Tensor
 
 from revisit.errors import RevisitError, as_path
-from revisit.explain import lens_page
+from revisit.explain.document import images_payload, notebook_frame, script_page, write_page
 from revisit.explain.prefill import logit_slices, prefill_states
 from revisit.explain.tokens import token_text
 from revisit.models import DESCRIBE
@@ -46,6 +48,18 @@ class Reading:
     words: list[str] = field(default_factory=list)
     maps: Tensor | None = None  # (layers, tokens, words) probabilities
 
+    def payload(self) -> dict[str, Any]:
+        """Return the page's data: tensors in base64, maps with one byte per number."""
+        return {
+            "name": self.name,
+            "entries": self.entries,
+            "k": self.top.shape[-1],
+            "top": _base64(self.top.int()),
+            "chance": _base64(self.probabilities.float()),
+            "words": self.words,
+            "maps": None if self.maps is None else _base64((self.maps * 255).round().byte()),
+        }
+
 
 @dataclass
 class Lens:
@@ -72,10 +86,36 @@ class Lens:
         path = as_path(path)
         if path.suffix.lower() not in (".html", ".htm"):
             raise RevisitError(f"A lens is saved as .html, not as {path.name}.")
-        return lens_page.write(path, self)
+        return write_page(path, self._page())
+
+    def finding(self) -> str:
+        """Return the words that most patches predict at the last layer, in one line."""
+        reading = self.readings[-1]
+        counts = Counter(reading.entries[number].strip() for number in reading.top[-1, :, 0].tolist())
+        places = [f"‘{word}’ leads in {count}" for word, count in counts.most_common(3)]
+        return f"{', '.join(places)} of {self.layout.tokens} patches"
+
+    def _page(self) -> str:
+        data = {
+            **images_payload(self.images, self.layout),
+            "model": self.model,
+            "layers": list(self.layers),
+            "depth": max(self.layers),
+            "tokens": self.layout.tokens,
+            "notes": self.notes,
+            "readings": [reading.payload() for reading in self.readings],
+        }
+        return script_page(
+            self.finding(),
+            data,
+            styles=["viewer.css", "lens.css"],
+            scripts=["viewer.js", "lens.js"],
+            start="window.lens = new LensView(main, data);",
+            meta=f"{self.model} · click a patch, or use the arrow keys; [ and ] change the layer; o shows the image alone",
+        )
 
     def _repr_html_(self) -> str:
-        return lens_page.framed(self)
+        return notebook_frame(self._page(), "The lens, layer by layer")
 
 
 def lens(
@@ -129,9 +169,9 @@ def lens(
         if left_out:
             notes.append(f"{name}: left out {listed}, because the tokenizer has no single token for it.")
     inputs = prepare(processor, [prompt], [images], loaded.device)
-    head, seen = prefill_states(loaded, inputs, chosen, final_norm=norm == "final")
-    readings = [whole_vocabulary(head, seen.states, processor.tokenizer, top)]
-    readings += [_within(head, seen.states, name, variants, top) for name, (variants, _) in sets.items()]
+    seen = prefill_states(loaded, inputs, chosen, final_norm=norm == "final")
+    readings = [whole_vocabulary(seen.head, seen.states, processor.tokenizer, top)]
+    readings += [_within(seen.head, seen.states, name, variants, top) for name, (variants, _) in sets.items()]
     return Lens(images, layout_of(loaded, processor, images, inputs), name_of(loaded), chosen, readings, notes)
 
 
@@ -177,3 +217,7 @@ def single_tokens(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[dict[str,
         else:
             left_out.append(word)
     return found, left_out
+
+
+def _base64(values: Tensor) -> str:
+    return base64.b64encode(values.contiguous().numpy().tobytes()).decode()

@@ -78,7 +78,7 @@ def payload(decode: Decode) -> dict[str, Any]:
     """Return the page's data."""
     return {
         **images_payload(decode.images, decode.layout),
-        **words_payload(decode.patch_words, decode.no_patch_words),
+        "says": words_payload(decode.patch_words),
         "objects": None if decode.objects is None else list(decode.objects),
         "prompt": decode.prompt,
         "model": decode.model,
@@ -86,10 +86,9 @@ def payload(decode: Decode) -> dict[str, Any]:
     }
 
 
-def words_payload(words: list[list[tuple[str, float]]] | None, reason: str) -> dict[str, Any]:
-    """Return the predictions of the vision tokens, or the reason why they are missing."""
-    says = None if words is None else [[[word, _p(p)] for word, p in best] for best in words]
-    return {"says": says, "silent": reason}
+def words_payload(words: list[list[tuple[str, float]]] | None) -> Any:
+    """Return the predictions of the vision tokens, if they are known."""
+    return None if words is None else [[[word, _p(p)] for word, p in best] for best in words]
 
 
 def answer_payload(answer: MethodOutput, wrong: set[int]) -> dict[str, Any]:

@@ -1,19 +1,18 @@
-"""Capture the hidden states of a prompt's vision tokens during its prefill, without another forward pass."""
+"""Capture the hidden states of vision tokens in the forward pass of a prompt, or of a prompt and the text that follows it."""
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from copy import copy
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from revisit.errors import RevisitError
-from revisit.hooks.forcing import last_logits
-from revisit.hooks.states import Capture, no_image, vision_mask
+from revisit.hooks.forcing import forced_inputs, last_logits, last_states
+from revisit.hooks.states import Capture, no_image, saved_positions, vision_mask
 from revisit.models.parts import Head, ModelParts, describe
 from revisit.step.reference import CHUNK_NUMBERS
 
@@ -21,48 +20,24 @@ if TYPE_CHECKING:
     from revisit.models.types import Inputs, Model
 
 
+@dataclass
 class PrefillStates:
-    """Hidden states of the prompts' vision tokens at some layers, with a weak reference to the model."""
+    """Hidden states of the prompts' vision tokens at some layers, and the model's calibrated head."""
 
-    def __init__(self, model: Model, layers: tuple[int, ...]) -> None:
-        self.layers = layers
-        self._model = weakref.ref(model)
-        self._transform: Callable[[Tensor], Tensor] | None = None
-        self._rows: list[Tensor] = []  # (layers, tokens, d) of each prompt
-
-    def fill(self, rows: list[Tensor], head: Head) -> None:
-        """Store each prompt's states (layers, tokens, d) and the calibrated head."""
-        self._rows, self._transform = rows, head.transform
+    layers: tuple[int, ...]
+    head: Head
+    rows: list[Tensor] = field(default_factory=list)  # (layers, tokens, d) of each prompt
 
     @property
     def states(self) -> Tensor:
         """The states of the first prompt, (layers, tokens, d)."""
-        if not self._rows:
+        if not self.rows:
             raise RevisitError("The model's forward pass did not go through its decoder module.")
-        return self._rows[0]
+        return self.rows[0]
 
     def row(self, number: int) -> dict[int, Tensor]:
         """Return one prompt's states (tokens, d) by layer."""
-        return dict(zip(self.layers, self._rows[number], strict=True))
-
-    def of_row(self, number: int) -> PrefillStates:
-        """Return the states of one prompt of a batch, as if it had been decoded alone."""
-        found = copy(self)
-        found._rows = [self._rows[number]] if self._rows else []
-        return found
-
-    def model(self) -> Model | None:
-        """Return the model, or None if it was released."""
-        return self._model()
-
-    def head(self) -> Head | None:
-        """Return the model's head, or None if the model was released."""
-        model = self._model()
-        if model is None:
-            return None
-        head = ModelParts.of(model).head
-        head.transform = self._transform
-        return head
+        return dict(zip(self.layers, self.rows[number], strict=True))
 
 
 @contextmanager
@@ -71,18 +46,14 @@ def watch_prefill(
 ) -> Iterator[PrefillStates]:
     """Capture the vision tokens' states of the first forward pass inside the block, which must run the prompts `inputs`.
 
-    Args:
-        model: The model that is about to run.
-        inputs: The prompts, as the processor prepared them.
-        layers: Hidden states to keep; by default only the last.
-        final_norm: Apply the decoder's final norm to layers below the last.
+    By default only the last layer's. `final_norm` applies the decoder's final norm to the layers below it.
     """
     parts = ModelParts.of(model)
     mask = vision_mask(inputs["input_ids"], parts.vision_ids)
     if not bool(mask.any()):
         raise no_image(model)
     chosen = (parts.depth,) if layers is None else tuple(layers)
-    found = PrefillStates(model, chosen)
+    found = PrefillStates(chosen, parts.head)
     with ExitStack() as stack:
         capture = Capture(parts, mask, chosen, 1, stack, final_norm=final_norm)
 
@@ -90,8 +61,7 @@ def watch_prefill(
             capture.check_reached()
             assert capture.last is not None
             parts.head.calibrate(capture.last[0], output.logits[0, -1], describe(model))
-            rows = [torch.stack([item.by_layer[layer] for layer in chosen]) for item in capture.items]
-            found.fill(rows, parts.head)
+            found.rows += [torch.stack([item.by_layer[layer] for layer in chosen]) for item in capture.items]
             capture.release()
 
         capture.after_forward(model, finish)
@@ -99,13 +69,51 @@ def watch_prefill(
 
 
 @torch.no_grad()
-def prefill_states(
-    model: Model, inputs: Inputs, layers: Sequence[int], *, final_norm: bool = False
-) -> tuple[Head, PrefillStates]:
-    """Run one prompt; return the model's head and the vision tokens' states at these layers."""
+def prefill_states(model: Model, inputs: Inputs, layers: Sequence[int], *, final_norm: bool = False) -> PrefillStates:
+    """Run one prompt; return the vision tokens' states at these layers."""
     with watch_prefill(model, inputs, layers, final_norm=final_norm) as seen:
         model(**inputs, use_cache=False, **last_logits(model))
-    return ModelParts.of(model).head, seen
+    return seen
+
+
+class Forced(NamedTuple):
+    """The hidden states of one prompt and its text."""
+
+    states: Tensor  # (tokens, d): final states; each predicts a token of the text
+    vision: dict[int, Tensor]  # layer -> (vision tokens, d)
+    head: Head  # as the model uses it
+
+
+@torch.no_grad()
+def force(model: Model, inputs: Inputs, texts: Sequence[Sequence[int]], layers: Sequence[int] = ()) -> list[Forced]:
+    """Run each prompt followed by the tokens of its text, in one batch; keep the vision tokens' states of `layers`."""
+    parts = ModelParts.of(model)
+    start = inputs["input_ids"].shape[1]
+    longest = max(range(len(texts)), key=lambda row: len(texts[row]))
+    length = start + len(texts[longest])
+    most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if isinstance(most, int) and length > most:
+        raise RevisitError(
+            f"Prompt, image and text have {length} tokens, but the model's limit is {most}; split the text."
+        )
+    mask = torch.nn.functional.pad(vision_mask(inputs["input_ids"], parts.vision_ids), (0, len(texts[longest])))
+    if layers and not bool(mask.any(-1).all()):
+        raise no_image(model)
+    with ExitStack() as stack:
+        stack.enter_context(saved_positions(model, clear=True))
+        seen = stack.enter_context(last_states(parts))
+        capture = Capture(parts, mask, tuple(sorted(set(layers))), 1, stack) if layers else None
+        outputs = model(**forced_inputs(dict(inputs), texts), use_cache=False, **last_logits(model))
+    states = seen[0].to(parts.head.device)  # (rows, positions, d)
+    parts.head.calibrate(states[longest, -1], outputs.logits[longest, -1], describe(model))
+    return [
+        Forced(
+            states[row, start - 1 : start - 1 + len(tokens)],
+            capture.items[row].by_layer if capture else {},
+            parts.head,
+        )
+        for row, tokens in enumerate(texts)
+    ]
 
 
 def logit_slices(head: Head, states: Tensor) -> Iterator[Tensor]:

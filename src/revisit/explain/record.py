@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from revisit.decoding.generate import beams_asked, generate
 from revisit.decoding.method import Method, method_text
 from revisit.decoding.trace import StepRecord, Trace, row_trace
 from revisit.errors import RevisitError
-from revisit.explain.check import settings_of
+from revisit.explain.check import Check, check_text, settings_of
 from revisit.explain.lens import whole_vocabulary
-from revisit.explain.prefill import PrefillStates, watch_prefill
-from revisit.explain.support import row_layout
+from revisit.explain.prefill import watch_prefill
+from revisit.explain.support import ModelText, row_layout
 from revisit.explain.tokens import token_text, token_texts
 from revisit.models.config import name_of
-from revisit.models.parts import ModelParts
+from revisit.models.parts import Head, ModelParts
 from revisit.models.prompts import new_tokens, prepare
 from revisit.words import WORDS, object_words
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+    from torch import Tensor
 
     from revisit.models.geometry import Layout
     from revisit.models.types import Inputs, Model, Processor, Tokenizer
@@ -62,7 +62,7 @@ class MethodOutput:
 
 @dataclass
 class Decode:
-    """One question about one or more images, answered by one or more methods. It does not keep the model alive."""
+    """One question about one or more images, answered by one or more methods."""
 
     images: list[Image]
     prompt: str
@@ -70,32 +70,14 @@ class Decode:
     layout: Layout
     answers: list[MethodOutput]
     objects: tuple[str, ...] | None = None  # in the image, if known
-    vision: PrefillStates | None = None  # from the first method's prefill
-    tokenizer: Tokenizer | None = None
-
-    @cached_property
-    def patch_words(self) -> list[list[tuple[str, float]]] | None:
-        """The likeliest tokens of each vision token at the last layer; None if the model was released before."""
-        return None if self.vision is None or self.tokenizer is None else patch_words(self.vision, self.tokenizer)
-
-    @property
-    def no_patch_words(self) -> str:
-        """Why `patch_words` is None; empty if it is not."""
-        if self.patch_words is not None:
-            return ""
-        reason = (
-            "they were not recorded" if self.vision is None else "the model was released before this page was written"
-        )
-        return f"The predictions of the patches are not available: {reason}."
+    patch_words: list[list[tuple[str, float]]] | None = None  # likeliest tokens of each vision token at the last layer
+    check: Check | None = None  # of the first answer
 
 
-def patch_words(vision: PrefillStates, tokenizer: Tokenizer) -> list[list[tuple[str, float]]] | None:
-    """Return the likeliest tokens of each vision token at the last layer, or None if the model was released."""
-    head = vision.head()
-    if head is None:
-        return None
-    reading = whole_vocabulary(head, vision.states[-1:], tokenizer, top=5)
-    pairs = zip(reading.top[-1].tolist(), reading.probabilities[-1].tolist(), strict=True)
+def patch_words(head: Head, states: Tensor, tokenizer: Tokenizer) -> list[list[tuple[str, float]]]:
+    """Return the likeliest tokens of vision tokens, from their states (tokens, d)."""
+    reading = whole_vocabulary(head, states[None], tokenizer, top=5)
+    pairs = zip(reading.top[0].tolist(), reading.probabilities[0].tolist(), strict=True)
     return [[(reading.entries[n], p) for n, p in zip(*pair, strict=True)] for pair in pairs]
 
 
@@ -154,45 +136,50 @@ def explain_many(
     with watch_prefill(model, inputs, layers) as seen:
         outputs = [outputs_of(model, processor, inputs, methods[0], **generate_kwargs)]
     outputs += [outputs_of(model, processor, inputs, method, **generate_kwargs) for method in methods[1:]]
-    name = model_name or name_of(model)
+    name, tokenizer = model_name or name_of(model), processor.tokenizer
     known = None if objects is None else tuple(objects)
     decodes = []
     for row, own in enumerate(images):
-        vision = seen.of_row(row)
-        layout = row_layout(model, processor, inputs, row, images, vision.states.shape[1])
+        vision = seen.row(row)
+        layout = row_layout(model, processor, inputs, row, images, len(vision[layers[-1]]))
         answers = [of_method[row] for of_method in outputs]
         for step in (step for answer in answers for step in answer.steps):
             region = None if step.vision_token is None else layout.region(step.vision_token)
             if region is not None:
                 step.patch_row, step.patch_col = region.row + 1, region.column + 1
-        decodes.append(Decode(list(own), prompt, name, layout, answers, known, vision, processor.tokenizer))
+        words = patch_words(seen.head, vision[layers[-1]], tokenizer)
+        first = answers[0]
+        tokens = [step.token for step in first.steps if step.token is not None]
+        recorded = first.trace.rows[0]
+        read = ModelText.from_trace(
+            tokenizer, first.text, tokens, recorded, images=list(own), vision=vision, head=seen.head, layout=layout
+        )
+        check = check_text(model, tokenizer, read)
+        decodes.append(Decode(list(own), prompt, name, layout, answers, known, words, check))
     return decodes
-
-
-def refuse_beams(method: Method) -> None:
-    """Raise RevisitError for a method that searches with beams, whose steps cannot be shown."""
-    if method.own_beams > 1:
-        raise RevisitError(f"{method.name} uses beam search and cannot be shown step by step; use another method.")
 
 
 def outputs_of(
     model: Model, processor: Processor, inputs: Inputs, method: Method, **generate_kwargs: Any
 ) -> list[MethodOutput]:
     """Decode prepared inputs with a method, and record every step of every row."""
-    refuse_beams(method)
-    trace = Trace(record=True)
+    need_single_beam(method)
+    trace, tokenizer, outputs = Trace(record=True), processor.tokenizer, []
     output = generate(model, **inputs, method=method, trace=trace, processor=processor, **generate_kwargs)
-    rows = enumerate(new_tokens(output, inputs).tolist())
-    return [output_of(processor.tokenizer, tokens, row_trace(trace, row)) for row, tokens in rows]
+    for row, tokens in enumerate(new_tokens(output, inputs).tolist()):
+        own = row_trace(trace, row)
+        steps = own.rows[0].records
+        tokens = tokens[: len(steps)]  # without the padding behind the answer
+        for step, token, text in zip(steps, tokens, token_texts(tokenizer, tokens), strict=True):
+            add_texts(step, tokenizer, token, text)
+        outputs.append(MethodOutput(tokenizer.decode(tokens, skip_special_tokens=True).strip(), own))
+    return outputs
 
 
-def output_of(tokenizer: Tokenizer, tokens: Sequence[int], trace: Trace) -> MethodOutput:
-    """Return the answer of a trace's only row, with the texts of its steps filled in."""
-    steps = trace.rows[0].records
-    tokens = tokens[: len(steps)]  # without the padding behind the answer
-    for step, token, text in zip(steps, tokens, token_texts(tokenizer, tokens), strict=True):
-        add_texts(step, tokenizer, token, text)
-    return MethodOutput(tokenizer.decode(list(tokens), skip_special_tokens=True).strip(), trace)
+def need_single_beam(method: Method) -> None:
+    """Raise RevisitError for a method that uses beam search, whose steps cannot be shown."""
+    if method.own_beams > 1:
+        raise RevisitError(f"{method.name} uses beam search and cannot be shown step by step; use another method.")
 
 
 def add_texts(step: StepRecord, tokenizer: Tokenizer, token: int, text: str) -> None:

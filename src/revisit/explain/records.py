@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from revisit.errors import RevisitError
 from revisit.explain.files import below, read_file
@@ -19,6 +19,9 @@ from revisit.explain.files import below, read_file
 TEXTS = ("text", "caption", "response", "prediction", "model_prediction")
 IDS = ("id", "question_id", "image_id", "index")
 IMAGES = ("image", "image_source", "image_file", "image_path", "img_path", "filename")
+
+
+T = TypeVar("T")
 
 
 class Record(dict[str, Any]):
@@ -36,16 +39,16 @@ class Record(dict[str, Any]):
 
     def need_text(self, key: str) -> str:
         """Return the value of `key`, which must be text."""
-        value = self.need(key)
-        if not isinstance(value, str):
-            raise RevisitError(f"{self.where}: {key!r} must be text, not {type(value).__name__}.")
-        return value
+        return self._typed(key, str, "text")
 
     def need_list(self, key: str) -> list[Any]:
         """Return the value of `key`, which must be a list."""
+        return self._typed(key, list, "a list")
+
+    def _typed(self, key: str, kind: type[T], name: str) -> T:
         value = self.need(key)
-        if not isinstance(value, list):
-            raise RevisitError(f"{self.where}: {key!r} must be a list, not {type(value).__name__}.")
+        if not isinstance(value, kind):
+            raise RevisitError(f"{self.where}: {key!r} must be {name}, not {type(value).__name__}.")
         return value
 
     def need_int(self, key: str) -> int:
@@ -115,8 +118,10 @@ def read_records(path: Path) -> list[Record]:
     if ".csv" in suffixes or ".tsv" in suffixes:
         return _table(path, text, "\t" if ".tsv" in suffixes else ",")
     if text.lstrip().startswith("["):
-        return _array(path, text)
-    return _lines(path, text)
+        return [record(value, f"{path} entry {n}") for n, value in enumerate(_parse(text, str(path)), 1)]
+    # Not splitlines(): a JSON string may hold U+2028 and other line separators.
+    lines = [(f"{path} line {n}", line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
+    return [record(_parse(line, where, one_line=True), where) for where, line in lines]
 
 
 def _table(path: Path, text: str, delimiter: str) -> list[Record]:
@@ -132,22 +137,6 @@ def _table(path: Path, text: str, delimiter: str) -> list[Record]:
         if columns != len(names):
             raise RevisitError(f"{path} line {reader.line_num} has {columns} columns; the header has {len(names)}.")
         records.append(Record(row, f"{path} line {reader.line_num}"))
-    return records
-
-
-def _array(path: Path, text: str) -> list[Record]:
-    values = _parse(text, str(path))
-    return [record(value, f"{path} entry {number}") for number, value in enumerate(values, 1)]
-
-
-def _lines(path: Path, text: str) -> list[Record]:
-    records = []
-    # Not splitlines(): a JSON string may hold U+2028 and other line separators.
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        where = f"{path} line {number}"
-        records.append(record(_parse(line, where, one_line=True), where))
     return records
 
 
@@ -221,15 +210,14 @@ def read_answers(path: Path, field: str | None = None) -> list[AnswerRow]:
     """
     whole = read_map(path) if ".json" in path.suffixes else None
     if whole is not None and not {*TEXTS, field} & whole.keys():
-        rows = [Record({"id": key, "text": text}, f"{path} entry {key!r}") for key, text in whole.items()]
-        answers = [_answer(row, "text") for row in rows]
+        field = "text"
+        rows = [Record({"id": key, field: text}, f"{path} entry {key!r}") for key, text in whole.items()]
     else:
         headers = {"spec", "request"}  # of a log
         rows = [row for row in read_records(path) if not headers <= row.keys()]
-        answers = [_answer(row, field or _text_field(row)) for row in rows]
-    if not answers:
+    if not rows:
         raise RevisitError(f"{path} contains no answers.")
-    return answers
+    return [_answer(row, field or _text_field(row)) for row in rows]
 
 
 def _text_field(row: Record) -> str:
@@ -244,12 +232,9 @@ def _text_field(row: Record) -> str:
 
 
 def _answer(row: Record, field: str) -> AnswerRow:
-    text = row.need(field)
-    if isinstance(text, int) and not isinstance(text, bool):
-        text = str(text)  # a label
-    if not isinstance(text, str):
-        raise RevisitError(f"{row.where}: {field!r} must be text, not {type(text).__name__}.")
-    return AnswerRow(text, row)
+    label = row.need(field)
+    whole_number = isinstance(label, int) and not isinstance(label, bool)
+    return AnswerRow(str(label) if whole_number else row.need_text(field), row)
 
 
 def plain_cell(text: str) -> str:

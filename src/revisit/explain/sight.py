@@ -36,17 +36,7 @@ class Sight:
 
 @torch.no_grad()
 def check_sight(model: Model, processor: Processor, photo: Image.Image, *, prompt: str = DESCRIBE) -> Sight:
-    """Compare a model's prefill of a photo with that of a blank image of the same size.
-
-    Args:
-        model: A loaded model.
-        processor: Its processor.
-        photo: An image with something on it.
-        prompt: The text of the prompt.
-
-    Raises:
-        RevisitError: If the model keeps no vision tokens, or its logits are not finite.
-    """
+    """Compare a model's prefill of a photo with that of a blank image of the same size."""
     parts = ModelParts.of(model)
     found = []
     for image in (photo, Image.new("RGB", photo.size, GRAY)):

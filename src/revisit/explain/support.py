@@ -16,8 +16,7 @@ from torch import Tensor
 
 from revisit.errors import RevisitError
 from revisit.explain.checkable import WORD
-from revisit.explain.prefill import logit_slices
-from revisit.explain.teacher_forcing import force
+from revisit.explain.prefill import force, logit_slices
 from revisit.explain.tokens import Span, token_spans, token_text, tokens_in, word_tokens
 from revisit.hooks.states import vision_mask
 from revisit.models.geometry import Layout, layout
@@ -127,28 +126,16 @@ def read_texts(
     texts: Sequence[str],
     layers: Sequence[int],
 ) -> list[ModelText]:
-    """Run texts behind their prompts in one forward pass.
-
-    Args:
-        model: A loaded model.
-        processor: Its processor.
-        inputs: The prompts, as the processor prepared them.
-        prompts: The prompts as the chat template rendered them.
-        images: The images of each prompt.
-        texts: The text that follows each prompt.
-        layers: Hidden states of the vision tokens to keep.
-    """
+    """Run texts behind their rendered prompts, which `inputs` encodes, in one forward pass; keep the vision states of `layers`."""
     vision_ids = vision_token_ids(model.config)
     encoded = [encode_text(processor, prompt, text) for prompt, text in zip(prompts, texts, strict=True)]
     if any(bool(vision_mask(torch.tensor(tokens), vision_ids).any()) for tokens, _ in encoded):
         raise RevisitError("The text contains this model's image token; remove it.")
     forced = force(model, inputs, [tokens for tokens, _ in encoded], layers)
     found = []
-    for row, result in enumerate(forced):
-        grid = row_layout(model, processor, inputs, row, images, len(result.vision[layers[0]]))
-        found.append(
-            ModelText(texts[row], *encoded[row], list(images[row]), result.vision, result.head, grid, result.states)
-        )
+    for row, (states, vision, head) in enumerate(forced):
+        grid = row_layout(model, processor, inputs, row, images, len(vision[layers[0]]))
+        found.append(ModelText(texts[row], *encoded[row], list(images[row]), vision, head, grid, states))
     return found
 
 

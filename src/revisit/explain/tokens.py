@@ -47,9 +47,7 @@ def token_text(tokenizer: Tokenizer, token: int) -> str:
         text: str = tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
         if isinstance(raw, str) and raw.startswith("▁") and not text.startswith(" "):
             text = " " + text
-        known[token] = text or (
-            raw if isinstance(raw, str) else f"#{token}"
-        )  # a padded vocabulary has ids without a token
+        known[token] = text or (raw if isinstance(raw, str) else f"#{token}")  # padded vocabularies have unused ids
     return known[token]
 
 
@@ -88,8 +86,4 @@ def token_spans(tokenizer: Tokenizer, tokens: Sequence[int]) -> tuple[str, list[
 def tokens_in(spans: Sequence[Span], start: int, end: int) -> list[int]:
     """Return the positions of the tokens that cover these characters; spans are in the order of the text."""
     first = bisect_right(spans, start, key=lambda span: span[1])
-    found = []
-    while first < len(spans) and spans[first][0] < end:
-        found.append(first)
-        first += 1
-    return found
+    return list(takewhile(lambda n: spans[n][0] < end, range(first, len(spans))))

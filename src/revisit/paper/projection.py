@@ -53,7 +53,7 @@ def projection(subject: Subject, reporter: Reporter) -> Result:
     units = empty = 0
     for item in track(reporter, "vision tokens", items):
         truth = vocabulary.places(item.meta["ground_truth"])
-        head, seen = prefill_states(subject.loaded[0], subject.inputs([item]), range(parts.depth + 1))
+        seen = prefill_states(subject.loaded[0], subject.inputs([item]), range(parts.depth + 1))
         units += seen.states.shape[1]
         if not truth:  # nothing can be found: all tokens are misses
             empty += seen.states.shape[1]
@@ -63,7 +63,7 @@ def projection(subject: Subject, reporter: Reporter) -> Result:
             if layer < parts.depth:
                 readings = {False: states, True: normed(parts.final_norm, states)}
             for norm, read in readings.items():
-                found = hits(ranks(head, read, vocabulary.tensor(head.device), truth))
+                found = hits(ranks(seen.head, read, vocabulary.tensor(seen.head.device), truth))
                 counts[layer, norm] = counts.get((layer, norm), 0) + found
     return {
         "images": len(items),

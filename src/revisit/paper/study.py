@@ -24,7 +24,8 @@ from revisit.eval.config import EvalConfig
 from revisit.eval.report.document import Cell
 from revisit.eval.run import Reporter, run
 from revisit.eval.spec import command_line
-from revisit.explain.teacher_forcing import force, without_vision
+from revisit.explain.prefill import force
+from revisit.hooks.states import vision_mask
 from revisit.methods import as_method
 from revisit.models.images import open_image
 from revisit.models.loading import load
@@ -35,7 +36,7 @@ from revisit.paper.objects import ObjectVocabulary
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from revisit.models.types import Model, Processor
+    from revisit.models.types import Inputs, Model, Processor
 
 Thing = TypeVar("Thing")
 Result: TypeAlias = dict[str, Any]  # what a study measured, or a part of it, ready for JSON
@@ -197,3 +198,12 @@ def captions_text(result: Stored) -> str:
         f"{result['captions']} captions, {result['hallucinated_captions']} of them with a hallucinated object; object "
         f"vocabulary: {words['words']} words of {words['categories']} categories. "
     )
+
+
+def without_vision(inputs: Inputs, vision_ids: Sequence[int]) -> dict[str, Any]:
+    """Return one prompt's per-position inputs without its vision positions and without all other image inputs."""
+    ids = inputs["input_ids"]
+    keep = ~vision_mask(ids, vision_ids)[0]  # (T,)
+    return {
+        name: value[:, keep] for name, value in inputs.items() if isinstance(value, Tensor) and value.shape == ids.shape
+    }

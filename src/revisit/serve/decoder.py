@@ -13,7 +13,7 @@ from transformers import LogitsProcessor
 
 from revisit.decoding.batch import decode_batch
 from revisit.decoding.trace import Trace
-from revisit.explain.check import Check, Checker
+from revisit.explain.check import Check, check_text, settings_of
 from revisit.explain.prefill import watch_prefill
 from revisit.explain.support import ModelText, read_texts, row_layout
 from revisit.models import templates
@@ -109,13 +109,13 @@ class Decoder:
             processors.append(logprobs)
         if any(request.grammar for request in requests):
             processors.append(JsonAnswers([request.grammar for request in requests], self.grammar_tokenizer))
-        checkers = self._checkers(requests)
-        trace = Trace(record=bool(checkers)) if recorder is None else recorder.trace
+        checked, layer = any(request.check for request in requests), settings_of(self.model)[0]
+        trace = Trace(record=checked) if recorder is None else recorder.trace
         with ExitStack() as stack:
             if recorder is not None:
                 recorder.states = stack.enter_context(watch_prefill(self.model, inputs))
-            if checkers:
-                seen = stack.enter_context(watch_prefill(self.model, inputs, [checkers[0].layer]))
+            if checked:
+                seen = stack.enter_context(watch_prefill(self.model, inputs, [layer]))
             found = decode_batch(
                 self.model,
                 self.processor,
@@ -129,10 +129,8 @@ class Decoder:
             )
 
         def check(number: int, text: str, tokens: Sequence[int]) -> Json:
-            checker, head, vision = checkers[number], seen.head(), seen.row(number)
-            assert head is not None  # this decoder holds the model
+            vision = seen.row(number)
             images = [list(request.images) for request in requests]
-            vision_tokens = len(vision[checker.layer])
             answer = ModelText.from_trace(
                 self.processor.tokenizer,
                 text,
@@ -140,30 +138,29 @@ class Decoder:
                 trace.rows[number],
                 images=images[number],
                 vision=vision,
-                head=head,
-                layout=row_layout(self.model, self.processor, inputs, number, images, vision_tokens),
+                head=seen.head,
+                layout=row_layout(self.model, self.processor, inputs, number, images, len(vision[layer])),
             )
-            return as_json(checker.check(answer))
+            return self._checked(requests[number], answer)
 
         for number, (row, length, answer) in enumerate(zip(rows, lengths, found, strict=True)):
-            row.close(length, method.name, answer.counters(), partial(check, number) if checkers else None)
+            row.close(length, method.name, answer.counters(), partial(check, number) if checked else None)
 
     def _check(self, tickets: Sequence[Ticket], inputs: Inputs, lengths: Sequence[int]) -> None:
         """Check the texts of requests, in one forward pass."""
         requests, prompts = [ticket.request for ticket in tickets], [ticket.prompt for ticket in tickets]
-        checkers, texts = self._checkers(requests), [request.text or "" for request in requests]
-        images = [list(request.images) for request in requests]
-        found = read_texts(self.model, self.processor, inputs, prompts, images, texts, [checkers[0].layer])
-        for ticket, checker, read, length in zip(tickets, checkers, found, lengths, strict=True):
-            check = checker.check(read)
-            counters = {"steps": 0, "applied": 0, "changed": 0, "vision_tokens": read.layout.tokens}
-            ticket.finish(Reply(check.text, "stop", length, 0, "check", counters, check=as_json(check)))
+        texts, images = [request.text or "" for request in requests], [list(request.images) for request in requests]
+        layer = settings_of(self.model)[0]
+        found = read_texts(self.model, self.processor, inputs, prompts, images, texts, [layer])
+        for ticket, text, length in zip(tickets, found, lengths, strict=True):
+            counters = {"steps": 0, "applied": 0, "changed": 0, "vision_tokens": text.layout.tokens}
+            check = self._checked(ticket.request, text)
+            ticket.finish(Reply(text.text, "stop", length, 0, "check", counters, check=check))
 
-    def _checkers(self, requests: Sequence[ChatRequest]) -> list[Checker]:
-        """Create one checker per request if checks are requested, otherwise none."""
-        choices = [request.check for request in requests if request.check is not None]
+    def _checked(self, request: ChatRequest, text: ModelText) -> Json:
+        assert request.check is not None
         tokenizer = self.processor.tokenizer
-        return [Checker(self.model, tokenizer, choice.threshold, choice.chosen) for choice in choices]
+        return as_json(check_text(self.model, tokenizer, text, request.check.threshold, request.check.chosen))
 
 
 class Progress:

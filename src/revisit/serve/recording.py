@@ -52,8 +52,9 @@ class StepRecorder:
     def end(self) -> Json:
         """Return the steps that name an object known not to be in the image, and the words of its patches."""
         assert self.states is not None
+        words = patch_words(self.states.head, self.states.states[-1], self.tokenizer)
         wrong: list[JsonValue] = [*sorted(wrong_steps(self.added, self.request.objects))]
-        return {"wrong": wrong, "words": finite(words_payload(patch_words(self.states, self.tokenizer), ""))}
+        return {"wrong": wrong, "words": {"says": finite(words_payload(words))}}
 
 
 def finite(value: JsonValue) -> JsonValue:

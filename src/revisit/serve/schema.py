@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from revisit.explain.checkable import Words, check_text, word_test
+from revisit.explain.checkable import Words, need_words, word_test
 from revisit.models import DESCRIBE
 
 FIELDS = 64  # of an object, far more than any has
@@ -94,7 +94,7 @@ def _words(value: object) -> object:
 
 
 def _checkable(text: str) -> str:
-    check_text(text)
+    need_words(text)
     return text
 
 

@@ -85,10 +85,10 @@ class LensView {
 
   tell(reading, mapped) { // about the word of the map, where one is chosen
     const [text, p] = this.says(this.layer, this.token, 0), most = make("b", {}, visible(text.trim())), layer = ` at layer ${this.data.layers[this.layer]}`;
-    if (!mapped) return this.where.replaceChildren(most, ` (${percent(p)} %) is what ${this.patch(this.token)} says most${layer}.`);
+    if (!mapped) return this.where.replaceChildren(most, ` (${percent(p)} %) is the likeliest token of ${this.patch(this.token)}${layer}.`);
     const word = reading.words[this.word], best = this.highest(), here = this.share(this.token), parts = [make("b", {}, word)];
     parts.push(` has ${this.exactly(this.token)} % of ${this.patch(this.token)}${layer}`);
-    if (text !== word) parts.push(", which says ", most, ` most (${percent(p)} %)`);
+    if (text !== word) parts.push(", where ", most, ` is likeliest (${percent(p)} %)`);
     parts.push(here >= this.share(best) ? "; no patch has more of it." : "; most of it is at ");
     if (here < this.share(best)) parts.push(make("button", { type: "button", class: "quiet", onclick: () => { this.token = best; this.show(); } }, this.stage.spot(best) || `vision token ${best}`), ` (${this.exactly(best)} %).`);
     this.where.replaceChildren(...parts);
@@ -105,7 +105,7 @@ class LensView {
       rows.push(make("tr", { class: layer === this.layer ? "now" : null, onclick: () => { this.layer = layer; this.show(); } }, make("th", { scope: "row" }, String(this.data.layers[layer])), ...cells));
     }
     this.card.replaceChildren(make("h2", {}, `${this.patch(this.token).replace(/^./, (first) => first.toUpperCase())}, layer by layer, in %`),
-      make("p", { class: "sub" }, reading.words.length ? `Shares add up to 100 % among the ${reading.entries.length} words only: a patch that says something else still divides 100 % among them.` : "Probabilities over the whole vocabulary of the model."),
+      make("p", { class: "sub" }, reading.words.length ? `Shares among these ${reading.entries.length} words only; they add up to 100 % even if a patch shows none of them.` : "Probabilities over the whole vocabulary of the model."),
       make("div", { class: "scroll", tabindex: "0" }, make("table", { class: "says" }, make("tbody", {}, ...rows))));
   }
 

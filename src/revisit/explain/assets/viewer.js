@@ -474,7 +474,7 @@ class Viewer {
     const steps = this.data.answers.flatMap((answer, i) => answer.steps.flatMap((step, s) => (step.i === token ? [[i, s, step.t.trim()]] : [])));
     this.patchCard.replaceChildren(
       make("button", { type: "button", class: "quiet close", "aria-label": "Close", onclick: () => this.showPatch(null) }, "×"),
-      make("b", {}, this.stage.spot(token) ? `The patch at ${this.stage.spot(token)}` : `Vision token ${token}`), ...(says ? [" predicts ", ...says.flatMap(([text, p], k) => [k ? ", " : "", make("span", { class: "said" }, visible(text.trim() || text)), ` ${percent(p)} %`]), " (last layer, whole vocabulary). "] : [this.data.silent ? `. ${this.data.silent} ` : " "]),
+      make("b", {}, this.stage.spot(token) ? `The patch at ${this.stage.spot(token)}` : `Vision token ${token}`), ...(says ? [" predicts ", ...says.flatMap(([text, p], k) => [k ? ", " : "", make("span", { class: "said" }, visible(text.trim() || text)), ` ${percent(p)} %`]), " (last layer, whole vocabulary). "] : [" "]),
       steps.length ? `Selected at ${steps.length} step${steps.length === 1 ? "" : "s"}: ` : "It was never selected.",
       ...steps.slice(0, 40).map(([i, s, text]) => make("button", { type: "button", class: "quiet", onclick: () => this.select(i, s, true) }, `${s + 1} ${visible(text)}`)));
   }
