@@ -45,7 +45,7 @@ def get(
             raise RevisitError("NLTK's data comes from NLTK's server; to use a copy, set NLTK_DATA instead of --from.")
         typer.echo(f"License of NLTK's data: {language.LICENSE}.", err=True)
         place = (folder or language.data_folder()).expanduser().resolve()
-        typer.echo(f"{place}: NLTK's data for CHAIR and AMBER. {language.get_data(place)}")
+        typer.echo(f"{place}: NLTK's data for CHAIR and AMBER, by NLTK {language.get_data(place)}")
         if folder is not None:
             typer.echo(f"Use it with: export NLTK_DATA={quote(str(place))}")
         return

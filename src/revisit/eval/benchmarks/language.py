@@ -1,13 +1,11 @@
 """NLTK's tokenizer, tagger and lemmatizer behind two functions; errors about missing data tell how to get it.
 
-A CHAIR score depends on the version of NLTK and of its data, so `version` names both.
+A CHAIR score depends on the version of NLTK, so `version` names it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import hashlib
 import re
 from pathlib import Path
 from typing import Any
@@ -23,21 +21,6 @@ PACKAGES = {
     "punkt_tab": "tokenizers/punkt_tab/english",
     "averaged_perceptron_tagger_eng": "taggers/averaged_perceptron_tagger_eng",
     "wordnet": "corpora/wordnet",
-}
-# package -> the files that decide, and the SHA-256 of their contents with which the official scorers were compared
-PINNED = {
-    "punkt_tab": (
-        ("abbrev_types.txt", "collocations.tab", "ortho_context.tab", "sent_starters.txt"),
-        "87b7437941fb4df13edcd8cad64ff370f548f8c3e9503a795e05bef42bf34bdc",
-    ),
-    "averaged_perceptron_tagger_eng": (
-        ("averaged_perceptron_tagger_eng.weights.json", "averaged_perceptron_tagger_eng.tagdict.json"),
-        "880d253fada7af64617ddaacbd01dfc97018709d76ca9dffb75d5f286d4e9513",
-    ),
-    "wordnet": (
-        ("index.noun", "index.verb", "index.adj", "index.adv", "noun.exc", "verb.exc", "adj.exc", "adv.exc"),
-        "2a2c4044227015a6b9b1c1c6864897c4a7dec32ce242e4b9f552d8852d70c031",
-    ),
 }
 
 
@@ -58,21 +41,16 @@ def data_folder() -> Path:
     return settings.cache_folder() / "nltk_data"
 
 
-def _find(nltk: Any, package: str, folder: Path | None = None) -> Any:
-    """Find a package's data in `folder`, or anywhere; None if it is absent. A corpus may stay zipped."""
-    resource = PACKAGES[package]
-    for candidate in (resource, f"{resource}.zip/{package}/"):
-        try:
-            return nltk.data.find(candidate, paths=[str(folder)] if folder else None)
-        except LookupError:
-            continue
-    return None
-
-
 def missing_packages() -> list[str]:
-    """Return the NLTK data packages that cannot be found on this machine."""
-    nltk = _nltk()
-    return [package for package in PACKAGES if _find(nltk, package) is None]
+    """Return the NLTK data packages that cannot be found on this machine; a corpus may stay zipped."""
+    return [p for p, place in PACKAGES.items() if not (_found(place) or _found(f"{place}.zip/{p}/"))]
+
+
+def _found(resource: str) -> bool:
+    try:
+        return bool(_nltk().data.find(resource))
+    except LookupError:
+        return False
 
 
 def require_data() -> None:
@@ -84,7 +62,7 @@ def require_data() -> None:
 
 
 def get_data(folder: Path) -> str:
-    """Download the data into `folder` with NLTK's own downloader, which checks it; return its version."""
+    """Download the data into `folder` with NLTK's own downloader, which checks it; return NLTK's version."""
     nltk = _nltk()
     for package in PACKAGES:
         try:
@@ -96,8 +74,7 @@ def get_data(folder: Path) -> str:
                 "folder that has it."
             ) from error
     _tools.cache_clear()
-    version.cache_clear()
-    return version(folder)
+    return str(nltk.__version__)
 
 
 @functools.cache
@@ -123,36 +100,11 @@ def parse_scene_caption(caption: str) -> tuple[tuple[str, ...], tuple[str, ...]]
     return (tokens, tuple(known[token] for token in tokens)) if whole else None
 
 
-@functools.cache
-def version(folder: Path | None = None) -> str:
-    """Return the versions of NLTK and its data, as a score reports them.
-
-    Args:
-        folder: The data folder to look at; wherever NLTK finds its data by default.
-    """
-    nltk = _nltk()
-    if not folder and missing_packages():
-        return "Words by a table for captions of generated scenes, because NLTK's data is not installed."
-    if folder and str(folder) not in nltk.data.path:
-        nltk.data.path.append(str(folder))  # NLTK opens no file elsewhere
-    other = [p for p in PACKAGES if _digest(_find(nltk, p, folder), p) != PINNED[p][1]]
-    if not other:
-        return f"Words by NLTK {nltk.__version__}, with the data that the official scorers were compared with."
-    return (
-        f"Words by NLTK {nltk.__version__}, with other data than the official scorers were compared with "
-        f"({', '.join(other)}); numbers may differ in the last digits."
-    )
-
-
-def _digest(place: Any, package: str) -> str:
-    found = hashlib.sha256()
-    for name in PINNED[package][0]:
-        try:
-            with contextlib.closing(place.join(name).open()) as file:
-                found.update(file.read())
-        except (OSError, AttributeError):
-            return "incomplete"
-    return found.hexdigest()
+def version() -> str:
+    """Return what parses captions, as a score reports it."""
+    if missing_packages():
+        return "Words by a table for captions of generated scenes, because NLTK's data is not installed (`revisit data get nltk`)."
+    return f"Words by NLTK {_nltk().__version__}."
 
 
 @functools.cache

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from revisit.eval.log import Log
+from revisit.eval.log import SCORES, Log
 from revisit.explain.files import write_json
 
 FILE = "results.json"
@@ -32,17 +33,9 @@ def entry(log: Log) -> dict[str, Any]:
     }
     if log.scores is None:
         return found
-    metrics = {}
+    plain = json.loads(SCORES.dump_json(log.scores, exclude={"per_item", "items", "shown", "intervals"}))
     for name, metric in log.scores.shown.items():
         value, low, high = (None if math.isnan(x) else x for x in log.scores.value(name))
-        kind = log.scores.intervals[name]
-        metrics[name] = {
-            "value": value,
-            "low": low,
-            "high": high,
-            "interval": kind.kind if kind else None,
-            "better": metric.better,
-            "n": len(log.scores.items),
-        }
-    counts = {name: None if math.isnan(n) else n for name, n in log.scores.counts.items()}
-    return {**found, "headline": log.scores.headline, "metrics": metrics, "counts": counts, "notes": log.scores.notes}
+        kind = getattr(log.scores.intervals[name], "kind", None)
+        plain["metrics"][name] = {"value": value, "low": low, "high": high, "interval": kind, "better": metric.better}
+    return {**found, **plain, "n": len(log.scores.items)}

@@ -43,8 +43,7 @@ def attach(
 
 
 def _check_questions(found: Mapping[str, AnswerRow], prompts: Mapping[str, str]) -> None:
-    """Raise RevisitError if rows repeat another question than that of their item, or if all answers are questions."""
-    echoes = 0
+    """Raise RevisitError if rows repeat another question than that of their item."""
     for name, answer in found.items():
         asked = _plain(prompts.get(name, "").partition("\n")[0])
         said = next((str(answer.record[field]) for field in QUESTIONS if answer.record.get(field)), "")
@@ -54,10 +53,6 @@ def _check_questions(found: Mapping[str, AnswerRow], prompts: Mapping[str, str])
                 f"{answer.where} has the question {said!r}, but item {name!r} asks {prompts[name]!r}: the rows are shuffled, or "
                 "belong to other data files."
             )
-        echoes += bool(asked) and _plain(answer.text) == asked
-    if found and echoes == len(found):
-        first = next(iter(found.values()))
-        raise RevisitError(f"{first.where}: the texts repeat the questions; choose another field with --field.")
 
 
 def _plain(text: str) -> str:
