@@ -40,19 +40,19 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("requests", [1, 8, 64])
-def test_a_step_of_vllm_is_seven_kernels_and_no_wait(requests: int, launched: list[str]) -> None:
+@pytest.mark.parametrize(("requests", "drafts"), [(1, 0), (8, 0), (64, 0), (8, 3)])
+def test_a_step_of_vllm_is_seven_kernels_and_no_wait(requests: int, drafts: int, launched: list[str]) -> None:
     server = Server(requests, "cuda:0")
     for number in range(3):
         launched.clear()
-        server.decode(number)
+        server.decode(number, drafts)
         assert len(launched) == 7
         assert server.log.kernels == 0, server.log.places("kernel")
         assert server.log.waits == 0, server.log.places("wait")
     if requests > 1:  # the batch changes: where its blocks are is sent, and the host does not wait for that either
         server.worker.remove("0")
         del server.prompts["0"]
-        server.decode(3)
+        server.decode(3, drafts)
         assert server.log.waits == 0, server.log.places("wait")
         assert server.log.kernels == 0, server.log.places("kernel")
     assert not server.worker.take_failed()

@@ -46,33 +46,34 @@ class Server:
             self.worker.add(name, SimpleNamespace(extra_args={"revisit": 1}), prompt)
         self.step([0] * requests, [len(prompt) for prompt in self.prompts.values()])
 
-    def step(self, firsts: list[int], counts: list[int]) -> torch.Tensor:
-        """Take one step of all requests, and return its logits."""
+    def step(self, firsts: list[int], counts: list[int], drafts: int = 0) -> torch.Tensor:
+        """Take one step of all requests, with as many candidates of each, and return its logits."""
         hidden = torch.randn(sum(counts), WIDTH, generator=self.generator).to(self.device)
-        ends = torch.tensor(counts).cumsum(0).to(self.device) - 1
-        sampled = hidden[ends]
+        ends = torch.tensor(counts).cumsum(0)[:, None] - 1 + torch.arange(-drafts, 1)
+        sampled = hidden[ends.flatten().to(self.device)]
         logits = sampled @ self.weight.T
         with fake_cuda.Log() as self.log:
-            self.worker.begin(list(self.prompts), firsts, counts)
+            self.worker.begin(list(self.prompts), firsts, counts, [drafts] * len(counts))
             self.worker.observe(hidden, [])
             return self.worker.refine(logits, sampled)
 
-    def decode(self, number: int) -> torch.Tensor:
-        return self.step([len(prompt) + number for prompt in self.prompts.values()], [1] * len(self.prompts))
+    def decode(self, number: int, drafts: int = 0) -> torch.Tensor:
+        firsts = [len(prompt) + number for prompt in self.prompts.values()]
+        return self.step(firsts, [1 + drafts] * len(self.prompts), drafts)
 
 
-@pytest.mark.parametrize("requests", [8, 64])
-def test_a_step_of_many_requests_is_few_kernels_and_one_wait(requests: int) -> None:
+@pytest.mark.parametrize(("requests", "drafts"), [(8, 0), (64, 0), (8, 3)])
+def test_a_step_of_many_requests_is_few_kernels_and_one_wait(requests: int, drafts: int) -> None:
     there, here = Server(requests, "cuda:0"), Server(requests, "cpu")
     for number in range(3):
-        got = there.decode(number)
+        got = there.decode(number, drafts)
         assert there.log.kernels <= 80, there.log.places("kernel")
         assert there.log.waits <= 1, there.log.places("wait")
-        torch.testing.assert_close(got.cpu(), here.decode(number), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(got.cpu(), here.decode(number, drafts), rtol=1e-4, atol=1e-4)
     name = next(iter(there.prompts))
     there.worker.remove(name)
     del there.prompts[name]
-    there.decode(3)  # the batch has changed: which block belongs to which row is sent again
+    there.decode(3, drafts)  # the batch has changed: which block belongs to which row is sent again
     assert there.log.kernels <= 80
     assert there.log.waits <= 2
     assert not there.worker.take_failed()

@@ -209,20 +209,6 @@ def test_requests_are_followed_refined_and_freed() -> None:
     assert model.worker.pool.used == 1
 
 
-def test_a_preempted_request_stores_its_states_again() -> None:
-    model, prompt = Model(), [IMAGE, 2]
-    runner, sequence = Runner(model.worker), model.sequence(prompt, 1)
-    runner.add_requests(scheduled(request("a", prompt, {"alpha": 0.01})))
-    prepare(runner, ["a"], [0], [2])
-    forward(model, [(sequence, 0, 2)])
-    runner.add_requests(scheduled(request("a", prompt, {"alpha": 0.01})))  # the V2 runner adds it again
-    prepare(runner, ["a"], [0], [5])  # prompt and three tokens of output, all computed again
-    assert model.worker._rows[0].token == 3
-    _, got = forward(model, [(sequence, 0, 5)])
-    torch.testing.assert_close(got[0], model.wanted(ReVisiT(alpha=0.01), sequence, prompt, 5))
-    assert model.worker.pool.used == 1
-
-
 def test_earlier_pipeline_stages_have_no_worker() -> None:
     runner = Runner(None)
     runner.add_requests(scheduled(request("a", [IMAGE], {"alpha": 0.01})))
@@ -385,6 +371,15 @@ def test_what_a_server_stores_is_logged_at_start(
         ({"lora_config": object()}, "LoRA"),
         ({"speculative_config": SimpleNamespace(method="ngram")}, None),
         ({"speculative_config": SimpleNamespace(method="eagle3")}, "speculation other than"),
+        ({"speculative_config": SimpleNamespace(method="ngram"), "cudagraph_mode": "FULL_AND_PIECEWISE"}, None),
+        (
+            {
+                "speculative_config": SimpleNamespace(method="ngram"),
+                "cudagraph_mode": "FULL_AND_PIECEWISE",
+                "use_v2_model_runner": False,
+            },
+            "V1 runner",
+        ),
         ({"kv_transfer_config": object()}, "KV transfer"),
         ({"context": 2}, "context parallelism"),
         ({"fast_prefill": True}, "fast prefills"),
@@ -423,7 +418,9 @@ def test_options_with_inexact_results_raise_at_start(
         ),
         compilation_config=SimpleNamespace(cudagraph_mode=mode),
         cache_config=SimpleNamespace(kv_sharing_fast_prefill=changes.pop("fast_prefill", False)),
-        **{"lora_config": None, "speculative_config": None, "kv_transfer_config": None, **changes},
+        **dict.fromkeys(("lora_config", "speculative_config", "kv_transfer_config"))
+        | {"use_v2_model_runner": True}
+        | changes,
     )
     if part is None:
         models.check_supported(config)  # type: ignore[arg-type]

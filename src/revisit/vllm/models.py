@@ -64,25 +64,17 @@ class WithWorker:
 def build_worker(model: Any, config: VllmConfig) -> Worker:
     """Build the worker of a vLLM model whose weights are not loaded yet."""
     vllm_class("model_executor.layers.logits_processor.LogitsProcessor", "soft_cap", "scale")
-    vllm_class(
-        "model_executor.layers.vocab_parallel_embedding.VocabParallelEmbedding",
-        "shard_indices",
-        "quant_method",
-        "tp_size",
-    )
+    vllm_class("model_executor.layers.vocab_parallel_embedding.VocabParallelEmbedding", "shard_indices", "tp_size")
     text = model.get_language_model()
-    owner = next(
-        (part for part in (text, model) if hasattr(part, "lm_head") and hasattr(part, "logits_processor")), None
-    )
+    owner = next((one for one in (text, model) if hasattr(one, "lm_head") and hasattr(one, "logits_processor")), None)
     decoder: Any = getattr(text, "model", text)
     if owner is None or not hasattr(decoder, "layers"):
         raise RevisitError(
-            f"ReVisiT's vLLM plug-in found no decoder and LM head in {type(model).__name__}; this model is not supported."
+            f"ReVisiT's vLLM plug-in does not support {type(model).__name__}: it has no decoder or no LM head."
         )
     if not isinstance(owner.lm_head.quant_method, (UnquantizedEmbeddingMethod, UnquantizedLinearMethod)):
         raise RevisitError(
-            "ReVisiT's vLLM plug-in does not support quantized LM heads: "
-            "use another checkpoint, or disable the plug-in."
+            "ReVisiT's vLLM plug-in does not support quantized LM heads: use another checkpoint, or disable the plug-in."
         )
     plan = make_plan(config)
     layers = tuple(sorted({*resolve_layers(plan.kept, plan.depth, plan.tied), plan.depth}))
@@ -115,63 +107,45 @@ def sharded_head(owner: Any) -> ShardedHead:
 
 def is_draft(config: VllmConfig) -> bool:
     """Return whether a configuration is that of the model that only drafts tokens."""
-    speculative = config.speculative_config
-    return (
-        speculative is not None
-        and speculative.method == "draft_model"  # the others have the model itself there
-        and config.model_config is speculative.draft_model_config
-    )
+    drafter = config.speculative_config  # n-grams have the model itself there
+    return drafter is not None and drafter.method == "draft_model" and config.model_config is drafter.draft_model_config
 
 
 def check_supported(config: VllmConfig) -> None:
     """Raise RevisitError at start-up for options with which results would not be exact."""
-    vllm_class(
-        "config.VllmConfig",
-        *("lora_config", "speculative_config", "kv_transfer_config", "use_v2_model_runner", "num_speculative_tokens"),
-    )
-    vllm_class("config.SpeculativeConfig", "method", "draft_model_config")
-    vllm_class("config.CacheConfig", "kv_sharing_fast_prefill", "enable_prefix_caching")
-    vllm_class("config.ModelConfig", "enable_prompt_embeds", "enforce_eager")
-    vllm_class("config.CompilationConfig", "cudagraph_mode")
-    vllm_class(
-        "config.ParallelConfig",
-        *(
-            "enable_dbo",
-            "enable_batch_sharded_sampling",
-            "decode_context_parallel_size",
-            "prefill_context_parallel_size",
-        ),
-        "pipeline_parallel_size",
-        "tensor_parallel_size",
-    )
     parallel, model = config.parallel_config, config.model_config
-    reasons = {
-        "LoRA (the head may differ per request)": config.lora_config is not None,
-        "prompt embeddings (the position of the image is unknown)": model.enable_prompt_embeds,
-        "dual batch overlap": parallel.enable_dbo,
-        "batch-sharded sampling (ranks would score different tokens)": parallel.enable_batch_sharded_sampling,
-        "context parallelism": max(parallel.decode_context_parallel_size, parallel.prefill_context_parallel_size) > 1,
-        f"speculation other than {', '.join(SPECULATION)} (others replace the states that the model returns)": config.speculative_config
-        is not None
-        and config.speculative_config.method not in SPECULATION,
-        "KV transfer (states of tokens computed elsewhere are missing)": config.kv_transfer_config is not None,
-        "fast prefills over shared KV caches (they skip states)": config.cache_config.kv_sharing_fast_prefill,
-        f"pipeline parallelism and states of other layers than the last (set {LAYERS_SWITCH}=last)": parallel.pipeline_parallel_size
-        > 1
-        and kept_layers(describe(model)) != "last",
-        "whole-model graphs for prefills (cudagraph_mode FULL; use FULL_AND_PIECEWISE)": replays_prefills(config),
-        "breakable CUDA graphs (VLLM_USE_BREAKABLE_CUDAGRAPH; set it to 0)": vllm.envs.VLLM_USE_BREAKABLE_CUDAGRAPH
-        and not model.enforce_eager,
-    }
-    for what, enabled in reasons.items():
+    drafter, graphs = config.speculative_config, config.compilation_config.cudagraph_mode or CUDAGraphMode.NONE
+    many_layers = kept_layers(describe(model)) != "last"
+    breakable = vllm.envs.VLLM_USE_BREAKABLE_CUDAGRAPH and not model.enforce_eager
+    # The V1 runner replays the graph of a decoding step for prefills of as many tokens, without any Python code.
+    replayed = drafter is not None and not config.use_v2_model_runner and graphs.decode_mode() is CUDAGraphMode.FULL
+    reasons = (
+        (config.lora_config, "LoRA (the head may differ per request)"),
+        (model.enable_prompt_embeds, "prompt embeddings (the position of the image is unknown)"),
+        (parallel.enable_dbo, "dual batch overlap"),
+        (parallel.enable_batch_sharded_sampling, "batch-sharded sampling (ranks would score different tokens)"),
+        (parallel.decode_context_parallel_size > 1, "context parallelism"),
+        (parallel.prefill_context_parallel_size > 1, "context parallelism"),
+        (drafter is not None and drafter.method not in SPECULATION, f"speculation other than {', '.join(SPECULATION)}"),
+        (
+            replayed,
+            "speculation with whole-model graphs in the V1 runner (use cudagraph_mode PIECEWISE, or the V2 runner)",
+        ),
+        (config.kv_transfer_config, "KV transfer (states of tokens computed elsewhere are missing)"),
+        (config.cache_config.kv_sharing_fast_prefill, "fast prefills over shared KV caches (they skip states)"),
+        (
+            parallel.pipeline_parallel_size > 1 and many_layers,
+            f"pipeline parallelism and states of other layers than the last (set {LAYERS_SWITCH}=last)",
+        ),
+        (
+            graphs.mixed_mode() is CUDAGraphMode.FULL,
+            "whole-model graphs for prefills (cudagraph_mode FULL; use FULL_AND_PIECEWISE)",
+        ),
+        (breakable, "breakable CUDA graphs (VLLM_USE_BREAKABLE_CUDAGRAPH; set it to 0)"),
+    )
+    for enabled, what in reasons:
         if enabled:
             raise RevisitError(f"ReVisiT's vLLM plug-in does not support {what}: turn it off, or disable the plug-in.")
-
-
-def replays_prefills(config: VllmConfig) -> bool:
-    """Return whether prefills run as one replayed graph, without any Python code."""
-    mode = config.compilation_config.cudagraph_mode
-    return mode is not None and mode.mixed_mode() is CUDAGraphMode.FULL
 
 
 @functools.cache

@@ -25,7 +25,6 @@ class Pool:
     def __init__(self, blocks: int, size: int, width: int, dtype: torch.dtype, device: torch.device | str) -> None:
         self.states = torch.empty(blocks, size, width, dtype=dtype, device=device)
         self._free = list(range(blocks))  # a heap: taking the lowest numbers keeps the front dense
-        self._taken: set[int] = set()
 
     @property
     def blocks(self) -> int:
@@ -39,7 +38,7 @@ class Pool:
     @property
     def used(self) -> int:
         """The number of blocks that are taken."""
-        return len(self._taken)
+        return self.blocks - len(self._free)
 
     def take(self, count: int) -> np.ndarray:
         """Take `count` free blocks and return their numbers, ascending.  -> (count,)"""
@@ -47,14 +46,11 @@ class Pool:
             raise RevisitError(
                 f"The pool of vision states has {len(self._free)} free blocks of {self.blocks}, and a request needs {count}."
             )
-        numbers = [heapq.heappop(self._free) for _ in range(count)]
-        self._taken.update(numbers)
-        return np.array(numbers, dtype=np.int64)
+        return np.array([heapq.heappop(self._free) for _ in range(count)], dtype=np.int64)
 
     def give_back(self, numbers: Sequence[int] | np.ndarray) -> None:
         """Free blocks that were taken."""
         for number in map(int, numbers):
-            self._taken.remove(number)
             heapq.heappush(self._free, number)
 
     def write(self, places: Tensor, states: Tensor) -> None:

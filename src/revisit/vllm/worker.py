@@ -229,9 +229,7 @@ class Worker:
         request.shared = owner != name
         if owner not in self.blocks:
             if request.shared:
-                raise RevisitError(
-                    f"the vision states of {owner}, with the same images, are not stored any more; send it again."
-                )
+                raise RevisitError(f"the vision states that it shares with {owner} are gone; send it again.")
             self.blocks[name] = self.pool.take(self.plan.blocks_for(request.states))
         request.blocks = self.blocks[owner]
         request.restart()
@@ -361,7 +359,12 @@ class Worker:
             if row.request.complete:
                 groups[row.request.rule].append(row)
             elif row.name in self.requests:
-                self.fail(row.name, _missing(row.request))
+                missing = (
+                    f"{int((~row.request.seen).sum())} of its {row.request.tokens} vision tokens were not computed here"
+                )
+                self.fail(
+                    row.name, RevisitError(f"{missing}: run vLLM with enforce_eager=True and without KV transfer.")
+                )
         if not groups:
             return logits
         logits = logits.float()  # as the sampler does next; no copy if it is float32
@@ -434,10 +437,3 @@ def _draws(rule: Rule, group: Sequence[Row], like: Tensor) -> Tensor | float:
     if rule.select != "random":
         return 0.0
     return to_device(np.array([[row.request.uniform(row.token)] for row in group]), like.device)
-
-
-def _missing(request: Request) -> RevisitError:
-    return RevisitError(
-        f"{int((~request.seen).sum())} of its {request.tokens} vision tokens were not computed here (a cache or a captured graph "
-        "skipped them); run vLLM with enforce_eager=True and without KV transfer."
-    )
