@@ -1,4 +1,4 @@
-"""What `revisit.check` costs: texts per second against a plain batched forward pass over the same pictures and tokens.
+"""Measure what `revisit.check` costs: texts per second against a plain batched forward pass over the same images and tokens.
 
 Both read the same pictures, tokenize and run in batches of the same size. The plain pass is `model(**inputs)` as transformers runs it, with
 logits of every position; a second row leaves those out (`logits_to_keep=1`), which no reading of the text could do. They take turns

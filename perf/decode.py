@@ -1,4 +1,4 @@
-"""What ReVisiT adds to decoding, beside greedy in one interleaved run.
+"""Measure what ReVisiT adds to decoding, next to greedy in one interleaved run.
 
 First the fast step must give the reference's tokens on the very model and profile that are timed.
 
@@ -48,7 +48,7 @@ def same(model: Any, inputs: Any, profile: Profile, name: str, method: ReVisiT, 
 
 
 def prefill(model: Any, inputs: Any, profile: Profile, repeats: int = 9) -> None:
-    """Calls for a single token, taking turns; the first of each warms up."""
+    """Time calls for a single token in turns; the first of each warms up."""
     methods = {"greedy": GREEDY, "last": ReVisiT(layers="last"), "all": ReVisiT(layers="all")}
     times: dict[str, list[float]] = {name: [] for name in methods}
     for _ in range(repeats):

@@ -1,4 +1,4 @@
-"""What every method costs per token, beside greedy in one interleaved run on a random model of a real shape.
+"""Measure what every method costs per token, next to greedy in one interleaved run on a random model of a real shape.
 
 A contrastive method runs two rows per sequence, so its yardstick is greedy at twice the batch: its step may cost at most
 1.05 of that, and never more than its own sequential mode. DoLa may cost at most 1.15 of greedy. The prompt is reported
@@ -79,7 +79,7 @@ OTHERS: dict[str, Method] = {
 
 
 def words_processor(image_token: int) -> Any:
-    """What methods ask of a processor, for a model that has none: ten tokens for any words."""
+    """Stand in for the processor of a model that has none: ten tokens for any words."""
 
     class Tokenizer:
         bos_token = bos_token_id = unk_token_id = None
@@ -105,7 +105,7 @@ def with_mode(method: Method, mode: str) -> Method:
 
 
 def same_tokens(model: Any, inputs: Any, label: str, method: Method, tokens: int) -> None:
-    """Both modes say the same, or nothing is measured."""
+    """Raise unless both modes give the same tokens."""
     made = [
         revisit.generate(model, **inputs, method=m, max_new_tokens=tokens, do_sample=False)
         for m in (with_mode(method, "stacked"), with_mode(method, "sequential"))
@@ -115,7 +115,7 @@ def same_tokens(model: Any, inputs: Any, label: str, method: Method, tokens: int
 
 
 def plans(names: list[str] | None, single: Any, double: Any, other: str) -> dict[str, tuple[Method, Any]]:
-    """What to run, in the order of one round."""
+    """Return what to run, in the order of one round."""
     plain = revisit.methods.get("greedy")
     chosen: dict[str, tuple[Method, Any]] = {GREEDY: (plain, single), DOUBLE: (plain, double)}
     for label, method in {**CONTRASTIVE, **OTHERS}.items():
@@ -127,7 +127,7 @@ def plans(names: list[str] | None, single: Any, double: Any, other: str) -> dict
 
 
 def main() -> None:
-    """Check, time in turns, print."""
+    """Check equality, time all methods in turns and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="qwen2.5-vl-0.5b")
     parser.add_argument("--vision-tokens", type=int, default=300)
@@ -158,7 +158,7 @@ WARM = {"max_new_tokens": 3, "min_new_tokens": 3}
 
 
 def report(options: argparse.Namespace, timings: dict[str, Timing]) -> list[str]:
-    """Print the table; the methods that exceed their limit."""
+    """Print the table and return the methods that exceed their limit."""
     greedy, double = timings[GREEDY], timings[DOUBLE]
     first = statistics.median(greedy.first)
     threads = torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""Against the cached algorithm: vision tokens × whole vocabulary kept, the vocabulary sorted at every step.
+"""Compare with the cached algorithm, which keeps vision tokens × whole vocabulary and sorts the vocabulary at every step.
 
 The peer is written here from the description of the published algorithm. Both decode the same prompt of the same random
 model on the same profile, taking turns; their tokens must be identical, and so must the largest scores be (to rounding),
@@ -27,7 +27,7 @@ from revisit.models.families import resolve_layers
 
 
 class Published(ReVisiT):
-    """The same method by a cache of all vision rows over the whole vocabulary."""
+    """Decode with a cache of all vision rows over the whole vocabulary."""
 
     def begin(self, run: Any) -> Any:
         mask = run.find_vision_tokens()
@@ -63,7 +63,7 @@ class Published(ReVisiT):
 
 
 def same(model: Any, inputs: Any, profile: Profile, layers: str, tokens: int) -> None:
-    """Both give the same tokens and the same best scores, or nothing is measured."""
+    """Raise unless both give the same tokens and the same best scores."""
     options = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False}
     kept = []
     for method in (Published(layers=layers), ReVisiT.official(layers=layers)):

@@ -23,7 +23,7 @@ _QWEN_IDS = {
 
 
 def _qwen(layers: int, width: int, inner: int, heads: int, kv: int, vocabulary: int, tied: bool) -> dict[str, Any]:
-    """A Qwen2.5-VL text model; the vision tower is a stub, so that all time is the text model's."""
+    """Build a Qwen2.5-VL text model with a stub for the vision tower, so that all time is the text model's."""
     return {
         "model_type": "qwen2_5_vl",
         "text_config": {
@@ -60,7 +60,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def random_model(shape: str | Path, *, dtype: torch.dtype = torch.float32, device: Any = "cpu", seed: int = 0) -> Any:
-    """A model with random weights from a built-in shape's name or a config.json (or the folder that holds one)."""
+    """Build a model with random weights from the name of a built-in shape, a config.json or its folder."""
     path = Path(shape)
     if str(shape) in SHAPES:
         config = AutoConfig.for_model(**SHAPES[str(shape)])
@@ -83,7 +83,7 @@ def random_model(shape: str | Path, *, dtype: torch.dtype = torch.float32, devic
 def random_inputs(
     model: Any, vision_tokens: int, text_tokens: int = 32, batch: int = 1, seed: int = 0
 ) -> dict[str, Any]:
-    """A prompt with one random image of `vision_tokens` tokens in each row.
+    """Return a prompt with one random image of `vision_tokens` tokens in each row.
 
     Qwen-VL shapes get pixels; other families a prompt of embeddings, which is all that the text model ever sees.
     """
@@ -136,7 +136,7 @@ class Profile:
     ALPHA: ClassVar[float] = 1e-5
 
     def sizes(self) -> list[int]:
-        """The size of the plausible set at each step."""
+        """Return the size of the plausible set at each step."""
         quantiles = (torch.arange(self.steps, dtype=torch.float64) + 0.5) / self.steps
         normal = torch.special.ndtri(quantiles)[
             torch.randperm(self.steps, generator=torch.Generator().manual_seed(self.seed))
@@ -144,7 +144,7 @@ class Profile:
         return [max(1, min(self.largest, round(self.median * math.exp(self.spread * z)))) for z in normal.tolist()]
 
     def logits(self, vocabulary: int) -> Tensor:
-        """(steps, V), made once."""
+        """Return the logits of all steps, computed once.  -> (steps, V)"""
         if vocabulary not in self.made:
             generator = torch.Generator().manual_seed(self.seed)
             rank = torch.randperm(vocabulary, generator=generator)
@@ -161,14 +161,14 @@ class Profile:
         return self.made[vocabulary]
 
     def at(self, step: int, like: Tensor) -> Tensor:
-        """Logits of one step in the shape of the model's (B, V); rows of a batch are at different steps."""
+        """Return logits of one step in the shape of the model's; rows of a batch are at different steps.  -> (B, V)"""
         table = self.logits(like.shape[-1])
         if table.device != like.device:
             table = self.made[like.shape[-1]] = table.to(like.device)
         return torch.stack([table[(step + 37 * row) % self.steps] for row in range(len(like))])
 
     def describe(self) -> str:
-        """The profile in words, with the quantiles it really has."""
+        """Describe the profile, with its actual quantiles."""
         sizes = sorted(self.sizes())
         cuts = "/".join(str(sizes[min(len(sizes) - 1, int(q * len(sizes)))]) for q in (0.1, 0.5, 0.9, 1.0))
         return (

@@ -1,4 +1,4 @@
-"""What a step of ReVisiT would cost on a GPU, computed from its kernels and bytes at real shapes; nothing is timed.
+"""Compute what a step of ReVisiT would cost on a GPU from its kernels and bytes at real shapes; nothing is timed.
 
 The torch step runs on torch's "meta" device, which keeps shapes and no numbers, and every operator is counted: one kernel (a
 few, such as topk, are several on a real GPU), the bytes it reads and writes (a gather counts what it fetches), and the
@@ -70,7 +70,7 @@ GPUS = (Gpu("A100", 2.0e12, 312e12), Gpu("H100", 3.35e12, 990e12), Gpu("B200", 8
 
 @dataclass(frozen=True)
 class Model:
-    """What counts of a checkpoint, and of the prompt."""
+    """The sizes of a checkpoint and a prompt that determine the cost."""
 
     name: str
     parameters: float
@@ -93,7 +93,7 @@ MODELS = (
 
 
 class Counted(TorchDispatchMode):
-    """Kernels, bytes and matrix products of what runs inside."""
+    """Count kernels, bytes and matrix products of what runs inside."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class Cost:
     cached: int = 0  # bytes read again, from the cache
 
     def seconds(self, gpu: Gpu, per_kernel: float) -> float:
-        """With this time a kernel beside what its bytes or its arithmetic take."""
+        """Return the predicted time, with a fixed time per kernel besides its bytes or arithmetic."""
         bandwidth = EFFICIENCY * gpu.bandwidth
         busy = max(self.bytes / bandwidth, (self.bytes + self.cached) / (CACHE * bandwidth))
         return self.kernels * per_kernel + max(busy, self.products / (0.5 * gpu.half))
@@ -222,7 +222,7 @@ def triton_step(model: Model, batch: int, rule: Rule) -> Cost:
 
 
 def greedy_step(model: Model, batch: int, gpu: Gpu) -> float:
-    """Seconds of the model's own step: weights and KV cache read once."""
+    """Return the seconds of the model's own step: weights and KV cache are read once."""
     cache = 2 * batch * (model.vision_tokens + 256) * model.kv_width * model.depth
     busy = (2 * model.parameters + cache) / (EFFICIENCY * gpu.bandwidth)
     return max(busy, 12 * model.depth * LAUNCH, 2 * model.parameters * batch / (0.5 * gpu.half))

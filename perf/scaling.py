@@ -1,4 +1,4 @@
-"""How a step's own time on a CPU grows with vision tokens, layers, plausible tokens and batch.
+"""Measure how a step's own time on a CPU grows with vision tokens, layers, plausible tokens and batch.
 
 No model: random states and a random head of the stated size, logits from a stated profile. Every line is first compared
 with the reference on one step.
@@ -31,7 +31,7 @@ def random_states(count: int, seed: int = 0) -> Tensor:
 
 
 def run(what: str, items: list[Tensor], head: LinearHead, profile: Profile) -> None:
-    """Print milliseconds per sequence and step, of each way to take it."""
+    """Print milliseconds per sequence and step, for each implementation."""
     table = profile.logits(VOCABULARY)
     for way, step in ways(head, RULE).items():
         if len(items) == 1:

@@ -1,4 +1,4 @@
-"""How serving holds up: `load` beats a running `revisit serve`, `throughput` compares engines on one model in one run.
+"""Measure serving: `load` stresses a running `revisit serve`, `throughput` compares engines on one model in one run.
 
     python perf/serving.py load --clients 200 --seconds 60         starts a server of its own and ends it by SIGTERM
     .venv-vllm/bin/python perf/serving.py throughput               vLLM with and without ReVisiT, transformers, serve
@@ -46,7 +46,7 @@ def question(model: str, image: str, tokens: int, **more: Any) -> dict[str, Any]
 
 
 def bomb() -> str:
-    """A PNG of a few hundred bytes that claims 100,000 × 100,000 pixels."""
+    """Return a PNG of a few hundred bytes that declares 100,000 × 100,000 pixels."""
 
     def piece(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -60,7 +60,7 @@ def bomb() -> str:
 
 
 def malformed(dice: random.Random, image: str) -> tuple[bytes, dict[str, str]]:
-    """A request that must be refused."""
+    """Return a request that the server must reject."""
     good = question("tiny", image, 4)
     headers = {"content-type": "application/json"}
     kind = dice.randrange(6)
@@ -78,7 +78,7 @@ def malformed(dice: random.Random, image: str) -> tuple[bytes, dict[str, str]]:
 
 
 class Server:
-    """`revisit serve` in a process of its own."""
+    """Run `revisit serve` in a process of its own."""
 
     def __init__(self, model: str, threads: int) -> None:
         with socket.socket() as free:
@@ -101,13 +101,13 @@ class Server:
         raise SystemExit("the server did not start")
 
     def memory(self) -> float:
-        """Resident megabytes."""
+        """Return the resident megabytes."""
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 async def client(url: str, number: int, until: float, tokens: int, images: list[str], found: dict[str, Any]) -> None:
-    """One client that asks again as soon as it is answered; one request in twenty is malformed."""
+    """Run one client that sends its next request as soon as it has an answer; one in twenty is malformed."""
     import httpx
 
     dice = random.Random(number)
@@ -163,7 +163,7 @@ async def beat(server: Server, clients: int, seconds: float, tokens: int) -> dic
 
 
 def hostile(url: str) -> dict[str, int]:
-    """Statuses of requests that a server must refuse."""
+    """Return the statuses of requests that a server must reject."""
     import httpx
 
     def post(**body: Any) -> int:
@@ -186,7 +186,7 @@ def hostile(url: str) -> dict[str, int]:
 
 
 def inside(url: str) -> float:
-    """Requests that wait or are decoded."""
+    """Return the number of requests that wait or are decoded."""
     import httpx
 
     lines = httpx.get(url + "/metrics", timeout=60).text.splitlines()
@@ -251,7 +251,7 @@ MEDIUM = {  # 0.27 B parameters in the text model
 
 
 def throughput(options: argparse.Namespace) -> dict[str, Any]:
-    """Tokens a second of four ways to answer the same requests with the same mid-size random model."""
+    """Print tokens per second of four ways to answer the same requests with the same mid-size random model."""
     os.environ.update(
         VLLM_ENABLE_V1_MULTIPROCESSING="0",
         VLLM_CPU_KVCACHE_SPACE="2",
@@ -338,7 +338,7 @@ def throughput(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def served(model: Any, processor: Any, alpha: float, count: int, tokens: int) -> float:
-    """Tokens a second of `revisit serve` at 16 concurrent requests, in this process."""
+    """Return the tokens per second of `revisit serve` at 16 concurrent requests, in this process."""
     import httpx
     import uvicorn
 

@@ -1,4 +1,4 @@
-"""One step's own time over the time of a greedy step, in processor time of one thread, compiled and in torch.
+"""Measure a step's own time over that of a greedy step, in processor time of one thread, compiled and in torch.
 
 For machines that are too busy for a wall clock: `perf/decode.py` times whole decodes. A text model of the stated shape
 with random weights gives the greedy step and the prefill; ReVisiT's step runs on random vision states and that model's
@@ -41,7 +41,7 @@ LAYERS = {"last": 1, "all": 12}
 
 
 def ways(head: LinearHead, rule: Rule) -> dict[str, Step]:
-    """The two ways in which a CPU takes the usual step."""
+    """Return the two implementations of the usual step on a CPU."""
     steps: dict[str, Step] = {"torch": BatchedStep(head, rule)}
     if kernel.suits(head, rule):
         steps["compiled"] = kernel.CompiledStep(head, rule)
@@ -49,21 +49,21 @@ def ways(head: LinearHead, rule: Rule) -> dict[str, Step]:
 
 
 def check(step: Step, states: Tensor, head: LinearHead, rule: Rule, logits: Tensor) -> None:
-    """A step equals the reference's."""
+    """Raise unless a step equals the reference's."""
     expected = reference.scatter(reference.refine_row(logits, states, head, rule), logits)
     got = step.take(logits[None], PaddedStates.of_items([states])).scores[0]
     torch.testing.assert_close(got, expected, atol=1e-3, rtol=1e-3)
 
 
 def busy(function: Callable[..., Any], *arguments: Any, **named: Any) -> tuple[Any, float]:
-    """What a call gives, and its processor time in milliseconds."""
+    """Return the result of a call and its processor time in milliseconds."""
     started = time.process_time()
     result = function(*arguments, **named)
     return result, 1e3 * (time.process_time() - started)
 
 
 def fast_model() -> Qwen2ForCausalLM:
-    """Random weights, drawn quickly."""
+    """Fill the weights with random numbers, drawn quickly."""
     with torch.device("meta"):
         model = Qwen2ForCausalLM(Qwen2Config(**SHAPE))
     model = model.to_empty(device="cpu").eval()
@@ -76,7 +76,7 @@ def fast_model() -> Qwen2ForCausalLM:
 
 
 def greedy(model: Qwen2ForCausalLM, steps: int) -> tuple[float, float]:
-    """(prefill, step) of plain greedy decoding, in milliseconds; the step is the median."""
+    """Return the milliseconds of the prefill and of the median step of greedy decoding."""
     ids = torch.randint(0, 1000, (1, VISION + TEXT))
     output, prefill = busy(model, input_ids=ids, use_cache=True, logits_to_keep=1)
     times = []

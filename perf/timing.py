@@ -1,4 +1,4 @@
-"""The time that a method takes inside a call, and its memory: what the scripts of this folder add to `revisit.paper.latency`.
+"""Measure the time that a method takes inside a call, and its memory; the scripts of this folder add this to `revisit.paper.latency`.
 
 The method's own time, spent inside its logits processor, is what it adds, and is not hidden by the machine's noise. The processor
 time of a step is recorded as well, because other processes inflate it less.
@@ -61,7 +61,7 @@ class Timed(Method):
 
 @dataclass
 class Timing(latency.Timing):
-    """What one method took, over all repeats."""
+    """The measurements of one method over all repeats."""
 
     own: list[float] = field(default_factory=list)  # seconds inside the method at each further step
     own_first: list[float] = field(default_factory=list)  # and at the first
@@ -71,7 +71,7 @@ class Timing(latency.Timing):
 
 
 def time_call(model: Any, inputs: Any, method: Method, timing: Timing, script: Script | None = None, **kw: Any) -> Any:
-    """Runs one call, adds what it took to `timing`, and returns what it generated."""
+    """Run one call, add its times to `timing`, and return what it generated."""
     clock, timed, trace = Clock(), Timed(inner=method, script=script), Trace()
     memory = Memory(model.device)
     out = latency.time_call(model, inputs, timed, timing, clock, trace=trace, **kw)
@@ -94,7 +94,7 @@ def measure(
     warmups: int = 1,
     **generate_kwargs: Any,
 ) -> list[Timing]:
-    """Times every method, taking turns; the others are compared with the first one."""
+    """Time all methods in turns; the others are compared with the first one."""
     timings = {label: Timing(label) for label in methods}
     for repeat in range(-warmups, repeats):
         for label, (method, script) in methods.items():
@@ -106,7 +106,7 @@ def measure(
 
 
 class Memory:
-    """The peak of memory since the object was created, beyond what was in use then."""
+    """Track the peak of memory beyond what was in use when the object was created."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -120,7 +120,7 @@ class Memory:
         self.start = _status("VmRSS")
 
     def peak(self) -> int:
-        """Bytes; on the CPU from the kernel's count of resident pages, 0 where it keeps none."""
+        """Return bytes; on a CPU from the kernel's count of resident pages, 0 on systems without one."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device) - self.start
         return max(0, _status("VmHWM") - self.start)
@@ -135,7 +135,7 @@ def _status(name: str) -> int:
 
 
 def _trim() -> None:
-    """Gives freed memory back to the system, so that it does not count as memory in use."""
+    """Return freed memory to the system, so that it does not count as memory in use."""
     gc.collect()
     try:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
@@ -144,7 +144,7 @@ def _trim() -> None:
 
 
 def table(timings: Sequence[Timing]) -> list[dict[str, Any]]:
-    """One row per method, in milliseconds and MiB, with ratios to the first."""
+    """Return one row per method, in milliseconds and MiB, with ratios to the first."""
     base, rows = timings[0], latency.table(timings)
     for row, timing in zip(rows, timings, strict=True):
         own = fmean(timing.own)
@@ -162,7 +162,7 @@ def table(timings: Sequence[Timing]) -> list[dict[str, Any]]:
 
 
 def bench_table(rows: Sequence[Mapping[str, Any]], caption: str) -> Table:
-    """The rows of `table`: what `revisit bench` prints, and what was measured inside."""
+    """Format the rows of `table`: what `revisit bench` prints, and what was measured inside."""
     plain = latency.bench_table(rows, caption)
     heads = ("own ms/step", "× by own time", "× by own CPU time", "extra MiB", "plausible tokens")
     lines = [

@@ -1,4 +1,4 @@
-"""What the Triton step leaves to torch: nothing. Its kernels are counted and not run. Run by `make test-triton`."""
+"""The Triton step leaves nothing to torch. Its kernels are counted and not run. Run by `make test-triton`."""
 
 from __future__ import annotations
 

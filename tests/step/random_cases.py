@@ -249,7 +249,7 @@ def _rounding(case: Case, expected: RowDetail, states: Tensor, values: Tensor) -
 def _compare_scores(
     case: Case, expected: RowDetail, got: Tensor, states: Tensor, shares: Tensor, weight: Tensor
 ) -> str:
-    """Scores may differ by rounding: by `SCORES` of the absolute numbers that are added up, with the weight of the step.
+    """Compare scores, which may differ by rounding: by `SCORES` of the absolute numbers that are added up, with the weight of the step.
 
     A weight may differ by 1e-5, or its square by 1e-6: "uncertainty" is a root, which makes much of rounding near zero.
     """
@@ -269,7 +269,7 @@ def _limit(case: Case, expected: RowDetail, states: Tensor, shares: Tensor) -> f
 
 
 def _near(case: Case, expected: RowDetail, states: Tensor, state: int) -> Tensor:
-    """Which vision tokens' divergences are so near to this one's that either may be selected.  -> (n,)
+    """Return which vision tokens' divergences are so near to this one's that either may be selected.  -> (n,)
 
     Nearer than the reference rounds them, and `DIVERGENCES` of the logits that they are computed from.
     """
@@ -284,7 +284,7 @@ def _near(case: Case, expected: RowDetail, states: Tensor, state: int) -> Tensor
 def _among_near_ties(
     case: Case, expected: RowDetail, row: int, got: Tensor, states: Tensor, chosen: Tensor, weight: Tensor
 ) -> bool:
-    """Whether each score is within the range that any choice among the nearest vision tokens gives."""
+    """Return whether each score is within the range that any choice among the nearest vision tokens gives."""
     near = _near(case, expected, states, int(chosen[-1]))
     log_q = reference.log_softmax(case.head.logits(states, expected.ids), False)  # (n, k)
     certain = log_q[[int(state) for state in chosen if not near[state]]]
@@ -301,7 +301,7 @@ def _among_near_ties(
 
 
 def _summands(case: Case, states: Tensor, ids: Tensor) -> Tensor:
-    """For each vision token the largest sum, over its logits, of the absolute terms that a logit is the sum of.  -> (n,)"""
+    """Return for each vision token the largest sum, over its logits, of the absolute terms that a logit is the sum of.  -> (n,)"""
     return (states.double().abs() @ case.head.weight[ids].double().abs().mT).amax(-1)
 
 
@@ -310,7 +310,7 @@ def _largest(log_p: Tensor) -> float:
 
 
 def _difference(got: Tensor, expected: Tensor, rule: Rule) -> float:
-    """The largest difference of scores, or of probabilities where a weight of 0 and of 1e-8 differ by a logarithm."""
+    """Return the largest difference of scores, or of probabilities where a weight of 0 and of 1e-8 differ by a logarithm."""
     if rule.fusion == "interpolation":
         return float((got.exp() - expected.exp()).abs().max())
     return float(torch.where(got == expected, 0.0, (got - expected).abs()).max())

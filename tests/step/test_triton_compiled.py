@@ -123,7 +123,7 @@ def source(launch: Any) -> ASTSource:
 
 
 class Compiled(NamedTuple):
-    """What the compiler says of a kernel."""
+    """The compiler's figures for a kernel."""
 
     kernel: str
     target: str

@@ -256,7 +256,7 @@ class StepOutput(NamedTuple):
 
 
 class Step:
-    """Takes steps with one LM head and one set of settings."""
+    """Take steps with one LM head and one set of settings."""
 
     name: str  # of the implementation
 

@@ -230,7 +230,7 @@ def fuse(log_p: Tensor, log_q: Tensor, fusion: Fusion, weight: float | Tensor, n
 
 
 class ReferenceStep(Step):
-    """Takes steps by the reference, row by row."""
+    """Take steps with the reference, row by row."""
 
     name = "reference"
 

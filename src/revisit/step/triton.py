@@ -1,8 +1,8 @@
 """ReVisiT's usual step as seven Triton kernels, for CUDA and ROCm devices.
 
 `reference.py` defines the result; this file computes it for a whole batch (Jensen–Shannon divergence, product of experts,
-any weight, any number of neighbors). Read it top to bottom: `launches` lists the kernels in order, and each kernel is one
-line of the algorithm.
+any weight, any number of neighbors, `once`). Read it top to bottom: `launches` yields the kernels in order, and each kernel is
+one line of the algorithm.
 
     maxima    largest logit and normalizer of each tile of the vocabulary           (B, tiles)
     count     plausible tokens of each tile, and their sum of probabilities         (B, tiles)

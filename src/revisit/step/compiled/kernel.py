@@ -1,7 +1,7 @@
 """The usual step as one call of compiled code (kernel.c), for float32 and bfloat16 models on a CPU.
 
-It is optional: torch takes the step if the library was not built or is switched off (`REVISIT_KERNEL=0`), and also, with one
-warning, if it cannot be loaded or was built from another source.
+It is optional: torch computes the step if the library was not built or is turned off (`REVISIT_KERNEL=0`), and also, with one
+warning, if the library cannot be loaded or was built from another source.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _load(folder: str) -> Any | None:
 
 
 def suits(head: Projection, rule: Rule) -> bool:
-    """Whether the compiled code is available and supports these settings."""
+    """Return whether the compiled code is available and supports this head and these settings."""
     weight = head.plain_weight
     return (
         rule.usual
@@ -100,7 +100,7 @@ class Row(NamedTuple):
 
 
 class CompiledStep(Step):
-    """Takes steps by compiled code, row by row; the reference takes the few that it does not support."""
+    """Take steps with compiled code, row by row; the reference computes the few rows that it does not support."""
 
     name = "compiled"
 
@@ -120,7 +120,6 @@ class CompiledStep(Step):
         ended: Tensor | None = None,
         written: Tensor | None = None,
     ) -> StepOutput:
-        """Take one step of all rows; see `interface.Step`."""
         over = [False] * len(logits) if ended is None else ended.tolist()
         logits = logits.float().contiguous()
         scores = logits.clone()
