@@ -9,6 +9,11 @@ from typing import Any
 import pytest
 
 from revisit import RevisitError
+from revisit.embedded.samples import names, sample
+from revisit.eval.run import Reporter
+from revisit.paper.detectors import CHECK, DETECTORS
+from revisit.paper.labeled import draw, word_labels
+from revisit.paper.study import Subject
 from revisit.paper.word_labels import LabeledText, Span, read_detail_verify, read_halloc, score_words
 
 
@@ -112,3 +117,27 @@ def test_scores_by_hand() -> None:
     assert thing["auroc"] == pytest.approx((3 + 4 + 4) / 15)
     assert thing["recall"] == pytest.approx(2 / 3)
     assert found["kinds"]["attribute"]["auroc"] == 1
+
+
+def test_detectors_on_labeled_words(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    tagged = "A <Hallucination>{}</Hallucination> and a {}."
+    rows = []
+    for number, name in enumerate(names()):
+        sample(name).image().save(tmp_path / f"images/{number}.png")
+        wrong, right = "zebra", sample(name).nouns[0]
+        label = [{"text": wrong, "labels": ["Object"]}]
+        rows.append(
+            {"filename": f"{number}.png", "description_tag": tagged.format(wrong, right), "hallucination_labels": label}
+        )
+    path = lines(tmp_path / "real_test.jsonl", *rows)
+    result = word_labels(Subject(data=str(tmp_path), labels=str(path)), Reporter())
+    assert result["texts"] == 2
+    by_name = {row["name"]: row for row in result["rows"]}
+    assert list(by_name) == list(DETECTORS)
+    assert (by_name[CHECK]["words"], by_name[CHECK]["wrong"], by_name[CHECK]["scored"]) == (10, 2, 10)
+    assert set(by_name[CHECK]["kinds"]) == {"object"}
+    assert "by kind of mistake" in str(draw(result, "labels"))
+    path.write_text('{"caption": "a cat"}')
+    with pytest.raises(RevisitError, match="neither DetailVerifyBench nor HalLoc"):
+        _ = Subject(data=str(tmp_path), labels=str(path)).items

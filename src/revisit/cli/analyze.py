@@ -22,6 +22,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "case-study": CAPTIONED,
     "pointing": CAPTIONED,
     "check": (*CAPTIONED, "writer"),
+    "word-labels": ("labels",),
     "rendered-text": (),
 }
 
@@ -47,6 +48,7 @@ def analyze(
     writer: str = typer.Option(
         None, help="For check: the model that writes the captions (default: the one that checks)."
     ),
+    labels: Path = typer.Option(None, help="For word-labels: a file of DetailVerifyBench or HalLoc."),
     dtype: str = options.DTYPE,
     device_map: str = options.DEVICE_MAP,
     plan_only: bool = options.PLAN,
@@ -72,6 +74,8 @@ def analyze(
     check: which score best separates words for present objects from words for absent ones? Selected on half of the
     images, measured on the other half.
 
+    word-labels: detectors on texts whose wrong words are labeled (--labels; --data is the folder of their images).
+
     rendered-text: does a detector notice that a text misquotes a sign in the image?
 
     Examples:
@@ -96,6 +100,8 @@ def analyze(
     from revisit.paper.studies import STUDIES, read_study, run_study, study_section
     from revisit.paper.study import CAPTIONS, Subject
 
+    if study == "word-labels" and (labels is None or data is None):
+        raise RevisitError("word-labels needs --labels FILE and --data with the folder of its images.")
     if data is None and model != EMBEDDED:
         raise RevisitError(f"--data is missing: give a folder, or {DEFAULT_SCENES} for generated scenes.")
     methods, only = tuple(method or STUDIES[study].methods), STUDIES[study].only
@@ -113,6 +119,7 @@ def analyze(
         dtype=dtype,
         device_map=device_map,
         writer=writer,
+        labels=str(labels) if labels else None,
     )
     need("nltk", "scipy", "statsmodels", "matplotlib", *scene_packages(subject.data))
     images = plural(len(subject.items), "image")  # bad data is reported before a folder is created

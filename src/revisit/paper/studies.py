@@ -14,7 +14,7 @@ from revisit.eval.run import Reporter
 from revisit.eval.spec import environment
 from revisit.explain.files import make_folder, slug, write_json
 from revisit.explain.records import read_json
-from revisit.paper import cases, check, decay, grounding, latency, pointing, projection, rendered, steps
+from revisit.paper import cases, check, decay, grounding, labeled, latency, pointing, projection, rendered, steps
 from revisit.paper.catalog import METHODS
 from revisit.paper.study import Result, Stored, Subject, command
 
@@ -48,6 +48,7 @@ STUDIES = {
     ),
     "case-study": Study("Case studies", cases.case_studies, cases.draw, ("revisit",), "revisit"),
     "check": Study("Which words does the image support?", check.check_study, check.draw),
+    "word-labels": Study("Words that are labeled as wrong", labeled.word_labels, labeled.draw, ()),
     "rendered-text": Study("Text inside images", rendered.rendered_text, rendered.draw, ()),
 }
 

@@ -7,7 +7,7 @@ each word a score, higher for words that the image supports.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 
 from revisit.errors import RevisitError
-from revisit.explain.calibration import Flags, Floats, auroc, f1
-from revisit.explain.records import Record, read_records, record
+from revisit.eval.benchmarks.base import Item
+from revisit.eval.benchmarks.chair import PROMPT
+from revisit.explain.calibration import Flags, Floats, auroc, best_threshold, f1
+from revisit.explain.records import Record, find_image, read_records, record
 from revisit.paper.detectors import average_precision
 
 WORD = re.compile(r"[^\W_]+(?:[-'’.@_][^\W_]+)*")
@@ -112,15 +114,28 @@ def _halloc(row: Record) -> LabeledText:
     return LabeledText(str(row.need("image_id")), text, tuple(spans))
 
 
-READERS: dict[str, Callable[[Path], list[LabeledText]]] = {
-    "detailverifybench": read_detail_verify,
-    "halloc": read_halloc,
-}
+def labeled_items(path: Path, folder: Path) -> list[Item]:
+    """Read a file of either benchmark; return its texts with their images, which are below a folder or its `images`."""
+    first = [name for row in read_records(path)[:1] for name in row]
+    if "description_tag" not in first and "hallucinated_text" not in first:
+        raise RevisitError(f"{path} is a file of neither DetailVerifyBench nor HalLoc: see docs/research/studies.md.")
+    texts = read_detail_verify(path) if "description_tag" in first else read_halloc(path)
+    names = [text.image if Path(text.image).suffix else f"{text.image}.jpg" for text in texts]
+    return [
+        Item(str(number), PROMPT, (find_image(folder, name, "images", "."),), {"labeled": text})
+        for number, (name, text) in enumerate(zip(names, texts, strict=True), 1)
+    ]
 
 
 # -- scores of a detector -------------------------------------------------------------------------------------------
 
 Scored = Sequence[tuple[int, int, float]]  # start and end of a detector's word, and its score
+
+
+def choose_threshold(texts: Sequence[LabeledText], scores: Sequence[Scored]) -> float:
+    """Return the threshold with the largest F1 over all words."""
+    rows = [row for text, found in zip(texts, scores, strict=True) for row in _joined(text, found)]
+    return best_threshold(*_columns(rows))
 
 
 def score_words(texts: Sequence[LabeledText], scores: Sequence[Scored], threshold: float) -> dict[str, Any]:
@@ -137,7 +152,7 @@ def score_words(texts: Sequence[LabeledText], scores: Sequence[Scored], threshol
     return {
         "texts": len(texts),
         **_measures(flat, threshold),
-        "text_f1": float(np.mean(each)) if each else float("nan"),
+        "text_f1": float(np.mean(each)) if each else None,
         "kinds": {kind: _measures([row for row in flat if row[1] in (None, kind)], threshold) for kind in kinds},
     }
 
@@ -155,12 +170,12 @@ def _columns(rows: Sequence[tuple[float | None, str | None]], missing: float | N
 def _measures(rows: Sequence[tuple[float | None, str | None]], threshold: float) -> dict[str, Any]:
     known, every = _columns(rows), _columns(rows, missing=np.inf)
     wrong = ~every[1]
-    return {
-        "words": len(rows),
-        "wrong": int(wrong.sum()),
-        "scored": len(known[0]),
+    flagged = (every[0] < threshold)[wrong]
+    values = {
         "auroc": auroc(*known),
         "average_precision": average_precision(*known),
         "f1": f1(*every, threshold),
-        "recall": float((every[0] < threshold)[wrong].mean()) if wrong.any() else float("nan"),
+        "recall": float(flagged.mean()) if len(flagged) else np.nan,
     }
+    counts = {"words": len(rows), "wrong": len(flagged), "scored": len(known[0])}
+    return {**counts, **{name: None if np.isnan(value) else value for name, value in values.items()}}

@@ -52,6 +52,7 @@ POINTED = {
     for name, share in (("touches", 0.51), ("touches_chance", 0.21), ("inside", 0.41), ("inside_chance", 0.11))
 }
 CHECKED = {"auroc": 0.88, "low": 0.8, "high": 0.95, "ap": 0.7, "f1": 0.6}
+LABELED = {"words": 9, "wrong": 2, "auroc": 0.8, "average_precision": 0.7, "f1": 0.6, "text_f1": 0.5}
 CUTS = {"f1": {"recommended": 0.6}, "auroc": 0.88}
 STUDIES: dict[str, dict[str, Any]] = {
     "hallucinated-steps": {
@@ -102,6 +103,7 @@ STUDIES: dict[str, dict[str, Any]] = {
         ],
         "correlations": [],
     },
+    "word-labels": {"texts": 5, "rows": [{"name": "patch", **LABELED, "kinds": {"object": {"auroc": 0.9}}}]},
     "rendered-text": {
         "images": 5,
         "rows": [{"name": "patch", "sign": sign, "word": CHECKED, "letter": CHECKED} for sign in (True, False)],
