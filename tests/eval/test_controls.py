@@ -1,4 +1,4 @@
-"""Controls: what a model answers without an item's image, and what a table says about it."""
+"""Controls: what a model answers without an item's image, and the note in tables about it."""
 
 from __future__ import annotations
 

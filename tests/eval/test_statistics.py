@@ -161,7 +161,7 @@ def test_undefined_metrics_stay_undefined() -> None:
     empty = terms([0.0, 0.0], [0.0, 0.0])
     assert math.isnan(s.interval(empty).low)
     assert math.isnan(s.paired(empty, empty).difference)
-    assert math.isnan(s.interval(terms([0.3], [1.0])).low)  # one unit says nothing about spread
+    assert math.isnan(s.interval(terms([0.3], [1.0])).low)  # one unit has no spread
 
 
 @settings(max_examples=30, deadline=None)

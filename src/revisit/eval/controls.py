@@ -1,7 +1,7 @@
 """Controls: plain decoding that cannot see an item's image, next to the methods of a run.
 
-A benchmark that a model answers without the image says little about a method's use of the image. The controls show how much of a
-score, and of a gain, is left: greedy decoding without the image, with noise of its size, and with the image of another item.
+The score of a benchmark that a model answers without the image is weak evidence for a method's use of the image. The controls show
+how much of a score, and of a gain, is left: greedy decoding without the image, with noise of its size, and with the image of another item.
 """
 
 from __future__ import annotations

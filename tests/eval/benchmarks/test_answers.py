@@ -1,4 +1,4 @@
-"""Answer files: their layouts, what is said about broken ones, and how rows find their items."""
+"""Answer files: their layouts, errors for broken ones, and how rows are matched to items."""
 
 from __future__ import annotations
 

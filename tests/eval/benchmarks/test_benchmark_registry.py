@@ -1,4 +1,4 @@
-"""Benchmarks from outside: the decorator, a file, an installed package, and what is said about wrong ones."""
+"""Benchmarks from outside: the decorator, a file, an installed package, and the errors for wrong ones."""
 
 from __future__ import annotations
 

@@ -308,7 +308,7 @@ def test_from_the_servers_to_a_table(
 
 
 def test_items_without_images_raise(file_server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder that was fetched with a limit holds every question; a run that asks more than that says so at once."""
+    """A folder downloaded with a limit lists every question; a run that needs more images raises an error at once."""
     offer_vqav2(file_server, monkeypatch)
     run("vqav2", tmp_path / "data", "--from", file_server.url, "--limit", "3")
     words = ["eval", "--model", "tiny", "--method", "greedy", "--benchmark", "vqav2", "--data", tmp_path / "data"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
@@ -20,7 +19,6 @@ from datasets import Features, Image, Value
 from PIL import Image as Pillow
 from typer.testing import CliRunner
 
-from http_files import FileServer
 from revisit.cli.main import app
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks import get
@@ -46,14 +44,14 @@ def column(data: bytes | None) -> dict[str, Any] | None:
 
 
 def save(file: Path, features: dict[str, Any], rows: list[tuple[Any, ...]]) -> None:
-    """A parquet file whose schema says what is an image, as the Hub's files do."""
+    """Write a parquet file whose schema declares images, like the Hub's files."""
     file.parent.mkdir(parents=True, exist_ok=True)
     values = {name: [row[n] for row in rows] for n, name in enumerate(features)}
     datasets.Dataset.from_dict(values, features=Features(features)).to_parquet(file)
 
 
 def card(folder: Path, **configs: dict[str, str]) -> Path:
-    """A dataset card that says which files are which configuration and split."""
+    """Write a dataset card that assigns files to configurations and splits."""
     lines = ["---", "configs:"]
     for name, splits in configs.items():
         lines += [f"- config_name: {name}", "  data_files:"]
@@ -388,100 +386,7 @@ def test_a_hub_repository_is_pinned_and_streamed(
         data.get("mme", tmp_path / "other", "lmms-lab/Nothing")
 
 
-COMMIT = "c0ffee" * 6 + "c0ff"
-ON_HUB = ("hallusionbench", "mmmu")
-ITEMS = {"hallusionbench": 4, "mmmu": 2}
-# In a process of its own, which takes the loopback for the Hub: every benchmark, and what came of it.
-CLIENT = """
-import json, sys
-from pathlib import Path
-from revisit.eval.benchmarks.io import data
-from revisit.errors import RevisitError
-for name in sys.argv[2:]:
-    try:
-        print(json.dumps([name, data.get(name, Path(sys.argv[1]) / name, f"somebody/{name}")["items"]]))
-    except RevisitError as error:
-        print(json.dumps([name, str(error)]))
-"""
-
-
-def offer(server: FileServer, name: str, folder: Path) -> str:
-    """A Hub with the dataset somebody/NAME on the loopback; gives the address path of its largest file."""
-    files = {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
-    largest = max(files, key=lambda file: len(files[file]))
-    siblings: list[dict[str, Any]] = []
-    for file, body in files.items():
-        blob = hashlib.sha1(b"blob %d\0" % len(body) + body, usedforsecurity=False).hexdigest()
-        lfs = {"sha256": hashlib.sha256(body).hexdigest(), "size": len(body), "pointerSize": 130}
-        siblings.append({"rfilename": file, "size": len(body), "blobId": blob})
-        siblings[-1] |= {"lfs": lfs} if file.endswith(".parquet") else {}
-    about = json.dumps({"id": f"somebody/{name}", "sha": COMMIT, "siblings": siblings}).encode()
-    for ending in ("", f"/revision/{COMMIT}", f"/revision/{COMMIT}?blobs=true", "?blobs=true"):
-        server.files[f"/api/datasets/somebody/{name}{ending}"] = about
-        server.headers[f"/api/datasets/somebody/{name}{ending}"] = {"Content-Type": "application/json"}
-    tree = [{"type": "file", "path": file, "size": len(body), "oid": "0" * 40} for file, body in files.items()]
-    listing = f"/api/datasets/somebody/{name}/tree/{COMMIT}?recursive=true&expand=false"
-    server.files[listing] = json.dumps(tree).encode()
-    server.headers[listing] = {"Content-Type": "application/json"}
-    for file, body in files.items():
-        path = f"/datasets/somebody/{name}/resolve/{COMMIT}/{file}"
-        server.files[path] = body
-        digest = hashlib.sha256(body).hexdigest()
-        server.headers[path] = {"ETag": f'"{digest}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
-    return f"/datasets/somebody/{name}/resolve/{COMMIT}/{largest}"
-
-
-def from_hub(server: FileServer, root: Path) -> dict[str, int | str]:
-    """Benchmark -> number of items, or the sentence."""
-    environment = {**os.environ, "HF_ENDPOINT": server.url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(root / "cache")}
-    environment |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_DATASETS_CACHE": str(root / "rows")}
-    command = [sys.executable, "-c", CLIENT, str(root), *ON_HUB]
-    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=400)
-    assert ended.returncode == 0, ended.stderr
-    return dict(map(json.loads, ended.stdout.splitlines()))
-
-
-def nothing_there(root: Path) -> bool:
-    return not [name for name in ON_HUB if (root / name).exists()]
-
-
-@pytest.mark.timeout(900)
-def test_a_hub_on_the_loopback_interrupted_and_resumed(
-    made: Callable[[str], Path], tmp_path: Path, file_server: FileServer
-) -> None:
-    largest = {name: offer(file_server, name, made(name)) for name in ON_HUB}
-    file_server.cut = {path: [600] + [0] * 20 for path in largest.values()}
-    for name, told in from_hub(file_server, tmp_path).items():
-        assert "run the same command again" in str(told), name
-    assert nothing_there(tmp_path)
-    file_server.cut.clear()
-    file_server.sent.clear()
-    assert from_hub(file_server, tmp_path) == ITEMS
-    assert [file_server.sent.count(path) for path in largest.values()] == [1] * len(ON_HUB)
-    assert not any(path.endswith("README.md") for path in file_server.sent)  # what had arrived is kept
-
-
 # ---------------------------------------------------------------------------------------------- whole or nothing
-
-
-def test_stopped_anywhere_nothing_is_left(
-    made: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source, real = str(made("mme")), drafts.Draft._target
-    for stop in range(1, 5):  # two images, two texts
-        calls = iter(range(1, 100))
-
-        def target(self: drafts.Draft, path: str) -> Path:
-            if next(calls) == stop:  # noqa: B023
-                raise KeyboardInterrupt
-            return real(self, path)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(drafts.Draft, "_target", target)
-            with pytest.raises(KeyboardInterrupt):
-                data.get("mme", tmp_path / "data", source)
-        assert [p.name for p in tmp_path.iterdir()] == ["dataset-mme"], stop
-    assert data.get("mme", tmp_path / "data", source)["items"] == 4
 
 
 def test_a_full_disk_raises(made: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

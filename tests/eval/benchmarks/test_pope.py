@@ -192,7 +192,7 @@ class Shapes(YesNo):
 
 
 def test_a_benchmark_in_this_form_is_an_entry_of_data(tmp_path: Path):
-    """Loaded, fetched and scored by what the entry says; a setting's name need not look like POPE's."""
+    """Load, download and score a new entry; a setting's name need not look like POPE's."""
     (tmp_path / "mine.py").write_text(ENTRY)
     (tmp_path / "shapes").mkdir()
     for name, label in (("near_miss", "no"), ("other", "yes")):

@@ -1,7 +1,7 @@
 """HallusionBench: yes/no questions about figures and edited figures, scored in groups.
 
 Every answer gets a label: "1" correct, "0" incorrect, "2" unclear. By default a rule sets it (VLMEvalKit's yes/no
-extraction against the gold answer), and a note says so; the official judge is a language model, which can be reached through
+extraction against the gold answer), which a note states; the official judge is a language model, which can be reached through
 any OpenAI-compatible endpoint. The accuracies are computed from the labels as in the official code.
 Data: HallusionBench.json and its figures (tianyi-lab/HallusionBench).
 """

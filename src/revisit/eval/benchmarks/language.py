@@ -79,7 +79,7 @@ def get_data(folder: Path) -> str:
 
 @functools.cache
 def scene_lemmas() -> dict[str, str]:
-    """Map each word of captions of generated scenes to its lemma by NLTK, which knows no teddybear and takes vases for vas."""
+    """Map each word of captions of generated scenes to its lemma by NLTK, which has no teddybear and reads vases as vas."""
     phrases = " ".join([*COLORS, *(f"{place.name} {place.within}" for place in PLACES), "we see as well bottom"])
     plurals = {category.plural.split()[-1]: category.noun.split()[-1] for category in CATEGORIES}
     nouns = [word for category in CATEGORIES for word in category.noun.split()]

@@ -1,9 +1,9 @@
 """MMHal-Bench: 96 open questions of eight kinds, whose answers a judge rates from 0 to 6.
 
-A rating below 3 says that the answer hallucinates. The rule is that of RLHF-V's eval/ (LLaVA-RLHF's before): a reply with no
+A rating below 3 means that the answer hallucinates. The rule is that of RLHF-V's eval/ (LLaVA-RLHF's before): a reply with no
 rating, or several, counts as 0. The judge's instructions are worded by us and ask for the same thing as the published ones, so
 numbers are comparable with each other, not digit by digit with published ones. Data: mmhal-bench_answer_template.json
-(RLHF-V/RLHF-V), which says where each image is.
+(RLHF-V/RLHF-V), which has the address of each image.
 """
 
 from __future__ import annotations
