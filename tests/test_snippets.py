@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import typer.main
+from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 import families
@@ -33,6 +34,7 @@ STAND_INS = {
     "Qwen/Qwen2.5-VL-7B-Instruct": "qwen2_5_vl",
     "llava-hf/llava-1.5-7b-hf": "llava",
     "HuggingFaceTB/SmolVLM-256M-Instruct": "smolvlm",
+    "Qwen/Qwen3-VL-8B-Thinking": "qwen3_vl",
 }
 RUN = {"methods", "models", "benchmarks", "doctor", "generate", "lens", "check"}  # the other commands are parsed
 OTHER_PROGRAMS = {"pip", "curl", "vllm", "lmms-eval"}
@@ -74,7 +76,11 @@ COMMANDS = [(block, command) for block in BLOCKS if block.language == "console" 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     root = tmp_path_factory.mktemp("models")
-    return {name: str(families.save(family, root / family)) for name, family in STAND_INS.items()} | {"photo": "tiny"}
+    saved = {name: str(families.save(family, root / family)) for name, family in STAND_INS.items()}
+    thinks = PreTrainedTokenizerFast.from_pretrained(saved["Qwen/Qwen3-VL-8B-Thinking"])
+    thinks.add_tokens(["<think>", "</think>"])
+    thinks.save_pretrained(saved["Qwen/Qwen3-VL-8B-Thinking"])
+    return saved | {"photo": "tiny"}
 
 
 @pytest.fixture(scope="module")

@@ -157,6 +157,7 @@ def model_rows(facts: ModelFacts) -> Iterator[Row]:
         per_image = "" if memory is None else f"; states {_megabytes(memory / facts.batch)} per image"
         whole = "" if memory is None or facts.batch == 1 else f", {_megabytes(memory)} for a batch of {facts.batch}"
         yield f"layers={name}", f"{_listed(layers)}{per_image}{whole}"
+    yield "thoughts", " … ".join(facts.thought) if facts.thought else "none: the tokenizer has no tokens for them"
     yield "recommended", ", ".join(f"{key}={value}" for key, value in facts.recommended.items())
     yield "vLLM", "the plug-in supports this family" if facts.vllm else "the plug-in does not support this family"
 

@@ -27,6 +27,7 @@ from revisit.decoding.settings import Decoding
 from revisit.decoding.trace import RowTrace, Trace
 from revisit.errors import RevisitError
 from revisit.models.prompts import end_tokens, new_tokens, prepare, until_end
+from revisit.models.thoughts import Split, Thoughts, thoughts_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -41,21 +42,25 @@ OnToken = Callable[[int, int], bool]
 
 @dataclass(frozen=True)
 class Decoded:
-    """One answer: its text without surrounding blanks, its tokens including the end token, and why it ended."""
+    """One answer: its text without thoughts and surrounding blanks, its tokens including the end token, and why it ended."""
 
     text: str
     tokens: tuple[int, ...]
     finish: Literal["stop", "length"]
     traces: tuple[RowTrace, ...]  # one per beam
+    thought: str = ""  # what a model that thinks wrote between its thought tokens
+    unclosed: bool = False  # whether it ended within a thought
 
     def counters(self) -> dict[str, float]:
         """Return the trace's counters, summed over beams."""
+        rare = {"outside": sum(row.outside for row in self.traces), "unclosed": int(self.unclosed)}
         return {
             "steps": sum(row.step_count for row in self.traces),
             "applied": sum(row.applied for row in self.traces),
             "changed": sum(row.changed for row in self.traces),
             "vision_tokens": self.traces[0].vision_tokens,
             "plausible_tokens": sum(size for row in self.traces for size in row.plausible_tokens),
+            **{name: count for name, count in rare.items() if count},
         }
 
 
@@ -145,21 +150,39 @@ def decode_batch(
     tokens = [until_end(row[:length], end) for row, length in zip(rows, ends, strict=True)]
     if on_token is not None and beams > 1:
         tokens = [_until_stopped(on_token, number, row) for number, row in enumerate(tokens)]
-    texts = decode_texts(processor, tokens)
+    thoughts = thoughts_of(model, processor)
+    opened = [thoughts is not None and thoughts.open_at_end(row) for row in inputs["input_ids"].tolist()]
+    texts = decode_texts(processor, thoughts, tokens, opened)
     return [
         Decoded(
             text,
             tuple(row),
             "length" if len(row) == limit and row[-1] not in end else "stop",
             tuple(trace.rows[number * beams : (number + 1) * beams]),
+            thought,
+            unclosed,
         )
-        for number, (text, row, limit) in enumerate(zip(texts, tokens, limits, strict=True))
+        for number, ((text, thought, unclosed), row, limit) in enumerate(zip(texts, tokens, limits, strict=True))
     ]
 
 
-def decode_texts(processor: Processor, tokens: Sequence[Sequence[int]]) -> list[str]:
-    """Return the text of token ids without special tokens and surrounding blanks."""
-    return [text.strip() for text in processor.batch_decode([list(row) for row in tokens], skip_special_tokens=True)]
+def decode_texts(
+    processor: Processor, thoughts: Thoughts | None, tokens: Sequence[Sequence[int]], opened: Sequence[bool]
+) -> list[tuple[str, str, bool]]:
+    """Return each row's answer, its thought, and whether it ended within a thought; without special tokens and blanks around.
+
+    `opened` is true for rows whose prompt ends within a thought.
+    """
+    splits = [
+        Split([], list(row), [False] * len(row), unclosed=False) if thoughts is None else thoughts.split(row, inside)
+        for row, inside in zip(tokens, opened, strict=True)
+    ]
+    parts = [part for split in splits for part in (split.answer, split.thought)]
+    texts = [text.strip() for text in processor.batch_decode(parts, skip_special_tokens=True)]
+    return [
+        (answer, thought, split.unclosed)
+        for answer, thought, split in zip(texts[::2], texts[1::2], splits, strict=True)
+    ]
 
 
 class RowEnds(StoppingCriteria):  # type: ignore[misc]

@@ -8,7 +8,7 @@ or a loop of its own (`Method.decode`). Nothing in transformers is patched.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from traceback import walk_tb
@@ -41,6 +41,7 @@ from revisit.models import families
 from revisit.models.checkpoint import brief
 from revisit.models.families import PIXELS
 from revisit.models.parts import context_length, describe, text_config
+from revisit.models.thoughts import thoughts_of
 from revisit.models.types import Model, Processor, Tokenizer
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ def open_call(
     trace = trace if trace is not None else Trace()
     with ExitStack() as stack, _errors_in_one_sentence(model, config):
         run = Run(method, model, input_ids, model_kwargs, inputs, config, trace, stack, vision_mask, processor)
+        phase_of(run, method)  # also for a method with a loop of its own
         criteria = list(stopping_criteria or [])
         if stop_strings is not None:
             criteria.append(StopStringCriteria(run.processor.tokenizer, stop_strings))  # type: ignore[arg-type]
@@ -219,9 +221,12 @@ def checked(run: Run, method: Method, step: StepFunction) -> StepFunction:
             f"{type(step).__name__}."
         )
 
+    in_phase = phase_of(run, method)
+
     def checked_step(input_ids: Tensor, logits: Tensor) -> Tensor:
         run.recorder.noted = False
         run.check_attention()
+        before = run.recorder.before_phase() if in_phase else []
         scores = step(input_ids, logits)
         shape = getattr(scores, "shape", None)  # known without waiting for the device
         if shape != logits.shape:
@@ -231,9 +236,30 @@ def checked(run: Run, method: Method, step: StepFunction) -> StepFunction:
             )
         if not run.recorder.noted:
             run.recorder.note_scores(input_ids, logits, scores)
+        if in_phase:
+            rows = in_phase(input_ids)
+            run.recorder.limit(rows, input_ids, logits, before)
+            scores = scores.where(rows[:, None], logits)
         return scores
 
     return checked_step
+
+
+def phase_of(run: Run, method: Method) -> Callable[[Tensor], Tensor] | None:
+    """Return a function of input_ids that returns which rows are in the method's phase, (rows,); None if all always are."""
+    if method.phase == "both":
+        return None
+    if method.changes_forward:
+        raise RevisitError(
+            f"{method.name} changes the model's forward pass, so it cannot be limited to the {method.phase}: leave out phase."
+        )
+    thoughts = thoughts_of(run.model, run.processor)
+    if thoughts is None:
+        opening, closing = families.of(run.model.config.model_type).thought
+        raise RevisitError(
+            f"The tokenizer of {describe(run.model)} has no tokens {opening} and {closing} for thoughts: leave out phase."
+        )
+    return thoughts.inside if method.phase == "thought" else lambda input_ids: ~thoughts.inside(input_ids)
 
 
 def undoable(run: Run, step: StepFunction) -> StepFunction:

@@ -6,7 +6,7 @@ This module does not import torch, so that listing the names of methods stays fa
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -51,19 +51,25 @@ class Method(Settings):
         ...         return lambda input_ids, logits: logits * self.power
 
     Attributes:
+        phase: A setting of every method: "both", or only the steps that write the "answer" or the "thought" of a model that
+            thinks. Other steps leave the logits unchanged, and are counted in `RowTrace.outside`.
         name: The method's name on a command line.
         summary: What it does, in one line.
         cost: The forwards, rows and prefills that it needs.
         source: The paper.
         speculative: Whether a step depends only on its arguments and the prompt, so that it can be taken for drafted tokens.
             Speculative decoding and chunked prefill raise an error for other methods.
+        changes_forward: Whether it changes the model's forward pass, so that it cannot be limited to a phase.
     """
+
+    phase: Literal["both", "answer", "thought"] = "both"
 
     name: ClassVar[str]
     summary: ClassVar[str] = ""
     cost: ClassVar[str] = ""
     source: ClassVar[str] = ""
     speculative: ClassVar[bool] = False
+    changes_forward: ClassVar[bool] = False
 
     def __init__(self, *args: object, **settings: Any) -> None:
         """Validate the settings, which are given by name."""
@@ -154,8 +160,9 @@ class Method(Settings):
             return loop.finish(method.decode(loop.run, loop))
 
     def settings(self) -> dict[str, Any]:
-        """Return every setting, in JSON-ready form."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in self}
+        """Return every setting, in JSON-ready form; `phase` only if it is not "both"."""
+        own = {name: list(value) if isinstance(value, tuple) else value for name, value in self if name != "phase"}
+        return own if self.phase == "both" else {**own, "phase": self.phase}
 
 
 def layers_of_32(first: int, last: int, depth: int, least: int = 0) -> tuple[int, ...]:

@@ -55,7 +55,9 @@ class Recorder:
         trace.rows = [RowTrace() for _ in range(rows)]
         trace.layers, trace.links, trace.drafted, trace.accepted = (), [], 0, 0
         self.noted = False  # whether the current step has been counted
-        self._unread: list[tuple[Tensor | None, ...]] = []  # of each step: sizes, applied, changed, seen, ended
+        self._unread: list[
+            tuple[Tensor | None, ...]
+        ] = []  # of each step: sizes, applied, changed, seen, ended, in phase
         self._links: list[Recorder] = []
         self._marks: list[list[RowTrace]] = []  # the rows before each step since the last call of `accept`
         stack.callback(self.flush)
@@ -93,9 +95,9 @@ class Recorder:
         A set is not counted if its size is 0 or the row has no image (`seen` is false).
         """
         self.noted = True
-        self._unread.append((sizes, applied, changed, seen, self.ended.before(input_ids)))
         if len(self._unread) == FLUSH_STEPS:
             self.flush()
+        self._unread.append((sizes, applied, changed, seen, self.ended.before(input_ids), None))
 
     def note(
         self,
@@ -103,6 +105,7 @@ class Recorder:
         *,
         applied: bool = False,
         changed: bool = False,
+        outside: bool = False,
         plausible_tokens: int | None = None,
         record: StepRecord | None = None,
     ) -> None:
@@ -112,6 +115,7 @@ class Recorder:
         counters.step_count += 1
         counters.applied += applied
         counters.changed += changed
+        counters.outside += outside
         if plausible_tokens is not None:
             counters.plausible_tokens.append(plausible_tokens)
         if record is not None:
@@ -168,6 +172,22 @@ class Recorder:
         record = self._record(row, detail, states) if self.records else None
         self.note(row, applied=detail.applied, changed=detail.changed, plausible_tokens=detail.size, record=record)
 
+    def before_phase(self) -> list[RowTrace]:
+        """Return the rows to pass to `limit` after a step of a method with a phase."""
+        return [row.copy() for row in self.trace.rows] if self.records else []
+
+    def limit(self, in_phase: Tensor, input_ids: Tensor, logits: Tensor, before: list[RowTrace]) -> None:
+        """Count the last step as outside the phase for the rows where `in_phase` (rows,) is false."""
+        if not self.records:
+            self._unread[-1] = (*self._unread[-1][:-1], in_phase)
+            return
+        acts = in_phase.tolist()
+        for row in self.active(input_ids):
+            if not acts[row]:
+                self.trace.rows[row] = before[row]
+                size = int(logits[row].isfinite().sum())
+                self.note(row, outside=True, record=self._record_scores(row, logits[row], logits[row], None, size))
+
     def mark(self) -> None:
         """Keep the counters as they are before a step whose token may be rejected."""
         self.flush()
@@ -198,9 +218,13 @@ class Recorder:
         """Read the counters that are still on the device into the trace."""
         columns = [read_together(column) for column in zip(*self._unread, strict=True)]
         self._unread = []
-        for sizes, applied, changed, seen, ended in zip(*columns, strict=True):
+        for sizes, applied, changed, seen, ended, in_phase in zip(*columns, strict=True):
             for row in range(len(self.trace.rows)):
-                if ended is None or not ended[row]:
+                if ended is not None and ended[row]:
+                    continue
+                if in_phase is not None and not in_phase[row]:
+                    self.note(row, outside=True)
+                else:
                     size = sizes[row] if sizes is not None and (seen is None or seen[row]) else 0
                     did, moved = (values is not None and bool(values[row]) for values in (applied, changed))
                     self.note(row, applied=did, changed=moved, plausible_tokens=size or None)

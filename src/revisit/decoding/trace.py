@@ -35,6 +35,7 @@ class StepRecord:
     divergence: float | None = None
     divergences: Tensor | None = None  # (layers, vision tokens), float32 on the CPU
     weight: float | None = None  # of the vision side in the fusion
+    thought: bool = False  # whether it belongs to a thought, of a model that thinks; filled in by `ask`
     text: str | None = None  # of the chosen token; None if no processor was found
     texts: list[str] | None = None  # of `ids`
     patch_row: int | None = None  # of the selected vision token in its image, from 1; filled in by `ask`
@@ -76,6 +77,7 @@ class RowTrace:
     step_count: int = 0  # steps until the row ended
     applied: int = 0  # steps at which the method had an effect
     changed: int = 0  # steps at which its arg-max differs from the model's
+    outside: int = 0  # steps outside the method's phase, which it left unchanged
     plausible_tokens: list[int] = field(default_factory=list)
     records: list[StepRecord] = field(default_factory=list)
 

@@ -43,7 +43,8 @@ class Answer(Record):
     item: str = ""  # SHA-256 of the prompt and of every image's bytes
     prompt: str
     images: tuple[str, ...] = ()  # below the data folder
-    text: str
+    text: str  # without thoughts
+    thought: str = ""  # what a model that thinks wrote before it answered
     tokens: tuple[int, ...]
     counters: dict[str, int | float] = Field(default_factory=dict)  # steps, and those that the method changed
     seconds: float = 0.0

@@ -149,8 +149,18 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """The answer."""
+        """The answer, without thoughts; empty if a model that thinks did not finish its thought."""
         return self._output.text
+
+    @property
+    def thought(self) -> str:
+        """What a model that thinks wrote before it answered."""
+        return self._output.thought
+
+    @property
+    def unclosed(self) -> bool:
+        """Whether the text ended within a thought, so that there is no answer yet."""
+        return self._output.unclosed
 
     @property
     def trace(self) -> Trace:

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from revisit.decoding.batch import decode_texts
 from revisit.decoding.generate import beams_asked, generate
 from revisit.decoding.method import Method, method_text
-from revisit.decoding.trace import StepRecord, Trace, row_trace
+from revisit.decoding.trace import RowTrace, StepRecord, Trace, row_trace
 from revisit.errors import RevisitError
 from revisit.explain.check import Check, check_text, settings_of
 from revisit.explain.lens import whole_vocabulary
@@ -18,6 +19,7 @@ from revisit.explain.tokens import token_text, token_texts
 from revisit.models.config import name_of
 from revisit.models.parts import Head, ModelParts
 from revisit.models.prompts import new_tokens, prepare
+from revisit.models.thoughts import thoughts_of
 from revisit.words import WORDS, object_words
 
 if TYPE_CHECKING:
@@ -32,8 +34,10 @@ if TYPE_CHECKING:
 class MethodOutput:
     """The text that one method generated, and the trace of its row."""
 
-    text: str
+    text: str  # without thoughts
     trace: Trace
+    thought: str = ""  # what a model that thinks wrote before it answered
+    unclosed: bool = False  # whether it ended within a thought
 
     @property
     def method(self) -> dict[str, Any]:
@@ -149,8 +153,8 @@ def explain_many(
                 step.patch_row, step.patch_col = region.row + 1, region.column + 1
         words = patch_words(seen.head, vision[layers[-1]], tokenizer)
         first = answers[0]
-        tokens = [step.token for step in first.steps if step.token is not None]
-        recorded = first.trace.rows[0]
+        recorded = RowTrace(records=[step for step in first.steps if not step.thought])
+        tokens = [step.token for step in recorded.records if step.token is not None]
         read = ModelText.from_trace(
             tokenizer, first.text, tokens, recorded, images=list(own), vision=vision, head=seen.head, layout=layout
         )
@@ -166,13 +170,19 @@ def outputs_of(
     need_single_beam(method)
     trace, tokenizer, outputs = Trace(record=True), processor.tokenizer, []
     output = generate(model, **inputs, method=method, trace=trace, processor=processor, **generate_kwargs)
+    thoughts = thoughts_of(model, processor)
     for row, tokens in enumerate(new_tokens(output, inputs).tolist()):
         own = row_trace(trace, row)
         steps = own.rows[0].records
         tokens = tokens[: len(steps)]  # without the padding behind the answer
         for step, token, text in zip(steps, tokens, token_texts(tokenizer, tokens), strict=True):
             add_texts(step, tokenizer, token, text)
-        outputs.append(MethodOutput(tokenizer.decode(tokens, skip_special_tokens=True).strip(), own))
+        opened = thoughts is not None and thoughts.open_at_end(inputs["input_ids"][row].tolist())
+        if thoughts is not None:
+            for step, in_thought in zip(steps, thoughts.split(tokens, opened).in_thought, strict=True):
+                step.thought = in_thought
+        ((answer, thought, unclosed),) = decode_texts(processor, thoughts, [tokens], [opened])
+        outputs.append(MethodOutput(answer, own, thought, unclosed))
     return outputs
 
 

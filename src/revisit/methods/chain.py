@@ -68,9 +68,14 @@ class Chain(Method):
     def speculative(self) -> bool:  # type: ignore[override]
         return all(method.speculative for method in self.methods)
 
+    @property
+    def changes_forward(self) -> bool:  # type: ignore[override]
+        return any(method.changes_forward for method in self.methods)
+
     def settings(self) -> dict[str, Any]:
         """Return every method in order: its name, with its settings unless they are its defaults for every model."""
-        return {"methods": [m.name if _plainly_named(m) else {"name": m.name, **m.settings()} for m in self.methods]}
+        links = [m.name if _plainly_named(m) else {"name": m.name, **m.settings()} for m in self.methods]
+        return {**super().settings(), "methods": links}
 
     def begin(self, run: Run) -> StepFunction:
         whole = run.recorder

@@ -62,6 +62,7 @@ class MemVR(Method):
     summary = "where a middle layer is uncertain, mix the image into its feed-forward network again"
     cost = "1 forward; a head row at each of the middle layers"
     source = "Zou et al., MemVR, arXiv:2410.03577"
+    changes_forward = True
 
     def begin(self, run: Run) -> StepFunction:
         mask = run.find_vision_tokens()

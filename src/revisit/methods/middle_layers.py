@@ -41,6 +41,7 @@ class MiddleLayers(Method):
     summary = "raise attention to the image in the middle layers, by the mean over heads"
     cost = "1 forward; the newest position's attention is computed twice in the middle layers"
     source = "Jiang et al., Devils in Middle Layers, arXiv:2411.16724"
+    changes_forward = True
 
     def begin(self, run: Run) -> StepFunction:
         mask = run.find_vision_tokens()

@@ -85,6 +85,7 @@ class OPERA(Method):
     summary = "beam search with an over-trust penalty and rollback"
     cost = "1 forward and 1 for each candidate, all of them with one row per beam"
     source = "Huang et al., OPERA, arXiv:2311.17911"
+    changes_forward = True
 
     @classmethod
     def official(cls, **overrides: Any) -> Self:

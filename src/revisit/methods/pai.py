@@ -66,6 +66,10 @@ class PAI(PromptEditing, Contrastive):
             raise RevisitError("PAI: alpha 0 and gamma none do nothing; set one of them.")
         return self
 
+    @property
+    def changes_forward(self) -> bool:  # type: ignore[override]
+        return self.alpha > 0
+
     @classmethod
     def guidance(cls, **overrides: Any) -> PAI:
         """Return the guidance alone, which works with every attention kernel."""

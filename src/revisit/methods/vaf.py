@@ -46,6 +46,7 @@ class VAF(Method):
     summary = "amplify attention to the image in the middle layers, and damp attention to the system message"
     cost = "1 forward; attention after the image is computed twice in the middle layers"
     source = "Yin et al., ClearSight, arXiv:2503.13107"
+    changes_forward = True
 
     def begin(self, run: Run) -> StepFunction:
         mask = run.find_vision_tokens()

@@ -66,6 +66,7 @@ class VISTA(PromptEditing):
     summary = "steer every layer toward what the image adds, and mix in the logits of late layers"
     cost = "1 forward; head rows for the late layers; 2 further prefills, with and without the image"
     source = "Li et al., VISTA, arXiv:2502.03628"
+    changes_forward = True
 
     @model_validator(mode="after")
     def _check_effect(self) -> Self:

@@ -16,6 +16,8 @@ from revisit.models.families import LAYER_SETS, resolve_layers
 from revisit.models.parts import unsupported, vision_token_ids
 from revisit.models.processors import load_processor
 from revisit.models.prompts import prepare
+from revisit.models.thoughts import find_thoughts
+from revisit.models.types import Processor
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class ModelFacts:
     recommended: dict[str, Any]  # settings of ReVisiT
     problems: tuple[str, ...]  # what will not work, and why; one sentence each
     vllm: bool  # whether the vLLM plug-in supports it
+    thought: tuple[str, str] | None  # the tokens around a thought; None if its tokenizer has none
 
     def state_bytes(self, layers: str) -> int | None:
         """Return the memory of a batch's vision states in float32, one image per row; None if their number is unknown."""
@@ -58,10 +61,12 @@ def model_facts(
     config, text = about.config, about.config.get_text_config()
     family = families.of(config.model_type)
     problems = [reason] if (reason := unsupported(config, f"A model of type {config.model_type}")) else []
-    tokens = None
+    tokens = thoughts = None
     if not problems:
         try:
-            tokens = vision_tokens(name, config, image_size, trust_remote_code)
+            processor = load_processor(name, trust_remote_code=trust_remote_code)
+            thoughts = find_thoughts(processor, config.model_type)
+            tokens = vision_tokens(processor, config, image_size)
         except RevisitError as error:
             problems.append(str(error))
     dtype = str(getattr(config, "dtype", None) or "").removeprefix("torch.")
@@ -86,11 +91,11 @@ def model_facts(
         recommended={"layers": family.layers, **(own if isinstance(own, dict) else {})},
         problems=tuple(problems),
         vllm=family.vllm is not None,
+        thought=None if thoughts is None else family.thought,
     )
 
 
-def vision_tokens(name: str | Path, config: Any, size: tuple[int, int], trust_remote_code: bool = False) -> int:
+def vision_tokens(processor: Processor, config: Any, size: tuple[int, int]) -> int:
     """Count the vision tokens of one image of this size in the output of the model's processor."""
-    processor = load_processor(name, trust_remote_code=trust_remote_code)
     inputs = prepare(processor, ["x"], [[Image.new("RGB", size)]])
     return int(torch.isin(inputs["input_ids"], torch.tensor(vision_token_ids(config))).sum())

@@ -1,7 +1,7 @@
 """The table of model families: a new family is one entry of `FAMILIES`.
 
 Most of a model is found from what it declares (see `parts`), so unlisted families work too. An entry adds what models do not
-declare: where vision tokens are on the image, the tokens around an image, the layers the paper recommends, the class in vLLM.
+declare: where vision tokens are on the image, the tokens around an image and a thought, the layers the paper recommends, the class in vLLM.
 Nothing heavy is imported here.
 """
 
@@ -56,6 +56,7 @@ class Family:
     image_edges: tuple[str, ...] | None = None  # tokens around and within an image; None: unknown
     sid_share: float = 0.1  # published share of the vision tokens that SID keeps
     vllm: str | None = None  # the architecture in vLLM, if the plug-in supports it
+    thought: tuple[str, str] = ("<think>", "</think>")  # tokens around a thought, if the tokenizer has them
     attends_ahead: bool = False  # positions of an image attend to later ones, so that a prompt runs in one forward
     needs: str = ""  # a package that its processor imports and this package does not install
     prefixing_processor: str = ""  # the processor class, if it inserts the images before the text itself
@@ -76,6 +77,7 @@ _QWEN_EDGES = ("<|vision_start|>", "<|vision_end|>")
 _OMNI_EDGES = ("<|vision_bos|>", "<|vision_eos|>", *_QWEN_EDGES)
 _GLM_EDGES = ("<|begin_of_image|>", "<|end_of_image|>")
 _GEMMA_EDGES = ("<start_of_image>", "<end_of_image>")
+_GEMMA4_THOUGHT = ("<|channel>", "<channel|>")
 _OVIS_EDGES = ("<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>")
 _AYA_EDGES = ("<|START_OF_IMG|>", "<|END_OF_IMG|>", "TILE_GLOBAL", *(f"TILE_{n}" for n in range(1, 13)))
 _COHERE_EDGES = ("<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_LINE_BREAK|>")
@@ -102,7 +104,13 @@ FAMILIES = {
         Family("aria", learned_queries=True),
         Family("blip", unsupported="reads images by cross-attention"),
         Family("blip-2", unsupported=_EMBEDDED),
-        _newer("cohere2_vision", "Command A Vision", patch_map=maps.tiles, image_edges=_COHERE_EDGES),
+        _newer(
+            "cohere2_vision",
+            "Command A Vision",
+            patch_map=maps.tiles,
+            image_edges=_COHERE_EDGES,
+            thought=("<|START_THINKING|>", "<|END_THINKING|>"),
+        ),
         Family("deepseek_ocr2", learned_queries=True),
         Family("deepseek_vl", "DeepSeek-VL", patch_map=maps.padded_square, image_edges=()),
         Family("diffusion_gemma", unsupported="writes text by diffusion, not token by token"),
@@ -123,8 +131,9 @@ FAMILIES = {
             vllm="Gemma4ForConditionalGeneration",
             attends_ahead=True,
             image_edges=("<|image>", "<image|>"),
+            thought=_GEMMA4_THOUGHT,
         ),
-        Family("gemma4_unified", attends_ahead=True),
+        Family("gemma4_unified", attends_ahead=True, thought=_GEMMA4_THOUGHT),
         Family("git", unsupported="puts the image before the text without a token for it"),
         Family("glm46v", "GLM-4.6V", patch_map=maps.merged, image_edges=_GLM_EDGES),
         Family(
@@ -192,6 +201,7 @@ FAMILIES = {
             vllm="Mistral3ForConditionalGeneration",
             needs="torchvision",
             image_edges=("[IMG_BREAK]", "[IMG_END]"),
+            thought=("[THINK]", "[/THINK]"),
         ),
         _newer("molmo2", "Molmo 2", patch_map=maps.overlapping_crops, image_edges=_MOLMO_EDGES, attends_ahead=True),
         Family("ovis2", "Ovis2", patch_map=maps.covering_tiles, image_edges=_OVIS_EDGES),

@@ -127,6 +127,7 @@ class LocalEngine(Engine):
                 item=item.hash,
                 prompt=item.prompt,
                 text=row.text,
+                thought=row.thought,
                 tokens=row.tokens,
                 counters=row.counters(),
                 seconds=share,

@@ -25,6 +25,7 @@ from revisit.models.config import describe_model, resolve
 from revisit.models.families import of
 from revisit.models.processors import load_processor
 from revisit.models.prompts import chat_text
+from revisit.models.thoughts import find_thoughts
 from revisit.models.types import Configured
 
 TOGETHER = 128  # items handed to vLLM at once; it cuts its own batches
@@ -150,18 +151,21 @@ class VllmEngine(Engine):
         ]
         outputs = self._generate(items, images, parameters)
         tokens = [tuple(output.outputs[0].token_ids) for output in outputs]
+        thoughts = find_thoughts(self.processor, self.described.config.model_type)
+        opened = [thoughts is not None and thoughts.open_at_end(output.prompt_token_ids) for output in outputs]
         return [
             Answer(
                 id=item.id,
                 item=item.hash,
                 prompt=item.prompt,
                 text=text,
+                thought=thought,
                 tokens=row,
-                counters={"steps": len(row)},
+                counters={"steps": len(row), **({"unclosed": 1} if unclosed else {})},
                 finish="stop" if output.outputs[0].finish_reason == "stop" else "length",
             )
-            for item, text, row, output in zip(
-                items, decode_texts(self.processor, tokens), tokens, outputs, strict=True
+            for item, (text, thought, unclosed), row, output in zip(
+                items, decode_texts(self.processor, thoughts, tokens, opened), tokens, outputs, strict=True
             )
         ]
 

@@ -1,0 +1,76 @@
+"""Thoughts: the part of an answer between two special tokens, in which a model reasons before it answers.
+
+A thought may be opened by the model or by the end of the prompt, stay open, and open again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from revisit.models import families
+
+if TYPE_CHECKING:
+    from revisit.models.types import Model, Processor
+
+
+@dataclass(frozen=True)
+class Split:
+    """The tokens of an answer: those of its thoughts, and the others."""
+
+    thought: list[int]
+    answer: list[int]
+    in_thought: list[bool]  # of every token, the ones around a thought included
+    unclosed: bool  # whether the text ends within a thought
+
+
+@dataclass(frozen=True)
+class Thoughts:
+    """The ids of the tokens that open and close a thought."""
+
+    open: int
+    close: int
+
+    def inside(self, input_ids: Tensor) -> Tensor:
+        """Return which rows end within a thought.  (rows, length) -> (rows,)"""
+        place = torch.arange(1, input_ids.shape[1] + 1, device=input_ids.device)
+        opened, closed = (
+            torch.nn.functional.pad(place * (input_ids == mark), (1, 0)).amax(-1) for mark in (self.open, self.close)
+        )
+        return opened > closed
+
+    def open_at_end(self, tokens: Sequence[int]) -> bool:
+        """Return whether a text ends within a thought."""
+        return self.split(tokens, opened=False).unclosed
+
+    def split(self, tokens: Sequence[int], opened: bool) -> Split:
+        """Separate the thoughts of an answer from the rest; `opened` is whether its prompt ends within a thought."""
+        thought: list[int] = []
+        answer: list[int] = []
+        in_thought: list[bool] = []
+        for token in tokens:
+            mark = token in (self.open, self.close)
+            in_thought.append(mark or opened)
+            if mark:
+                opened = token == self.open
+            else:
+                (thought if opened else answer).append(token)
+        return Split(thought, answer, in_thought, opened)
+
+
+def thoughts_of(model: Model, processor: Processor) -> Thoughts | None:
+    """Return the tokens around a model's thoughts; None if its tokenizer does not have them."""
+    return find_thoughts(processor, getattr(model.config, "model_type", ""))
+
+
+def find_thoughts(processor: Processor, model_type: str) -> Thoughts | None:
+    """Return the tokens around the thoughts of a family's models; None if the tokenizer does not have them."""
+    tokenizer = processor.tokenizer
+    ids = [tokenizer.convert_tokens_to_ids(mark) for mark in families.of(model_type).thought]
+    if any(token is None or token == tokenizer.unk_token_id for token in ids):
+        return None
+    return Thoughts(*ids)
