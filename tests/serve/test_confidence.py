@@ -136,9 +136,19 @@ def test_rows_with_and_without_a_schema_share_a_batch() -> None:
     assert bool((scores == 0).all())
 
 
-def test_unusable_schemas_get_status_400(client: openai.OpenAI) -> None:
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "nothing"},
+        {"type": "array", "minItems": 10**9},
+        {"type": "array", "maxItems": 1e9},
+        {"enum": ["x" * 30_000]},
+        {"$ref": "file:///etc/passwd"},
+    ],
+)
+def test_unusable_schemas_get_status_400(client: openai.OpenAI, schema: dict[str, Any]) -> None:
     pytest.importorskip("llguidance")
-    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nothing"}}}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     with pytest.raises(openai.BadRequestError) as caught:
         ask(client, response_format=form)
     assert caught.value.param == "response_format"

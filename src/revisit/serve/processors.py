@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
     from pydantic import JsonValue
 
     from revisit.models.types import Tokenizer
+
+SCHEMA_CHARACTERS = 20_000
+ITEMS = 1_000  # of a list; llguidance's time and memory grow with their number
 
 
 class LogProbabilities(LogitsProcessor):  # type: ignore[misc]
@@ -53,7 +58,12 @@ def grammar(schema: Mapping[str, JsonValue]) -> str:
     need("llguidance")
     from llguidance import LLMatcher
 
-    found: str = LLMatcher.grammar_from_json_schema(dict(schema), defaults={"whitespace_flexible": False})
+    text = json.dumps(schema)
+    if len(text) > SCHEMA_CHARACTERS:
+        raise RevisitError(f"The JSON schema has more than {SCHEMA_CHARACTERS:,} characters.")
+    if any(float(count) > ITEMS for count in re.findall(r'"(?:min|max)Items": ([\d.e+]+)', text)):
+        raise RevisitError(f"The JSON schema has lists of more than {ITEMS:,} items.")
+    found: str = LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_flexible": False})
     if problem := LLMatcher.validate_grammar(found):
         raise RevisitError(f"The JSON schema cannot be used: {problem.splitlines()[0]}")
     return found
