@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from revisit.decoding.method import Method, MethodLike, as_method
+from revisit.decoding.settings import Drawing
 from revisit.errors import RevisitError, did_you_mean
 from revisit.models import families
 from revisit.models.checkpoint import brief
@@ -74,6 +75,7 @@ def generate(
     chosen = as_method(method, model)
     if chosen.name != "greedy" and families.of(getattr(model.config, "model_type", "")).unsupported:
         raise RevisitError(unsupported(model.config, describe(model)))  # its generate() ignores custom_generate
+    Drawing.read({"num_beams": beams_asked(model, kwargs)}, "generate")  # transformers copies the prompt for each beam
     kwargs |= {"trace": trace, "processor": processor}
     absent = ("trace", "processor", *IMAGE_INPUTS)  # transformers does not expect None for these
     kwargs = {name: value for name, value in kwargs.items() if value is not None or name not in absent}

@@ -282,7 +282,7 @@ def _read_scores(path: Path) -> dict[str, Any] | None:
         if record.pop("checksum") != digest(record):
             return None
         return {**record, "scores": SCORES.validate_python(record["scores"])}
-    except (OSError, ValueError, KeyError, AttributeError, RecursionError):
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
         return None
 
 
