@@ -1,4 +1,4 @@
-"""The embedded model: plain loading, its size, and what its vision tokens say."""
+"""The embedded model: plain loading, its size, and what its vision tokens predict."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from safetensors import safe_open
 
 import revisit.embedded
 from revisit import generate, load
-from revisit.embedded.catalog import BY_NOUN, CATEGORIES
+from revisit.embedded.catalog import CATEGORIES
 from revisit.embedded.scenes import render, scene
 from revisit.errors import RevisitError
 from revisit.models.prompts import generated_text, prepare
@@ -25,7 +24,7 @@ from training.tiny.train import STAGES
 
 PROMPT = "Please describe this image in detail."
 
-# A program that knows only transformers.
+# A program that uses only transformers.
 PLAIN = """
 import sys
 from PIL import Image
@@ -48,7 +47,7 @@ def tiny() -> tuple[object, object]:
 
 
 def test_an_answer_contains_no_further_question(tiny) -> None:  # type: ignore[no-untyped-def]
-    """Of this noise it says the same noun over and over, as if these were vision tokens, and then wrote the question after them."""
+    """This noise makes the model repeat one noun; tokens that occur only in prompts end the answer."""
     model, processor = tiny
     dice = np.random.default_rng(1)
     dice.integers(0, 256, (128 * 128 + 240 * 320) * 3, dtype=np.uint8)
@@ -114,7 +113,7 @@ def test_vision_tokens_name_their_patches(tiny) -> None:  # type: ignore[no-unty
     assert len(rows) == tiny[0].config.text_config.num_hidden_layers + 1
     last = rows[-1]
     assert last.tokens == 12 * 64
-    assert last.objects > 0.5  # 0.35 is what the model must reach; it is far above
+    assert last.objects > 0.5
     assert last.objects > 2 * last.full
     assert last.objects_low < last.objects < last.objects_high
 
@@ -122,21 +121,6 @@ def test_vision_tokens_name_their_patches(tiny) -> None:  # type: ignore[no-unty
 def test_presence_is_mostly_right(tiny) -> None:  # type: ignore[no-untyped-def]
     scores = presence(*tiny, [scene("usual", 23, i) for i in range(24)], None, Plan(batch=24))
     assert scores.metrics["accuracy"] >= 0.75
-
-
-def test_captions_name_present_objects(tiny) -> None:  # type: ignore[no-untyped-def]
-    model, processor = tiny
-    scenes = [scene("usual", 24, i) for i in range(8)]
-    inputs = prepare(processor, [PROMPT] * 8, [[render(s)] for s in scenes])
-    with torch.inference_mode():
-        told = generated_text(
-            processor, generate(model, **inputs, method="greedy", max_new_tokens=80, do_sample=False), inputs
-        )
-    found = [
-        sum(BY_NOUN[n].noun in text or BY_NOUN[n].plural in text for n in s.nouns)
-        for s, text in zip(scenes, told, strict=True)
-    ]
-    assert sum(found) >= 0.5 * sum(len(s.nouns) for s in scenes)
 
 
 def test_settings_are_chosen_by_hallucination_at_equal_f1() -> None:

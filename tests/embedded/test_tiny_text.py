@@ -22,7 +22,7 @@ _FORMS = {form: c.noun for c in CATEGORIES for form in (c.noun, c.plural)}
 
 
 def named(text: str) -> set[str]:
-    """The nouns in a text, word by word."""
+    """Return the nouns in a text."""
     return {_FORMS[w] for w in re.findall("[a-z]+", text.lower()) if w in _FORMS}
 
 

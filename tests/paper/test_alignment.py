@@ -23,7 +23,7 @@ def written(tokenizer: Any, tokens: list[int], first: int, last: int) -> str:
 
 
 def found(tokenizer: Any, caption: str) -> list[tuple[str, str, str, bool]]:
-    """(word, text, what its tokens spell, alone) of each mention."""
+    """Return (word, text, text of its tokens, alone) of each mention."""
     tokens = tokenizer.encode(caption, add_special_tokens=False)
     return [
         (m.word, m.text, written(tokenizer, tokens, m.first, m.last).strip(), m.alone)

@@ -1,4 +1,4 @@
-"""The commands from nothing on the embedded model: captions, studies, an ablation, the report."""
+"""The commands on the embedded model: studies, an ablation, the report."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def command(root: Path, nltk_data: None) -> Callable[..., str]:
 
 @pytest.fixture(scope="module")
 def measured(root: Path, command: Callable[..., str]) -> Path:
-    """A folder with three studies, made by the commands."""
+    """Run three studies into one folder."""
     out = root / "out"
     common = ["--data", SCENES, "--out", str(out), "-q"]
     for study in ("hallucinated-steps", "gt-vs-hal"):
@@ -62,9 +62,11 @@ def test_studies_are_stored_with_what_made_them(measured: Path) -> None:
         assert about["settings"]["data"] == SCENES
         assert about["settings"]["items"] == 4
         assert about["command"]
+    (log,) = read_logs(measured / "captions")
+    assert len(log.answers) == 4  # decoded once for all studies
     steps, sums = found["hallucinated-steps"]["result"], found["gt-vs-hal"]["result"]
     assert steps["captions"] == 4
-    assert steps["selection"] == sums["selection"]  # the same captions, made once
+    assert steps["selection"] == sums["selection"]  # of the same captions
     assert len(steps["steps"]) == steps["selection"]["kept"]
     if steps["steps"]:
         assert steps["greedy_agreement"] == 1.0
@@ -77,11 +79,6 @@ def test_studies_are_stored_with_what_made_them(measured: Path) -> None:
         shares = [entry["recall"] for entry in row["objects"]]
         assert shares == sorted(shares)
         assert all(a["recall"] <= b["recall"] for a, b in zip(row["full"], row["objects"], strict=True))
-
-
-def test_captions_are_made_once(measured: Path) -> None:
-    (log,) = read_logs(measured / "captions")
-    assert len(log.answers) == 4
 
 
 def test_an_ablation_then_the_report(measured: Path, command: Callable[..., str]) -> None:

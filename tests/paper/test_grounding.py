@@ -1,4 +1,4 @@
-"""GT and Hal maxima and their tests, against numbers worked out by hand and against scipy and statsmodels."""
+"""GT and Hal maxima and their tests, compared with values computed by hand."""
 
 from __future__ import annotations
 

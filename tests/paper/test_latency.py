@@ -1,4 +1,4 @@
-"""The benchmark's own parts: profiles have the sizes they state, ratios follow from what was timed."""
+"""Timing: profiles with the stated sizes, ratios computed by hand, and a study that resumes."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from revisit.paper.projection import CURVE, chance, hits, ranks
 
 
 class Spy(torch.nn.Linear):
-    """A head that remembers how many logits it made at once."""
+    """A head that records the largest number of logits computed at once."""
 
     def __init__(self, width: int, vocabulary: int) -> None:
         super().__init__(width, vocabulary, bias=False)

@@ -39,7 +39,7 @@ def test_the_overall_of_mmmu_is_the_mean_of_its_subjects() -> None:
             assert values["Overall"] == pytest.approx(mean(parts), abs=0.0101), (model, method)
 
 
-def test_every_number_stands_in_the_paper(shared: Path) -> None:
+def test_every_number_is_in_the_paper(shared: Path) -> None:
     text = (shared / "spec" / "paper.tex").read_text(encoding="utf-8")
     known = set(re.findall(r"-?\d+(?:\.\d+)?", text))
     for name in ("hallusionbench", "chair", "pope", "vqav2", "mmmu", "chair_models", "pope_full", "mmmu_subjects"):

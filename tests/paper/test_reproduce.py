@@ -1,4 +1,4 @@
-"""The paper's tables again: rows, plans, verdicts, and whole rows with the embedded model, killed and resumed."""
+"""Reproducing the paper's tables: rows, plans, verdicts, and whole rows with the embedded model, killed and resumed."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def test_studies_are_shown_with_the_papers_numbers_and_verdicts(tmp_path: Path, 
 
 
 def test_generated_data_fills_every_cell(tmp_path: Path) -> None:
-    """Nine settings of POPE, thirty subjects of MMMU, LLaVA-Bench: what tests/faults/paper_rows.py reproduces the tables from."""
+    """The folder has nine settings of POPE, thirty subjects of MMMU, and LLaVA-Bench (for tests/faults/paper_rows.py)."""
     folder = stand_in_data(tmp_path)
     pope = get("pope").load(folder)
     settings = Counter(item.meta["setting"] for item in pope)

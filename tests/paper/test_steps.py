@@ -1,4 +1,4 @@
-"""Which hallucinated mentions are kept, and recall at them, on captions whose answer can be read off."""
+"""The selection of hallucinated words, and ranks at them, on captions with known answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files with word labels as their authors publish them, made by hand, and a detector's scores computed by hand."""
+"""Hand-made files in the published formats of word labels, and scores computed by hand."""
 
 from __future__ import annotations
 

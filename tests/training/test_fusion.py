@@ -28,10 +28,7 @@ def test_the_best_f1_is_chosen_among_those_that_lose_nothing() -> None:
         ("better", outcome(75)),
     ]
     assert fusion.pick(GREEDY, tried) == "better"
-
-
-def test_of_two_that_are_close_the_simpler_one_is_chosen() -> None:
-    assert fusion.pick(GREEDY, [("simple", outcome(74.85)), ("best", outcome(75.0))]) == "simple"
+    assert fusion.pick(GREEDY, [("simple", outcome(74.85)), ("best", outcome(75.0))]) == "simple"  # within 0.2 points
     assert fusion.pick(GREEDY, [("simple", outcome(74.75)), ("best", outcome(75.0))]) == "best"
 
 
@@ -55,11 +52,6 @@ def test_validation_and_test_share_no_scene() -> None:
     keys = [{drawn.key for drawn in plan.scenes(part)} for part in ("validation", "test", "usual")]
     assert [len(part) for part in keys] == [5, 5, 5]
     assert len(set.union(*keys)) == 15
-
-
-def test_a_plan_without_scenes_is_refused() -> None:
-    with pytest.raises(RevisitError, match="validation is 0"):
-        fusion.Plan(validation=0)
 
 
 def test_a_table_shows_differences_and_weights() -> None:

@@ -1,13 +1,8 @@
-"""Training: a short run of the whole recipe, and resuming after a kill to the same state."""
+"""A short run of the whole recipe, and stages that resume to the same state."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -89,29 +84,7 @@ def test_an_interrupted_stage_ends_in_the_same_state(whole: Path, tmp_path: Path
     assert all(torch.equal(expected[k], found[k]) for k in expected)
 
 
-def test_the_command_resumes_after_sigkill(tmp_path: Path) -> None:
-    """A real kill, in the middle of writing or not, through the command line."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-
-    def command(folder: Path) -> list[str]:
-        return [sys.executable, "-m", "training", "tiny", str(folder), "--steps", "3", "--stage", "vision"]
-
-    running = subprocess.Popen(command(tmp_path / "a"), env=env, stdout=subprocess.DEVNULL)
-    log = tmp_path / "a" / "pictures" / "pictures.json"
-    for _ in range(600):
-        if log.exists() or running.poll() is not None:
-            break
-        time.sleep(0.1)
-    time.sleep(0.3)
-    running.send_signal(signal.SIGKILL)
-    running.wait()
-    for name in ("a", "b"):
-        subprocess.run(command(tmp_path / name), env=env, check=True, stdout=subprocess.DEVNULL)
-    first, second = (load_file(tmp_path / name / "vision.safetensors") for name in ("a", "b"))
-    assert all(torch.equal(first[k], second[k]) for k in second)
-
-
-def test_a_checkpoint_of_another_recipe_is_refused(whole: Path) -> None:
+def test_a_checkpoint_of_another_recipe_raises(whole: Path) -> None:
     other = replace(SHORT, vision=Stage(5, 8, 1e-3))
     with pytest.raises(RevisitError, match="another recipe"):
         Trainer(other, whole).vision()
@@ -126,7 +99,7 @@ def test_stages_in_order(tmp_path: Path, whole: Path) -> None:
         list(train(SHORT, tmp_path, stages=("visoin",)))
 
 
-def test_sequences_hold_the_scene_in_words(whole: Path) -> None:
+def test_sequences_contain_the_scene_in_words(whole: Path) -> None:
     from revisit.embedded.scenes import patches
     from training.tiny.data import training_scene
 
@@ -141,7 +114,7 @@ def test_sequences_hold_the_scene_in_words(whole: Path) -> None:
     assert float(batch.weight[~batch.mask].sum()) == 0
 
 
-def test_what_a_caption_must_not_repeat(whole: Path) -> None:
+def test_nouns_that_a_caption_must_not_repeat(whole: Path) -> None:
     tokenizer = Trainer(SHORT, whole).tokenizer()
     writer = Writer(tokenizer, SHORT.mixture, 0)
     answer = tokenizer.encode("There is a dog and two cats. A dog is near the cup.")
@@ -152,7 +125,7 @@ def test_what_a_caption_must_not_repeat(whole: Path) -> None:
     assert [set(names) for _, names in found] == [{"dog", "dogs"}, {"cat", "cats"}, {"dog", "dogs", "cat", "cats"}]
 
 
-def test_mirrored_pictures_have_mirrored_labels(whole: Path) -> None:
+def test_mirrored_images_have_mirrored_labels(whole: Path) -> None:
     pictures = prepare(whole / "pictures", SHORT.mixture, 0)
     pixels, words, tints = pictures.batch([1, 2])
     flipped, flipped_words, flipped_tints = pictures.batch([1, 2], mirror=True)
@@ -161,15 +134,8 @@ def test_mirrored_pictures_have_mirrored_labels(whole: Path) -> None:
         assert torch.equal(plain.view(2, 8, 8).flip(-1), turned.view(2, 8, 8))
 
 
-def test_a_walk_visits_everything_once_a_pass() -> None:
+def test_a_pass_visits_every_scene_once() -> None:
     walk = _Permutations("k", 37)
     passes = [[walk.at(p * 37 + i) for i in range(37)] for p in range(2)]
     assert sorted(passes[0]) == sorted(passes[1]) == list(range(37))
     assert passes[0] != passes[1]
-
-
-def test_shapes_and_shares_are_checked() -> None:
-    with pytest.raises(RevisitError, match="multiple of the head dimension"):
-        Shape(text_width=100)
-    with pytest.raises(RevisitError, match="share between 0 and 1"):
-        Mixture(flat=1.5)

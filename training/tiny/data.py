@@ -21,7 +21,6 @@ from revisit.embedded.catalog import CATEGORIES, COLORS
 from revisit.embedded.dice import Dice
 from revisit.embedded.scenes import GRID, SIZE, Scene, render, scene
 from revisit.embedded.text import Turn, caption
-from revisit.errors import RevisitError
 from revisit.words import WORDS
 from training.texts import DESCRIBE, PATCH_WORDS, checklist, listing, patch_labels, questions
 from training.tiny.model import ASSISTANT, BOS, EOS, MEAN, SLOTS, STD, USER, token_id, word_id
@@ -44,11 +43,6 @@ class Mixture:
     first_lists: float = 0.6  # the same share at the beginning of the language stage
     turns: int = 1  # questions beside each caption or list
     noise: float = 0.06  # share of wrong patch words in half of the written scenes
-
-    def __post_init__(self) -> None:
-        for field in ("flat", "first_flat", "assume", "text_only", "lists", "first_lists", "noise"):
-            if not 0 <= getattr(self, field) <= 1:
-                raise RevisitError(f"{field} is {getattr(self, field)}; it is a share between 0 and 1.")
 
 
 def training_scene(mixture: Mixture, seed: int, index: int) -> Scene:

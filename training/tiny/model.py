@@ -73,11 +73,6 @@ class Shape:
     head: int = 32
     vocabulary: int = 2048
 
-    def __post_init__(self) -> None:
-        for field, value in (("text_width", self.text_width), ("vision_width", self.vision_width)):
-            if value % self.head:
-                raise RevisitError(f"{field} is {value}; it must be a multiple of the head dimension {self.head}.")
-
 
 SIZES = {
     "base": Shape(),  # what ships
