@@ -1,4 +1,4 @@
-"""Decoding that keeps vision-language models honest about what they see."""
+"""Decoding for vision-language models that names fewer objects that are not in the image."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from revisit.models.prompts import generated_text as generated_text
     from revisit.models.prompts import prepare as prepare
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 # public name -> module; `import revisit` imports none of them
 _WHERE = {

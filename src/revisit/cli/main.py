@@ -81,7 +81,7 @@ def add(group: typer.Typer, command: Callable[..., None], name: str | None = Non
 
 app = typer.Typer(
     name="revisit",
-    help="Decoding that keeps vision-language models honest about what they see.",
+    help="Decoding for vision-language models that names fewer objects that are not in the image.",
     cls=Group,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -115,7 +115,7 @@ VERSION = typer.Option(False, "--version", is_eager=True, callback=_print_versio
 
 @app.callback()
 def _options(version: bool = VERSION) -> None:
-    """Decoding that keeps vision-language models honest about what they see."""
+    """Decoding for vision-language models that names fewer objects that are not in the image."""
 
 
 def main(app: typer.Typer = app) -> None:

@@ -37,7 +37,7 @@ def generate(
 
     `model.generate(..., custom_generate=method)` does the same for a method that is not given by its name.
 
-    Example:
+    Examples:
         >>> model, processor = revisit.load("llava-hf/llava-1.5-7b-hf")
         >>> inputs = revisit.prepare(processor, ["Describe the image."], [[image]], model.device)
         >>> output = revisit.generate(model, **inputs, max_new_tokens=64)

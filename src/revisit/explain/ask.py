@@ -84,7 +84,7 @@ def ask_many(
 ) -> list[Answer]:
     """Ask the same question about many images, each in its own prompt.
 
-    Example:
+    Examples:
         >>> for answer in revisit.ask_many(model, sorted(Path("photos").glob("*.jpg")), "What is on the table?"):
         ...     print(answer)
 

@@ -36,7 +36,7 @@ class ReVisiT(Rule, Method):
     No training and no extra forward pass. The defaults are the paper's. `ReVisiT.recommended(model)` returns the settings for
     a model, which `method="revisit"` uses.
 
-    Example:
+    Examples:
         >>> revisit.generate(model, **inputs, method=revisit.ReVisiT(alpha=1e-3, layers="all"), max_new_tokens=64)
 
     Args:
