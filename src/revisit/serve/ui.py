@@ -73,7 +73,7 @@ def method_settings(model: Model | str) -> list[Json]:
             defaults = methods.as_method(name, model).settings()
         except (RevisitError, TypeError):  # has settings without defaults
             continue
-        settings = [_setting(key, field.annotation, defaults[key]) for key, field in cls.model_fields.items()]
+        settings = [_setting(key, cls.model_fields[key].annotation, value) for key, value in defaults.items()]
         found.append({"name": name, "summary": cls.summary, "settings": settings})
     return found
 
