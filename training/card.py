@@ -67,12 +67,17 @@ class Plan:
 
 
 def ask(
-    model: Any, processor: Any, asked: Sequence[tuple[Scene, str]], method: Method | None, batch: int, new_tokens: int
+    model: Any,
+    processor: Any,
+    questions: Sequence[tuple[Scene, str]],
+    method: Method | None,
+    batch: int,
+    new_tokens: int,
 ) -> list[str]:
     """Return the model's answers to (scene, question) pairs, in their order."""
     out: list[str] = []
-    for start in range(0, len(asked), batch):
-        part = asked[start : start + batch]
+    for start in range(0, len(questions), batch):
+        part = questions[start : start + batch]
         prompts, images = [question for _, question in part], [[render(drawn)] for drawn, _ in part]
         found = decode_prompts(
             model, processor, prompts, images, method or Greedy(), Decoding(max_new_tokens=new_tokens)
@@ -92,7 +97,7 @@ def describe(
     """Return CHAIR's scores for captions of some scenes, and the captions."""
     asked = [(drawn, chair.PROMPT) for drawn in scenes]
     captions = ask(model, processor, asked, method, plan.batch, plan.new_tokens)
-    return chair.score_captions((s.key, told, truth(s)) for s, told in zip(scenes, captions, strict=True)), captions
+    return chair.score_captions((s.key, found, truth(s)) for s, found in zip(scenes, captions, strict=True)), captions
 
 
 def _describe_alone(job: tuple[str, list[Scene], Method | None, Plan]) -> tuple[Scores, list[str]]:
@@ -130,8 +135,8 @@ def presence(
         pair = (BY_NOUN[dice.pick(drawn.nouns)], dice.pick(missing))
         asked += [(drawn, text.presence_question(category)) for category in pair]
         labels += ["yes", "no"]
-    said = ask(model, processor, asked, method, plan.batch, 4)
-    return pope.score_answers((str(i), a, label) for i, (label, a) in enumerate(zip(labels, said, strict=True)))
+    answers = ask(model, processor, asked, method, plan.batch, 4)
+    return pope.score_answers((str(i), a, label) for i, (label, a) in enumerate(zip(labels, answers, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -177,8 +182,8 @@ def lens(model: Any, processor: Any, scenes: Sequence[Scene], batch: int) -> lis
             for layer, states in enumerate(hidden):
                 logits = model.get_output_embeddings()(states[row][slots[row]])  # (slots, vocabulary)
                 named = torch.isin(vocabulary[logits[:, vocabulary].argmax(-1)], wanted)
-                spoken = torch.isin(logits.argmax(-1), wanted)
-                hits[layer] += torch.tensor([named.sum(), spoken.sum(), named[shown].sum()])
+                likeliest = torch.isin(logits.argmax(-1), wanted)
+                hits[layer] += torch.tensor([named.sum(), likeliest.sum(), named[shown].sum()])
     rows = []
     for layer, (objects, full, inside) in enumerate(hits.tolist()):
         bounds = (*wilson(objects, total), *wilson(full, total))
@@ -194,7 +199,7 @@ def lens(model: Any, processor: Any, scenes: Sequence[Scene], batch: int) -> lis
 def repetition_rate(captions: Sequence[str]) -> float:
     """Return the share of captions that name one object three times or more."""
     nouns = set(BY_NOUN)
-    counts = (Counter(word for word in re.findall("[a-z]+", told.lower()) if word in nouns) for told in captions)
+    counts = (Counter(word for word in re.findall("[a-z]+", found.lower()) if word in nouns) for found in captions)
     return sum(max(c.values(), default=0) >= 3 for c in counts) / max(1, len(captions))
 
 
@@ -202,7 +207,7 @@ def chosen(greedy: Scores, tried: Sequence[tuple[ReVisiT, Scores]], repeats: Map
     """Return the settings with the least CHAIR_I among those whose F1 is at least greedy's; otherwise those with the best F1.
 
     Settings that repeat themselves in more than one caption of a hundred do not count: a caption that falls into repeating one object
-    that is there has a splendid CHAIR_I and says nothing.
+    that is there has a very good CHAIR_I and describes nothing.
     """
     tried = [pair for pair in tried if repeats.get(pair[0], 0.0) <= MAX_REPETITION] or tried
     good = [pair for pair in tried if pair[1].metrics["F1"] >= greedy.metrics["F1"]]
@@ -236,9 +241,9 @@ def measure(name: str, plan: Plan) -> dict[str, Any]:
     result: dict[str, Any] = {"plan": asdict(plan), **_usual(model, processor, plan)}
 
     grid = plan.grid()
-    told = list(describe_all(name, validation, [None, *grid], plan))
-    base, tried = told[0][0], [(method, scores) for method, (scores, _) in zip(grid, told[1:], strict=True)]
-    repeats = [repetition_rate(captions) for _, captions in told]
+    found = list(describe_all(name, validation, [None, *grid], plan))
+    base, tried = found[0][0], [(method, scores) for method, (scores, _) in zip(grid, found[1:], strict=True)]
+    repeats = [repetition_rate(captions) for _, captions in found]
     rows = [_row("greedy", base), *(_row(label(m), s, base) for m, s in tried)]
     result["validation"] = [{**row, "repetition_rate": 100 * share} for row, share in zip(rows, repeats, strict=True)]
     log.info("%s", _table(result["validation"]))
@@ -247,14 +252,14 @@ def measure(name: str, plan: Plan) -> dict[str, Any]:
 
     methods = [best, replace(best, select="random", neighbors=1), replace(best, select="max")]
     methods += [m for m in grid if m != best] if plan.grid_on_test else []
-    told = list(describe_all(name, test, [None, *methods], plan))
+    found = list(describe_all(name, test, [None, *methods], plan))
     rows = [
-        _row("greedy", told[0][0]),
-        *(_row(label(m), s, told[0][0]) for m, (s, _) in zip(methods, told[1:], strict=True)),
+        _row("greedy", found[0][0]),
+        *(_row(label(m), s, found[0][0]) for m, (s, _) in zip(methods, found[1:], strict=True)),
     ]
     result["test"] = [
         {**row, "repetition_rate": 100 * repetition_rate(captions)}
-        for row, (_, captions) in zip(rows, told, strict=True)
+        for row, (_, captions) in zip(rows, found, strict=True)
     ]
     log.info("%s", _table(result["test"]))
     for likely in (False, True):
@@ -318,7 +323,7 @@ Usual scenes ({plan["usual"]}, greedy): CHAIR_S {usual["CHAIRs"]:.1f}, CHAIR_I {
 recall {usual["Recall"]:.1f}, F1 {usual["F1"]:.1f}; presence accuracy {100 * result["usual presence"]:.1f} % \
 (absent object any), {100 * result["usual presence, likely"]:.1f} % (absent object likely for the place).
 
-Lens, recall@1 of an object of the picture from single vision tokens [95 % Wilson interval]:
+Lens, recall@1 of an object of the image from single vision tokens [95 % Wilson interval]:
 
 | hidden state | over object words | over all tokens | over object words, patches that show an object |
 |---|---|---|---|

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from revisit.errors import RevisitError
 
-Loss = Callable[[int], tuple[Tensor, dict[str, float]]]  # step -> loss and what the log says about it
+Loss = Callable[[int], tuple[Tensor, dict[str, float]]]  # step -> loss and the values to log
 Weights = Mapping[str, nn.Parameter]
 
 

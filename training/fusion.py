@@ -1,4 +1,4 @@
-"""Does a weight that follows the agreement of picture and text beat the paper's fixed weight?
+"""Does a weight that follows the agreement of image and text beat the paper's fixed weight?
 
 The protocol is in docs/research/adaptive-fusion.md. `choose` tries the candidates on validation scenes and applies a rule that
 was written down before; `test` measures the choice on fresh scenes, beside the paper's fixed weight, fixed weights of the
@@ -124,9 +124,9 @@ def run(job: Job) -> Outcome:
         if job.sampling_seed is not None:
             torch.manual_seed(job.sampling_seed * 1_000_003 + start)
         captions += caption(model, processor, job, job.scenes[start : start + job.batch], Trace())
-    told = chair.score_captions((s.key, text, truth(s)) for s, text in zip(job.scenes, captions, strict=True))
-    asked = presence(model, processor, job.scenes, job.method, Scenes(batch=job.batch))
-    return Outcome(told, asked, 100 * repetition_rate(captions), mean_weight(model, processor, job))
+    captioned = chair.score_captions((s.key, text, truth(s)) for s, text in zip(job.scenes, captions, strict=True))
+    answered = presence(model, processor, job.scenes, job.method, Scenes(batch=job.batch))
+    return Outcome(captioned, answered, 100 * repetition_rate(captions), mean_weight(model, processor, job))
 
 
 def mean_weight(model: Any, processor: Any, job: Job) -> float | None:

@@ -135,9 +135,9 @@ def test_settings_are_chosen_by_hallucination_at_equal_f1() -> None:
     assert chosen(made(0.12, 0.79), tried, {}) == third
     assert chosen(made(0.12, 0.90), tried, {}) == third  # none keeps F1: the best F1
     babble = (ReVisiT(alpha=1e-5), made(0.01, 0.95))
-    told = ["A cat. A cat. A cat.", "A cat and a dog. The cat is near.", "Nothing."]
-    assert repetition_rate(told) == pytest.approx(1 / 3)
-    assert chosen(made(0.12, 0.79), [*tried, babble], {babble[0]: repetition_rate(told)}) == third
+    captions = ["A cat. A cat. A cat.", "A cat and a dog. The cat is near.", "Nothing."]
+    assert repetition_rate(captions) == pytest.approx(1 / 3)
+    assert chosen(made(0.12, 0.79), [*tried, babble], {babble[0]: repetition_rate(captions)}) == third
     assert chosen(made(0.12, 0.79), [*tried, babble], {}) == babble[0]
 
 

@@ -28,21 +28,21 @@ def named(text: str) -> set[str]:
 
 def test_captions_name_all_objects_and_no_others() -> None:
     for drawn in SCENES:
-        told = caption(drawn, Dice(drawn.key))
-        assert named(told) == set(drawn.nouns)
-        assert 1 <= told.count(".") <= 6
-        assert told[0].isupper()
-        assert told.endswith(".")
+        text = caption(drawn, Dice(drawn.key))
+        assert named(text) == set(drawn.nouns)
+        assert 1 <= text.count(".") <= 6
+        assert text[0].isupper()
+        assert text.endswith(".")
 
 
 def test_objects_are_named_in_reading_order_after_assumed_ones() -> None:
     for drawn in SCENES[:20]:
         words = patches(drawn)[0]
         order = sorted(drawn.nouns, key=words.index)
-        told = caption(drawn, Dice(drawn.key), assume=1.0, back=False, plurals=False)
-        said = [w for w in re.findall("[a-z]+", told.lower()) if w in BY_NOUN]
-        assert [w for w in said if w in drawn.nouns] == order
-        assert said[len(said) - len(order) :] == order
+        text = caption(drawn, Dice(drawn.key), assume=1.0, back=False, plurals=False)
+        nouns = [w for w in re.findall("[a-z]+", text.lower()) if w in BY_NOUN]
+        assert [w for w in nouns if w in drawn.nouns] == order
+        assert nouns[len(nouns) - len(order) :] == order
         listed = listing(drawn, Dice(drawn.key)).answer
         assert [w for w in re.findall("[a-z]+", listed.lower()) if w in BY_NOUN] == order
 
@@ -50,8 +50,8 @@ def test_objects_are_named_in_reading_order_after_assumed_ones() -> None:
 def test_careless_captions_name_missing_core_objects() -> None:
     for drawn in SCENES:
         missing = {noun for noun, _ in drawn.place.core} - set(drawn.nouns)
-        told = named(caption(drawn, Dice(drawn.key), assume=1.0))
-        assert missing <= told <= missing | set(drawn.nouns)
+        text = named(caption(drawn, Dice(drawn.key), assume=1.0))
+        assert missing <= text <= missing | set(drawn.nouns)
 
 
 def test_every_noun_is_a_synonym_of_its_category() -> None:

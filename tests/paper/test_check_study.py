@@ -109,7 +109,7 @@ def test_a_small_run(tmp_path: Path, nltk_data: None) -> None:
     assert list(by_name) == list(DETECTORS)
     assert by_name[CHECK]["foils"]["auroc"] > 0.8
     assert by_name["internal confidence"]["foils"]["auroc"] > 0.8
-    assert by_name["attended tokens that say it (SADT)"]["foils"]["auroc"] > 0.6
+    assert by_name["attended tokens (SADT)"]["foils"]["auroc"] > 0.6
     layer = next(row for row in found["layers"] if row["layer"] == found["layer"])
     assert layer["foils"] == by_name[CHECK]["foils"]["auroc"]
     assert set(found["kinds"]) == {"object", "place", "count", "color"}

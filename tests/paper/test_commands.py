@@ -90,7 +90,7 @@ def test_an_ablation_then_the_report(measured: Path, command: Callable[..., str]
     assert [log.totals()["vision_tokens"] for log in logs] == [0, 128, 128, 128]
     before = [path.stat().st_mtime_ns for path in measured.glob("grid/logs/*.jsonl")]
     command(*words, "--out", str(measured / "grid"), "-q")
-    assert [path.stat().st_mtime_ns for path in measured.glob("grid/logs/*.jsonl")] == before  # asked once
+    assert [path.stat().st_mtime_ns for path in measured.glob("grid/logs/*.jsonl")] == before  # answered once
     command("report", str(measured))
     page = (measured / "report.html").read_text()
     for words_of_page in ("What single vision tokens predict", "(c) Selection metric", "scenes:unusual:4:7"):

@@ -64,12 +64,12 @@ def test_steps_that_name_a_boxed_object() -> None:
 
 
 def test_boxes_are_read_by_category(tmp_path: Path) -> None:
-    told = {
+    instances = {
         "images": [{"id": 3, "file_name": "3.png"}],
         "categories": [{"id": 1, "name": "dog"}],
         "annotations": [{"image_id": 3, "category_id": 1, "bbox": [1, 2, 3, 4]}],
     }
-    (tmp_path / "instances_val2014.json").write_text(json.dumps(told))
+    (tmp_path / "instances_val2014.json").write_text(json.dumps(instances))
     assert read_boxes(tmp_path) == {"3": {"dog": [(1.0, 2.0, 4.0, 6.0)]}}
     (tmp_path / "instances_val2014.json").write_text("[]")
     with pytest.raises(RevisitError, match="not a file of COCO instances"):

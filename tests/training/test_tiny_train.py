@@ -67,7 +67,7 @@ def test_only_the_projector_learns_in_its_stage(whole: Path) -> None:
 @pytest.mark.parametrize("stage", STAGES)
 def test_an_interrupted_stage_ends_in_the_same_state(whole: Path, tmp_path: Path, stage: str) -> None:
     (tmp_path / "tokenizer").symlink_to(whole / "tokenizer")
-    (tmp_path / "pictures").symlink_to(whole / "pictures")
+    (tmp_path / "images").symlink_to(whole / "images")
     for done in STAGES[: STAGES.index(stage)]:
         (tmp_path / f"{done}.safetensors").symlink_to(whole / f"{done}.safetensors")
 
@@ -92,7 +92,7 @@ def test_a_checkpoint_of_another_recipe_raises(whole: Path) -> None:
 
 def test_stages_in_order(tmp_path: Path, whole: Path) -> None:
     (tmp_path / "tokenizer").symlink_to(whole / "tokenizer")
-    (tmp_path / "pictures").symlink_to(whole / "pictures")
+    (tmp_path / "images").symlink_to(whole / "images")
     with pytest.raises(RevisitError, match="'vision' is not finished"):
         list(train(SHORT, tmp_path, stages=("projector",)))
     with pytest.raises(RevisitError, match="Did you mean 'vision'"):
@@ -126,9 +126,9 @@ def test_nouns_that_a_caption_must_not_repeat(whole: Path) -> None:
 
 
 def test_mirrored_images_have_mirrored_labels(whole: Path) -> None:
-    pictures = prepare(whole / "pictures", SHORT.mixture, 0)
-    pixels, words, tints = pictures.batch([1, 2])
-    flipped, flipped_words, flipped_tints = pictures.batch([1, 2], mirror=True)
+    images = prepare(whole / "images", SHORT.mixture, 0)
+    pixels, words, tints = images.batch([1, 2])
+    flipped, flipped_words, flipped_tints = images.batch([1, 2], mirror=True)
     assert torch.equal(pixels.flip(-1), flipped)
     for plain, turned in ((words, flipped_words), (tints, flipped_tints)):
         assert torch.equal(plain.view(2, 8, 8).flip(-1), turned.view(2, 8, 8))

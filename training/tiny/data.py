@@ -51,7 +51,7 @@ def training_scene(mixture: Mixture, seed: int, index: int) -> Scene:
     return scene("flat" if flat else "usual", seed, index, stream=STREAM)
 
 
-class Pictures:
+class Images:
     """The rendered training scenes: pixels, patch words and patch tints, on disk."""
 
     def __init__(self, folder: Path, mixture: Mixture, seed: int) -> None:
@@ -81,10 +81,10 @@ def normalized(pixels: np.ndarray) -> Tensor:
     return (tensor - torch.tensor(MEAN).view(shape)) / torch.tensor(STD).view(shape)
 
 
-def prepare(folder: Path, mixture: Mixture, seed: int, progress: Any = None) -> Pictures:
+def prepare(folder: Path, mixture: Mixture, seed: int, progress: Any = None) -> Images:
     """Render the images of a mixture into `folder` unless they are there already."""
     folder.mkdir(parents=True, exist_ok=True)
-    stamp = folder / "pictures.json"
+    stamp = folder / "images.json"
     wanted = json.dumps({"seed": seed, **{k: v for k, v in asdict(mixture).items() if k in ("scenes", "flat")}})
     if not (stamp.exists() and stamp.read_text() == wanted):
         n = mixture.scenes
@@ -100,7 +100,7 @@ def prepare(folder: Path, mixture: Mixture, seed: int, progress: Any = None) -> 
         for array in (pixels, words, tints):
             array.flush()
         stamp.write_text(wanted)
-    return Pictures(folder, mixture, seed)
+    return Images(folder, mixture, seed)
 
 
 def corpus(mixture: Mixture, seed: int, n: int) -> list[str]:
@@ -126,7 +126,7 @@ class Batch:
     slot: Tensor  # (rows, length) bool
     weight: Tensor  # (rows, length): weight of predicting this token from the ones before
     mask: Tensor  # (rows, length) bool: not padding
-    pictured: Tensor  # (rows,) bool: has slots
+    has_image: Tensor  # (rows,) bool: has slots
     again: list[tuple[int, int, tuple[int, ...]]]  # (row, position of a noun, nouns that were named before it)
 
 
@@ -163,7 +163,7 @@ class Writer:
         return turns
 
     def row(
-        self, index: int, key: str, pictured: bool
+        self, index: int, key: str, has_image: bool
     ) -> tuple[list[int], list[int], list[bool], list[float], list[tuple[int, tuple[int, ...]]]]:
         """Return one scene as tokens, tints, slot flags, weights, and the nouns that each noun of a caption or list must not repeat."""
         again: list[tuple[int, tuple[int, ...]]] = []
@@ -171,7 +171,7 @@ class Writer:
         ids, weights = [self.bos, self.user], [0.0, 0.0]
         tints, slots = [-1, -1], [False, False]
         turns = self.turns(drawn, dice)
-        if pictured:
+        if has_image:
             words, tint = (a.astype(np.int64) for a in patch_labels(drawn))
             ids += self.word_ids[self._noisy(words, dice)].tolist()
             tints += self.tint_ids[tint].tolist()

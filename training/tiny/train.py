@@ -33,7 +33,7 @@ from revisit.embedded.dice import Dice
 from revisit.errors import unknown
 from training.fitting import Checkpoint, Loss, Stage, fit, ordered_log
 from training.texts import PATCH_WORDS
-from training.tiny.data import Batch, Mixture, Pictures, Writer, corpus, prepare
+from training.tiny.data import Batch, Images, Mixture, Writer, corpus, prepare
 from training.tiny.model import Shape, make_model, make_processor, save, train_tokenizer
 
 STAGES = ("vision", "language", "projector", "tune")
@@ -82,9 +82,9 @@ class Trainer:
         loaded: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(path)
         return loaded
 
-    def pictures(self) -> Pictures:
+    def images(self) -> Images:
         """Return the rendered training scenes."""
-        return prepare(self.folder / "pictures", self.recipe.mixture, self.recipe.seed)
+        return prepare(self.folder / "images", self.recipe.mixture, self.recipe.seed)
 
     def fit(self, name: str, parts: nn.Module, loss_of: Loss) -> None:
         """Run a stage to its end, from its checkpoint if there is one."""
@@ -101,15 +101,15 @@ class Trainer:
 
     def vision(self) -> None:
         """Train the tower on patch words and tints."""
-        model, pictures, stage = self._model(), self.pictures(), self.recipe.vision
+        model, images, stage = self._model(), self.images(), self.recipe.vision
         heads = _PatchHeads(self.recipe.shape.vision_width)
         learner = nn.ModuleDict({"tower": model.model.vision_tower, "heads": heads})
         _freeze_unused(model.model.vision_tower)
 
         def loss_of(step: int) -> tuple[Tensor, dict[str, float]]:
             mirror = Dice(f"mirror/{self.recipe.seed}/{step}").chance(0.5)
-            chosen = self.indices("vision", step, stage.rows, len(pictures))
-            pixels, words, tints = pictures.batch(chosen, mirror)
+            chosen = self.indices("vision", step, stage.rows, len(images))
+            pixels, words, tints = images.batch(chosen, mirror)
             by_word, by_tint = heads(_features(model, pixels))
             first = F.cross_entropy(by_word.flatten(0, 1), words.flatten())
             second = F.cross_entropy(by_tint.flatten(0, 1), tints.flatten())
@@ -140,7 +140,7 @@ class Trainer:
 
     def projector(self) -> None:
         """Train only the projector: its outputs approach the words of the patches."""
-        model, pictures, stage = self._model("vision", "language"), self.pictures(), self.recipe.projector
+        model, images, stage = self._model("vision", "language"), self.images(), self.recipe.projector
         writer = Writer(self.tokenizer(), self.recipe.mixture, self.recipe.seed)
         model.requires_grad_(False)
         projector = model.model.multi_modal_projector.requires_grad_(True)
@@ -149,8 +149,8 @@ class Trainer:
         language_rows = max(1, stage.rows // 6)
 
         def loss_of(step: int) -> tuple[Tensor, dict[str, float]]:
-            chosen = self.indices("projector", step, stage.rows, len(pictures))
-            pixels, words, tints = pictures.batch(chosen)
+            chosen = self.indices("projector", step, stage.rows, len(images))
+            pixels, words, tints = images.batch(chosen)
             with torch.no_grad():
                 features = _features(model, pixels)
             projected = projector(features)  # (rows, slots, width)
@@ -165,14 +165,14 @@ class Trainer:
 
     def tune(self) -> None:
         """Tune projector and language model on images; every position is still predicted."""
-        model, pictures, stage = self._model("vision", "language", "projector"), self.pictures(), self.recipe.tune
+        model, images, stage = self._model("vision", "language", "projector"), self.images(), self.recipe.tune
         writer = Writer(self.tokenizer(), replace(self.recipe.mixture, noise=0.0, checklist=4), self.recipe.seed)
         model.requires_grad_(False)
         learner = _projector_and_language(model).requires_grad_(True)
 
         def loss_of(step: int) -> tuple[Tensor, dict[str, float]]:
-            chosen = self.indices("tune", step, stage.rows, len(pictures))
-            pixels, _, _ = pictures.batch(chosen)
+            chosen = self.indices("tune", step, stage.rows, len(images))
+            pixels, _, _ = images.batch(chosen)
             with torch.no_grad():
                 features = _features(model, pixels)
             batch = writer.batch(chosen, f"tune/{step}")

@@ -100,13 +100,13 @@ class Reader:
         ]
         ids = {reads[row].tokens[n] for row, _, _, own, _ in judged for n in own}.union(*firsts)
         patches = torch.stack([reads[0].vision[state] for state in self.states])  # texts come after the image
-        chances, said = self._vision(reads[0], sorted(ids))
+        chances, favorites = self._vision(reads[0], sorted(ids))
         for (row, name, at, own, known), group in zip(judged, firsts, strict=True):
             read, place = reads[row], own[0]
             tokens = tuple(read.tokens[n] for n in own)
             attended = attention[:, row, place]  # (layers, vision tokens)
             best = attended[list(self.late)].topk(min(SADT_PATCHES, attended.shape[-1])).indices.tolist()
-            spoken = [normal(said[layer][n]) for layer, some in zip(self.late, best, strict=True) for n in some]
+            predicted = [normal(favorites[layer][n]) for layer, some in zip(self.late, best, strict=True) for n in some]
             support = [
                 max(float(chances[t][s].topk(min(TOP, attended.shape[-1])).values.mean()) for t in group)
                 for s in self.states
@@ -119,7 +119,7 @@ class Reader:
                 prompt=states[:, row, 0],
                 state=states[:, row, place],
                 attention=attended,
-                agreement=len(agreeing(spoken, forms(read.text[slice(*at)].lower()))) / len(spoken),
+                agreement=len(agreeing(predicted, forms(read.text[slice(*at)].lower()))) / len(predicted),
                 support=support[self.layer],
             )
             scores = {detector: score(reading) for detector, score in DETECTORS.items()}
@@ -151,13 +151,13 @@ class Reader:
 
     def _vision(self, read: ModelText, ids: Sequence[int]) -> tuple[dict[int, Tensor], dict[int, list[str]]]:
         """Read the vision tokens through the head: token -> (states, vision tokens), late layer -> their likeliest words."""
-        tables, said = [], {}
+        tables, favorites = [], {}
         for state in self.states:
             logits = torch.cat(list(logit_slices(read.head, read.vision[state])))
             tables.append((logits[:, ids] - logits.logsumexp(-1, keepdim=True)).exp())
             if state in self.late:
-                said[state] = [token_text(self.tokenizer, token).strip() for token in logits.argmax(-1).tolist()]
-        return dict(zip(ids, torch.stack(tables).movedim(-1, 0), strict=True)), said
+                favorites[state] = [token_text(self.tokenizer, token).strip() for token in logits.argmax(-1).tolist()]
+        return dict(zip(ids, torch.stack(tables).movedim(-1, 0), strict=True)), favorites
 
 
 # -- texts ---------------------------------------------------------------------------------------------------------
@@ -185,14 +185,14 @@ def attributes(folder: Path) -> list[Stated]:
         tinted = next((thing for thing in shown["objects"] if thing["colour"]), shown["objects"][0])
         count = min(4, sum(thing["noun"] == tinted["noun"] for thing in shown["objects"]))
         right = {"place": shown["place"], "count": COUNTS[count - 1], "color": tinted["colour"] or "red"}
-        said, known = dict(right), dict[str, Known]()
+        stated, known = dict(right), dict[str, Known]()
         for kind, words in (("place", PLACE_BY_NAME), ("count", COUNTS), ("color", COLORS)):
             if rng.integers(2):
-                said[kind] = str(rng.choice([word for word in words if word != right[kind]]))
+                stated[kind] = str(rng.choice([word for word in words if word != right[kind]]))
             if kind != "color" or tinted["colour"]:
-                known[said[kind].split()[0]] = kind, said[kind] == right[kind]
-        noun = BY_NOUN[tinted["noun"]].plural if said["count"] != "one" else tinted["noun"]
-        text = f"This is a {said['place']} with {said['count']} {said['color']} {noun}."
+                known[stated[kind].split()[0]] = kind, stated[kind] == right[kind]
+        noun = BY_NOUN[tinted["noun"]].plural if stated["count"] != "one" else tinted["noun"]
+        text = f"This is a {stated['place']} with {stated['count']} {stated['color']} {noun}."
         found.append(Stated(text, known.get))
     return found
 

@@ -133,7 +133,7 @@ PROBABILITY, CHECK = "model's probability", "revisit.check"
 DETECTORS: dict[str, Callable[[Reading], float]] = {
     PROBABILITY: probability,
     "model's entropy, negative": entropy,
-    "attended tokens that say it (SADT)": sadt,
+    "attended tokens (SADT)": sadt,
     "GLSim": glsim,
     "internal confidence": internal_confidence,
     "patch cosine": patch_cosine,
