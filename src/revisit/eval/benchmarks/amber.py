@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import eq
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks import language
@@ -213,12 +213,12 @@ class Amber(Benchmark):
     similarity: Literal["spacy", "exact"] = "spacy"
     parser: Literal["official", "vlmevalkit"] = "official"
 
-    name: ClassVar[str] = "amber"
-    title: ClassVar[str] = "AMBER"
-    needs_nltk: ClassVar[bool] = True
-    max_new_tokens: ClassVar[int] = 512
-    headline: ClassVar[str] = "CHAIR"
-    metrics: ClassVar[tuple[Metric, ...]] = (
+    name = "amber"
+    title = "AMBER"
+    needs_nltk = True
+    max_new_tokens = 512
+    headline = "CHAIR"
+    metrics = (
         Metric("CHAIR", "lower", 1, 1),
         Metric("Cover", "higher", 1, 1),
         Metric("Hal", "lower", 1, 1),
@@ -230,10 +230,8 @@ class Amber(Benchmark):
         Metric("AMBER", "higher", 1, 1),
     )
 
-    license: ClassVar[str] = "Apache-2.0 (questions and annotations); the images as stated in its README"
-    downloads: ClassVar[tuple[Remote, ...]] = tuple(
-        Remote(f"amber/data/{name}", (f"{_FILES}/{name}",), sha256) for name, sha256 in _SHA256.items()
-    )
+    license = "Apache-2.0 (questions and annotations); the images as stated in its README"
+    downloads = tuple(Remote(f"amber/data/{name}", (f"{_FILES}/{name}",), sha256) for name, sha256 in _SHA256.items())
 
     @property
     def version(self) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from revisit.errors import RevisitError, unknown
 from revisit.eval.benchmarks import language
@@ -261,12 +261,12 @@ class Chair(Benchmark):
 
     ids: str = "auto"
 
-    name: ClassVar[str] = "chair"
-    title: ClassVar[str] = "CHAIR"
-    needs_nltk: ClassVar[bool] = True
-    max_new_tokens: ClassVar[int] = 512
-    headline: ClassVar[str] = "CHAIRs"
-    metrics: ClassVar[tuple[Metric, ...]] = (
+    name = "chair"
+    title = "CHAIR"
+    needs_nltk = True
+    max_new_tokens = 512
+    headline = "CHAIRs"
+    metrics = (
         Metric("CHAIRs", "lower", 100, 1),
         Metric("CHAIRi", "lower", 100, 1),
         Metric("Recall", "higher", 100, 1),
@@ -277,8 +277,8 @@ class Chair(Benchmark):
         Metric("DistinctF1", "higher", 100, 1),
     )
 
-    license: ClassVar[str] = COCO_LICENSE
-    downloads: ClassVar[tuple[Remote, ...]] = (
+    license = COCO_LICENSE
+    downloads = (
         Remote(
             "annotations/annotations_trainval2014.zip",
             ("http://images.cocodataset.org/annotations/annotations_trainval2014.zip",),

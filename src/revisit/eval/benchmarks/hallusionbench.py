@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import HubDataset, Item, Metric, PerUnit, Scores, lmms, ratio
@@ -139,20 +139,18 @@ class HallusionBench(Judged):
     part: Literal["all", "VD", "VS"] = "all"
     no_image: bool = True
 
-    name: ClassVar[str] = "hallusionbench"
-    title: ClassVar[str] = "HallusionBench"
-    source: ClassVar[str] = (
+    name = "hallusionbench"
+    title = "HallusionBench"
+    source = (
         "https://github.com/tianyi-lab/HallusionBench (the figures: its hallusion_bench.zip), or `revisit data get`"
     )
-    data_files: ClassVar[tuple[str, ...]] = ("HallusionBench.json",)
-    license: ClassVar[str] = "BSD-3-Clause"
-    hub: ClassVar[HubDataset | None] = HubDataset(lmms("HallusionBench"), ("image", "non_image"))
-    temperature: ClassVar[float] = 0.0
-    max_new_tokens: ClassVar[int] = 128
-    headline: ClassVar[str] = "aAcc"
-    metrics: ClassVar[tuple[Metric, ...]] = tuple(
-        Metric(name, "higher", 1, 2) for name in ("qAcc", "fAcc", "aAcc", "easy_aAcc", "hard_aAcc")
-    )
+    data_files = ("HallusionBench.json",)
+    license = "BSD-3-Clause"
+    hub = HubDataset(lmms("HallusionBench"), ("image", "non_image"))
+    temperature = 0.0
+    max_new_tokens = 128
+    headline = "aAcc"
+    metrics = tuple(Metric(name, "higher", 1, 2) for name in ("qAcc", "fAcc", "aAcc", "easy_aAcc", "hard_aAcc"))
 
     def load(self, data_dir: Path) -> list[Item]:
         path = self.files(data_dir)[0]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import ClassVar
 
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import HubDataset, Item, Metric, Scores, lmms
@@ -61,16 +60,16 @@ def score_marks(rows: Iterable[tuple[str, str, tuple[float, float]]]) -> Scores:
 class LlavaBench(Judged):
     """LLaVA-Bench-in-the-Wild; without a judge only the answers' length is known."""
 
-    name: ClassVar[str] = "llava_bench"
-    title: ClassVar[str] = "LLaVA-Bench"
-    source: ClassVar[str] = "the Hub dataset liuhaotian/llava-bench-in-the-wild, or `revisit data get llava_bench DIR`"
-    data_files: ClassVar[tuple[str, ...]] = FILES
-    license: ClassVar[str] = "Apache-2.0 (Hub dataset's card)"
-    hub: ClassVar[HubDataset | None] = HubDataset(lmms("llava-bench-in-the-wild"), ("train",))
-    system: ClassVar[str | None] = "You grade answers carefully and fairly."
-    max_new_tokens: ClassVar[int] = 1024
-    headline: ClassVar[str] = "all"
-    metrics: ClassVar[tuple[Metric, ...]] = (
+    name = "llava_bench"
+    title = "LLaVA-Bench"
+    source = "the Hub dataset liuhaotian/llava-bench-in-the-wild, or `revisit data get llava_bench DIR`"
+    data_files = FILES
+    license = "Apache-2.0 (Hub dataset's card)"
+    hub = HubDataset(lmms("llava-bench-in-the-wild"), ("train",))
+    system = "You grade answers carefully and fairly."
+    max_new_tokens = 1024
+    headline = "all"
+    metrics = (
         *(Metric(name, "higher", 1, 1) for name in ("all", "conv", "detail", "complex")),
         Metric("words", None, 1, 1),
     )

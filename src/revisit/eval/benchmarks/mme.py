@@ -81,15 +81,15 @@ class MME(Benchmark):
 
     categories: tuple[str, ...] = ()
 
-    name: ClassVar[str] = "mme"
-    title: ClassVar[str] = "MME"
+    name = "mme"
+    title = "MME"
     version: ClassVar[str] = "mme-official-1"
-    source: ClassVar[str] = SOURCE
-    license: ClassVar[str] = "for research only, on request from its authors"
-    hub: ClassVar[HubDataset | None] = HubDataset(lmms("MME"), ("test",))
-    max_new_tokens: ClassVar[int] = 16
-    headline: ClassVar[str] = "acc_plus"
-    metrics: ClassVar[tuple[Metric, ...]] = tuple(
+    source = SOURCE
+    license = "for research only, on request from its authors"
+    hub = HubDataset(lmms("MME"), ("test",))
+    max_new_tokens = 16
+    headline = "acc_plus"
+    metrics = tuple(
         Metric(name, "higher", 1, 2)
         for name in ("acc", "acc_plus", "score", "perception", "cognition", "hallucination")
     )

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import ClassVar
 
 from revisit.eval.benchmarks.base import Item, Metric, PerUnit, Scores
 from revisit.eval.benchmarks.io.download import Remote
@@ -56,20 +55,20 @@ def score_ratings(rows: Iterable[tuple[str, str, int | None]]) -> Scores:
 class MMHal(Judged):
     """MMHal-Bench; without a judge only the answers' length is known."""
 
-    name: ClassVar[str] = "mmhal"
-    title: ClassVar[str] = "MMHal-Bench"
-    source: ClassVar[str] = "https://github.com/RLHF-V/RLHF-V (eval/data), or `revisit data get mmhal DIR`"
-    data_files: ClassVar[tuple[str, ...]] = (FILE,)
-    license: ClassVar[str] = "CC BY-NC 4.0 (RLHF-V's data); the images have their Flickr authors' licenses"
-    downloads: ClassVar[tuple[Remote, ...]] = (
+    name = "mmhal"
+    title = "MMHal-Bench"
+    source = "https://github.com/RLHF-V/RLHF-V (eval/data), or `revisit data get mmhal DIR`"
+    data_files = (FILE,)
+    license = "CC BY-NC 4.0 (RLHF-V's data); the images have their Flickr authors' licenses"
+    downloads = (
         Remote(
             f"mmhal/{FILE}", (f"{_URL}/{FILE}",), "28ed24e19ffef292597c35f1dad37760b2e0a088b3b40ca3b50f105fc1b951bb"
         ),
     )
-    temperature: ClassVar[float] = 0.0
-    max_new_tokens: ClassVar[int] = 512
-    headline: ClassVar[str] = "score"
-    metrics: ClassVar[tuple[Metric, ...]] = (
+    temperature = 0.0
+    max_new_tokens = 512
+    headline = "score"
+    metrics = (
         Metric("score", "higher", 1, 2),
         Metric("hallucination", "lower", 1, 2),
         Metric("informativeness", "higher", 1, 2),

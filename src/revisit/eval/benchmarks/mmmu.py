@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Benchmark, HubDataset, Item, Metric, Scores, check_answers, ratio
@@ -249,15 +249,15 @@ class MMMU(Benchmark):
 
     keep: Literal["all", "single-image"] = "all"
 
-    name: ClassVar[str] = "mmmu"
-    title: ClassVar[str] = "MMMU"
-    source: ClassVar[str] = "`revisit data get mmmu DIR`, which reads the Hub dataset MMMU/MMMU"
-    data_files: ClassVar[tuple[str, ...]] = ("questions.jsonl",)
-    license: ClassVar[str] = "Apache-2.0"
-    hub: ClassVar[HubDataset | None] = HubDataset(("MMMU/MMMU",), ("validation",), configs=SUBJECTS)
-    max_new_tokens: ClassVar[int] = 128
-    headline: ClassVar[str] = "micro"
-    metrics: ClassVar[tuple[Metric, ...]] = (
+    name = "mmmu"
+    title = "MMMU"
+    source = "`revisit data get mmmu DIR`, which reads the Hub dataset MMMU/MMMU"
+    data_files = ("questions.jsonl",)
+    license = "Apache-2.0"
+    hub = HubDataset(("MMMU/MMMU",), ("validation",), configs=SUBJECTS)
+    max_new_tokens = 128
+    headline = "micro"
+    metrics = (
         Metric("micro", "higher", 100, 1, rounded=3),
         Metric("macro", "higher", 100, 1, rounded=3),
         Metric("accuracy", "higher", 100, 1, rounded=3),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import ClassVar
 from urllib.parse import quote
 
 from revisit.errors import RevisitError
@@ -66,16 +65,16 @@ def score_pairs(rows: Iterable[tuple[str, bool]]) -> Scores:
 class MMVP(Judged):
     """MMVP; with `judge=none` the option that an answer names decides."""
 
-    name: ClassVar[str] = "mmvp"
-    title: ClassVar[str] = "MMVP"
-    source: ClassVar[str] = "the Hub dataset MMVP/MMVP, or `revisit data get mmvp DIR`"
-    data_files: ClassVar[tuple[str, ...]] = ("Questions.csv",)
-    license: ClassVar[str] = "unknown"
-    downloads: ClassVar[tuple[Remote, ...]] = (Remote("mmvp/Questions.csv", (f"{_URL}/Questions.csv",)),)
-    system: ClassVar[str | None] = "You check answers with care. Reply with one word, yes or no."
-    max_new_tokens: ClassVar[int] = 128
-    headline: ClassVar[str] = "pairs"
-    metrics: ClassVar[tuple[Metric, ...]] = (Metric("pairs", "higher", 100, 1), Metric("accuracy", "higher", 100, 1))
+    name = "mmvp"
+    title = "MMVP"
+    source = "the Hub dataset MMVP/MMVP, or `revisit data get mmvp DIR`"
+    data_files = ("Questions.csv",)
+    license = "unknown"
+    downloads = (Remote("mmvp/Questions.csv", (f"{_URL}/Questions.csv",)),)
+    system = "You check answers with care. Reply with one word, yes or no."
+    max_new_tokens = 128
+    headline = "pairs"
+    metrics = (Metric("pairs", "higher", 100, 1), Metric("accuracy", "higher", 100, 1))
 
     def load(self, data_dir: Path) -> list[Item]:
         (path,) = self.files(data_dir)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import ClassVar
 
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Benchmark, HubDataset, Item, Metric, Scores, check_answers
@@ -61,17 +60,15 @@ def score_groups(groups: Mapping[str, Mapping[tuple[int, int], bool | None]]) ->
 class NaturalBench(Benchmark):
     """NaturalBench's visual questions; a group is scored when all four of its questions are answered."""
 
-    name: ClassVar[str] = "naturalbench"
-    title: ClassVar[str] = "NaturalBench"
-    source: ClassVar[str] = "the Hub dataset BaiqiL/NaturalBench, by `revisit data get naturalbench DIR`"
-    data_files: ClassVar[tuple[str, ...]] = (FILE,)
-    license: ClassVar[str] = "Apache-2.0 (Hub dataset's card)"
-    hub: ClassVar[HubDataset | None] = HubDataset(("BaiqiL/NaturalBench",), ("train",))
-    max_new_tokens: ClassVar[int] = 64
-    headline: ClassVar[str] = "G_Acc"
-    metrics: ClassVar[tuple[Metric, ...]] = tuple(
-        Metric(name, "higher", 100, 1) for name in ("Q_Acc", "I_Acc", "G_Acc", "Acc")
-    )
+    name = "naturalbench"
+    title = "NaturalBench"
+    source = "the Hub dataset BaiqiL/NaturalBench, by `revisit data get naturalbench DIR`"
+    data_files = (FILE,)
+    license = "Apache-2.0 (Hub dataset's card)"
+    hub = HubDataset(("BaiqiL/NaturalBench",), ("train",))
+    max_new_tokens = 64
+    headline = "G_Acc"
+    metrics = tuple(Metric(name, "higher", 100, 1) for name in ("Q_Acc", "I_Acc", "G_Acc", "Acc"))
 
     def load(self, data_dir: Path) -> list[Item]:
         (path,) = self.files(data_dir)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
 
 from pydantic import model_validator
 from typing_extensions import Self
@@ -19,7 +18,6 @@ from revisit.eval.benchmarks.base import (
     COCO_LICENSE,
     Benchmark,
     Item,
-    Metric,
     PerUnit,
     Scores,
     check_answers,
@@ -50,15 +48,15 @@ class PhD(Benchmark):
     modes: tuple[str, ...] = MODES
     parser: Parser = "dash_b"
 
-    name: ClassVar[str] = "phd"
-    title: ClassVar[str] = "PhD"
-    source: ClassVar[str] = "https://github.com/jiazhen-code/PhD, or `revisit data get phd DIR`"
-    data_files: ClassVar[tuple[str, ...]] = ("data.json",)
-    license: ClassVar[str] = f"unknown (questions and generated images); COCO: {COCO_LICENSE}"
-    downloads: ClassVar[tuple[Remote, ...]] = (Remote("phd/data.json", (_DATA,)),)
-    max_new_tokens: ClassVar[int] = 64
-    headline: ClassVar[str] = "harmonic"
-    metrics: ClassVar[tuple[Metric, ...]] = RECALLS
+    name = "phd"
+    title = "PhD"
+    source = "https://github.com/jiazhen-code/PhD, or `revisit data get phd DIR`"
+    data_files = ("data.json",)
+    license = f"unknown (questions and generated images); COCO: {COCO_LICENSE}"
+    downloads = (Remote("phd/data.json", (_DATA,)),)
+    max_new_tokens = 64
+    headline = "harmonic"
+    metrics = RECALLS
 
     @model_validator(mode="after")
     def _check_options(self) -> Self:

@@ -237,8 +237,8 @@ class YesNo(Benchmark):
     suffix: Literal["none", "one-word"] = "none"
 
     question_files: ClassVar[tuple[Questions, ...]]
-    max_new_tokens: ClassVar[int] = 64
-    headline: ClassVar[str] = "F1"
+    max_new_tokens = 64
+    headline = "F1"
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("accuracy", "higher", 100, 2),
         Metric("precision", "higher", 100, 2),
@@ -344,11 +344,11 @@ def _pope(source: str, kind: str, sha256: str) -> Questions:
 class Pope(YesNo):
     """POPE: {coco, aokvqa, gqa} x {random, popular, adversarial}."""
 
-    name: ClassVar[str] = "pope"
-    title: ClassVar[str] = "POPE"
-    source: ClassVar[str] = "https://github.com/AoiDragon/POPE, output/coco and output/seem"
-    license: ClassVar[str] = f"questions MIT; COCO: {COCO_LICENSE}; GQA's images (Visual Genome) CC BY 4.0"
-    question_files: ClassVar[tuple[Questions, ...]] = tuple(_pope(*row) for row in _POPE_SHA256)
+    name = "pope"
+    title = "POPE"
+    source = "https://github.com/AoiDragon/POPE, output/coco and output/seem"
+    license = f"questions MIT; COCO: {COCO_LICENSE}; GQA's images (Visual Genome) CC BY 4.0"
+    question_files = tuple(_pope(*row) for row in _POPE_SHA256)
 
 
 class RePope(YesNo):
@@ -356,11 +356,11 @@ class RePope(YesNo):
 
     parser: Parser = "repope"
 
-    name: ClassVar[str] = "repope"
-    title: ClassVar[str] = "RePOPE"
-    source: ClassVar[str] = "https://github.com/YanNeu/RePOPE, annotations"
-    license: ClassVar[str] = f"RePOPE: none stated by its authors; {COCO_LICENSE}"
-    question_files: ClassVar[tuple[Questions, ...]] = tuple(
+    name = "repope"
+    title = "RePOPE"
+    source = "https://github.com/YanNeu/RePOPE, annotations"
+    license = f"RePOPE: none stated by its authors; {COCO_LICENSE}"
+    question_files = tuple(
         Questions(f"coco_{k}", (f"coco_repope_{k}.json",), COCO, f"{_REPOPE}/coco_repope_{k}.json", sha256)
         for k, sha256 in _REPOPE_SHA256
     )
@@ -371,16 +371,14 @@ class DashB(YesNo):
 
     parser: Parser = "dash_b"
 
-    name: ClassVar[str] = "dash_b"
-    title: ClassVar[str] = "DASH-B"
-    source: ClassVar[str] = "the Hub dataset YanNeu/DASH-B, by `revisit data get dash_b DIR`"
-    license: ClassVar[str] = "unknown"
-    headline: ClassVar[str] = "harmonic"
-    metrics: ClassVar[tuple[Metric, ...]] = RECALLS
-    question_files: ClassVar[tuple[Questions, ...]] = (
-        Questions("dash_b", ("questions.jsonl",), ImageSource(("dash_b/images", "images"))),
-    )
-    hub: ClassVar[HubDataset | None] = HubDataset(("YanNeu/DASH-B",), ("test",))
+    name = "dash_b"
+    title = "DASH-B"
+    source = "the Hub dataset YanNeu/DASH-B, by `revisit data get dash_b DIR`"
+    license = "unknown"
+    headline = "harmonic"
+    metrics = RECALLS
+    question_files = (Questions("dash_b", ("questions.jsonl",), ImageSource(("dash_b/images", "images"))),)
+    hub = HubDataset(("YanNeu/DASH-B",), ("test",))
 
     @classmethod
     def write_rows(cls, rows: Iterable[Record], out: Draft) -> None:

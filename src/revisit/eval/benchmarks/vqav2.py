@@ -161,23 +161,19 @@ class VQAv2(Benchmark):
 
     suffix: Literal["none", "short"] = "short"
 
-    name: ClassVar[str] = "vqav2"
-    title: ClassVar[str] = "VQAv2"
+    name = "vqav2"
+    title = "VQAv2"
     version: ClassVar[str] = "vqav2-official10+tokenmax-1"
-    source: ClassVar[str] = "https://visualqa.org/download.html (v2.0 validation), or `revisit data get vqav2 DIR`"
-    data_files: ClassVar[tuple[str, ...]] = (QUESTIONS, ANNOTATIONS)
-    license: ClassVar[str] = (
-        "CC BY 4.0 (questions and answers); the images are COCO's, with their Flickr authors' licenses"
-    )
-    downloads: ClassVar[
-        tuple[Remote, ...]
-    ] = (  # no checksums are published; the archives contain those of their members
+    source = "https://visualqa.org/download.html (v2.0 validation), or `revisit data get vqav2 DIR`"
+    data_files = (QUESTIONS, ANNOTATIONS)
+    license = "CC BY 4.0 (questions and answers); the images are COCO's, with their Flickr authors' licenses"
+    downloads = (  # no checksums are published; the archives contain those of their members
         Remote(f"vqav2/{_ZIPPED[0]}", (f"{_SERVER}/{_ZIPPED[0]}",), members=(QUESTIONS,)),
         Remote(f"vqav2/{_ZIPPED[1]}", (f"{_SERVER}/{_ZIPPED[1]}",), members=(ANNOTATIONS,)),
     )
-    max_new_tokens: ClassVar[int] = 16
-    headline: ClassVar[str] = "accuracy"
-    metrics: ClassVar[tuple[Metric, ...]] = (
+    max_new_tokens = 16
+    headline = "accuracy"
+    metrics = (
         Metric("accuracy", "higher", 1, 2),
         Metric("token_max", "higher", 1, 2),
     )
