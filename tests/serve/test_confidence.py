@@ -126,7 +126,7 @@ def test_rows_with_and_without_a_schema_share_a_batch() -> None:
     from revisit.serve.processors import JsonAnswers, grammar
 
     decoder = Decoder(*families.build("llava"))
-    allowed = JsonAnswers([grammar(SCHEMA), None], decoder.grammar_tokenizer)
+    allowed = JsonAnswers([grammar(SCHEMA), None], decoder.grammar_tokenizer, [None, None])
     scores = torch.zeros(2, 512)
     found = LogitsProcessorList([allowed])(torch.zeros(2, 3, dtype=torch.long), scores)
     assert bool((found[1] == 0).all())

@@ -20,12 +20,12 @@ class Message(TypedDict):
     content: list[dict[str, str]]
 
 
-def render(processor: Processor, messages: Sequence[Message]) -> str:
+def render(processor: Processor, messages: Sequence[Message], **variables: object) -> str:
     """Format a conversation with the processor's chat template, or in a plain format if it has none, ready for the answer."""
     if getattr(processor, "chat_template", None) is None:
         return _plain(processor, messages)
     try:
-        text = processor.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        text = processor.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True, **variables)
     except Exception as error:  # a template may raise anything
         raise RevisitError(f"The chat template of this model cannot format this conversation: {brief(error)}") from None
     if not isinstance(text, str) or len(text) > MAX_TEXT:

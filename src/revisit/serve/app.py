@@ -160,7 +160,7 @@ class Service:
         try:
             yield event(chunk(request, self.name, {"role": "assistant", "content": ""}))
             while isinstance(got, Piece):
-                yield event(chunk(request, self.name, {"content": got.text}, piece=got))
+                yield event(chunk(request, self.name, got.delta(), piece=got))
                 try:
                     got = await asyncio.wait_for(ticket.events.get(), max(0.0, ticket.deadline - time.monotonic()))
                 except asyncio.TimeoutError:

@@ -61,11 +61,13 @@ class Ticket:
         )
         return self is other or (mine == others and not self.request.record)
 
-    def show(self, text: str, record: Json | None = None, logprobs: Sequence[JsonValue] = ()) -> None:
+    def show(
+        self, text: str, record: Json | None = None, logprobs: Sequence[JsonValue] = (), thought: str = ""
+    ) -> None:
         """Send text that is final, if the answer is streamed."""
-        if self.request.stream and (text or record or logprobs):
+        if self.request.stream and (text or record or logprobs or thought):
             self.sent = True
-            self._send(Piece(text, record, logprobs))
+            self._send(Piece(text, record, logprobs, thought))
 
     def finish(self, last: Reply | BaseException) -> None:
         """Send the reply, or the error; details of unexpected errors stay in the server's log."""

@@ -12,19 +12,20 @@ from pydantic import JsonValue
 from transformers import LogitsProcessor
 
 from revisit.decoding.batch import decode_batch
-from revisit.decoding.trace import Trace
+from revisit.decoding.trace import RowTrace, Trace
 from revisit.explain.check import Check, check_text, settings_of
 from revisit.explain.prefill import watch_prefill
 from revisit.explain.support import ModelText, read_texts, row_layout
 from revisit.models import templates
 from revisit.models.prompts import check_no_image_tokens, encode, end_tokens
+from revisit.models.thoughts import Thoughts, thoughts_of
 from revisit.serve.batcher import Abandoned, Ticket
 from revisit.serve.detokenizer import IncrementalDetokenizer
 from revisit.serve.errors import ApiError
 from revisit.serve.processors import JsonAnswers, LogProbabilities
 from revisit.serve.recording import StepRecorder, finite
 from revisit.serve.replies import Json, Reply
-from revisit.serve.requests import ChatRequest
+from revisit.serve.requests import ChatRequest, reasoning_options
 
 if TYPE_CHECKING:
     from revisit.models.types import Inputs, Model, Processor
@@ -56,13 +57,15 @@ class Decoder:
     def __init__(self, model: Model, processor: Processor) -> None:
         self.model, self.processor = model, processor
         self.end = end_tokens(model.generation_config)
+        self.thoughts = thoughts_of(model, processor)
 
     def prompt(self, request: ChatRequest) -> str:
         """Apply the chat template; raise RevisitError for texts that contain an image token."""
         for message in request.messages:
             for part in message["content"]:
                 check_no_image_tokens(self.processor, "message", part.get("text", ""))
-        return templates.render(self.processor, request.messages)
+        template = str(getattr(self.processor, "chat_template", ""))
+        return templates.render(self.processor, request.messages, **reasoning_options(request, template))
 
     def decode(self, tickets: Sequence[Ticket], prompt_limit: int) -> None:
         """Answer all tickets, or raise; a ticket whose prompt is too long fails alone."""
@@ -100,15 +103,19 @@ class Decoder:
         recorder = StepRecorder(self.model, self.processor, requests[0], inputs) if requests[0].record else None
         decode = partial(self.processor.tokenizer.decode, skip_special_tokens=True)
         logprobs = LogProbabilities(self.processor.tokenizer)
+        thoughts = self.thoughts
+        opened = [thoughts is not None and thoughts.open_at_end(ids) for ids in inputs["input_ids"].tolist()]
         rows = [
-            Progress(ticket, decode, self.end, recorder, partial(logprobs.entry, row))
+            Progress(ticket, decode, self.end, recorder, partial(logprobs.entry, row), thoughts, opened[row])
             for row, ticket in enumerate(tickets)
         ]
         processors: list[LogitsProcessor] = []
         if any(request.logprobs is not None for request in requests):
             processors.append(logprobs)
         if any(request.grammar for request in requests):
-            processors.append(JsonAnswers([request.grammar for request in requests], self.grammar_tokenizer))
+            close = [thoughts.close if thoughts is not None and begun else None for begun in opened]
+            grammars = [request.grammar for request in requests]
+            processors.append(JsonAnswers(grammars, self.grammar_tokenizer, close))
         checked, layer = any(request.check for request in requests), settings_of(self.model)[0]
         trace = Trace(record=checked) if recorder is None else recorder.trace
         with ExitStack() as stack:
@@ -128,14 +135,14 @@ class Decoder:
                 processors=processors,
             )
 
-        def check(number: int, text: str, tokens: Sequence[int]) -> Json:
+        def check(number: int, text: str, tokens: Sequence[int], steps: Sequence[int]) -> Json:
             vision = seen.row(number)
             images = [list(request.images) for request in requests]
             answer = ModelText.from_trace(
                 self.processor.tokenizer,
                 text,
                 tokens,
-                trace.rows[number],
+                RowTrace(records=[trace.rows[number].records[step] for step in steps]),
                 images=images[number],
                 vision=vision,
                 head=seen.head,
@@ -173,9 +180,15 @@ class Progress:
         end: set[int],
         recorder: StepRecorder | None,
         logprobs: Callable[[int, int], JsonValue],
+        thoughts: Thoughts | None,
+        thinking: bool,
     ) -> None:
         self.ticket, self.end, self.recorder, self._logprobs = ticket, end, recorder, logprobs
+        self.marks: tuple[int, ...] = () if thoughts is None else (thoughts.open, thoughts.close)
+        self.thinking, self.tokens = thinking, 0
         self.logprobs: list[JsonValue] = []
+        self.steps: list[int] = []  # those of the answer, without thoughts
+        self.thought = IncrementalDetokenizer(decode)
         self.text = IncrementalDetokenizer(decode, ticket.request.stop)
         self.finish: str | None = None
         if recorder is not None:
@@ -184,18 +197,25 @@ class Progress:
     def take(self, token: int) -> bool:
         """Add the row's next token; return whether the row ends here."""
         record = None if self.recorder is None else self.recorder.step(token)
+        self.tokens += 1
         if token in self.end:
-            self.text.tokens.append(token)
             self.ticket.show("", record)
             self.finish = "stop"
             return True
-        top = self.ticket.request.logprobs
-        logprobs = [] if top is None else [self._logprobs(token, top)]
-        self.logprobs += logprobs
-        self.ticket.show(self.text.feed(token), record, logprobs)
+        if token in self.marks:
+            self.thinking = token == self.marks[0]
+            self.ticket.show("", record, thought=self.thought.finish())
+        elif self.thinking:
+            self.ticket.show("", record, thought=self.thought.feed(token))
+        else:
+            top = self.ticket.request.logprobs
+            logprobs = [] if top is None else [self._logprobs(token, top)]
+            self.logprobs += logprobs
+            self.steps.append(self.tokens - 1)
+            self.ticket.show(self.text.feed(token), record, logprobs)
         if self.text.stopped:
             self.finish = "stop"
-        elif len(self.text.tokens) >= self.ticket.request.decoding.max_new_tokens:
+        elif self.tokens >= self.ticket.request.decoding.max_new_tokens:
             self.finish = "length"
         return self.finish is not None or self.ticket.abandoned
 
@@ -204,23 +224,27 @@ class Progress:
         prompt_tokens: int,
         method: str,
         counters: Mapping[str, float],
-        check: Callable[[str, Sequence[int]], Json] | None = None,
+        check: Callable[[str, Sequence[int], Sequence[int]], Json] | None = None,
     ) -> None:
         """Send the end of the answer."""
         if self.finish is None and self.ticket.abandoned:
             return  # the batcher reports the timeout
+        self.ticket.show("", thought=self.thought.finish())
         self.ticket.show(self.text.finish())
+        names = ("steps", "applied", "changed", "vision_tokens", "outside", "unclosed")
         self.ticket.finish(
             Reply(
                 self.text.shown,
                 self.finish or "length",
                 prompt_tokens,
-                len(self.text.tokens),
+                self.tokens,
                 method,
-                {name: int(counters[name]) for name in ("steps", "applied", "changed", "vision_tokens")},
+                {name: int(counters[name]) for name in names if name in counters},
                 {} if self.recorder is None else self.recorder.end(),
-                None if check is None else check(self.text.shown, self.text.tokens),
+                None if check is None else check(self.text.shown, self.text.tokens, self.steps),
                 self.logprobs,
+                self.thought.shown,
+                len(self.thought.tokens),
             )
         )
 

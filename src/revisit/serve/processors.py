@@ -70,11 +70,15 @@ def grammar(schema: Mapping[str, JsonValue]) -> str:
 
 
 class JsonAnswers(LogitsProcessor):  # type: ignore[misc]
-    """Allow only tokens that continue each row's grammar; rows without one pass unchanged."""
+    """Allow only tokens that continue each row's grammar; rows without one pass unchanged.
 
-    def __init__(self, grammars: Sequence[str | None], tokenizer: Any) -> None:
+    `close` has the token that ends the thought of rows whose prompt opened one: the grammar begins after it.
+    """
+
+    def __init__(self, grammars: Sequence[str | None], tokenizer: Any, close: Sequence[int | None]) -> None:
         from llguidance import LLMatcher
 
+        self.close = [*close]
         self.matchers = [None if text is None else LLMatcher(tokenizer, text) for text in grammars]
         self.length: int | None = None
 
@@ -84,7 +88,11 @@ class JsonAnswers(LogitsProcessor):  # type: ignore[misc]
         for row, matcher in enumerate(self.matchers):
             if matcher is None or (matcher.is_stopped() and new):
                 continue
-            if new and not matcher.consume_token(int(input_ids[row, -1])):
+            if self.close[row] is not None:
+                if not new or int(input_ids[row, -1]) != self.close[row]:
+                    continue
+                self.close[row] = None
+            elif new and not matcher.consume_token(int(input_ids[row, -1])):
                 raise RevisitError(f"The answer could not follow the JSON schema: {matcher.get_error()}")
             allowed = torch.frombuffer(bytearray(matcher.compute_logit_bias()), dtype=torch.uint8)[: scores.shape[1]]
             scores[row, : len(allowed)].masked_fill_(allowed.to(scores.device) == 0, -torch.inf)

@@ -24,6 +24,11 @@ class Piece:
     text: str
     record: Json | None = None
     logprobs: Sequence[JsonValue] = ()
+    thought: str = ""
+
+    def delta(self) -> Json:
+        """Return what a chunk adds to the message."""
+        return {"reasoning_content": self.thought} if self.thought else {"content": self.text}
 
 
 NOTHING = Piece("")
@@ -42,6 +47,8 @@ class Reply:
     record: Json = field(default_factory=dict)
     check: Json | None = None  # the words with their support, if requested
     logprobs: Sequence[JsonValue] = ()
+    thought: str = ""
+    thought_tokens: int = 0
 
     def details(self) -> Json:
         """Return the token counts, and what the method did."""
@@ -50,6 +57,8 @@ class Reply:
             "completion_tokens": self.tokens,
             "total_tokens": self.prompt_tokens + self.tokens,
         }
+        if self.thought_tokens:
+            usage["completion_tokens_details"] = {"reasoning_tokens": self.thought_tokens}
         return {"usage": usage, "decoding": {"method": self.method, **self.counters, **self.record}}
 
 
@@ -58,6 +67,8 @@ def completion(request: ChatRequest, reply: Reply, model: str) -> Json:
     if request.text is not None:
         return {**(reply.check or {}), **_head(request, model, "check"), "usage": reply.details()["usage"]}
     message: Json = {"role": "assistant", "content": reply.text, "refusal": None}
+    if reply.thought:
+        message["reasoning_content"] = reply.thought
     choice = _choice(reply.finish, reply.logprobs, message=message)
     return {**_head(request, model, "chat.completion"), "choices": [choice], **reply.details(), **_check(reply)}
 

@@ -50,6 +50,8 @@ class ChatRequest:
     text: str | None = None  # the text to check in place of the model's answer
     logprobs: int | None = None  # how many alternatives to list with each token's log-probability
     grammar: str | None = None  # of the answer
+    reasoning_effort: str | None = None
+    thinking_budget: int | None = None
     id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -141,7 +143,23 @@ def read_request(
         text=text,
         logprobs=(chat.top_logprobs or 0) if chat.logprobs else None,
         grammar=_grammar(chat.schema_of_answer),
+        reasoning_effort=chat.reasoning_effort,
+        thinking_budget=chat.thinking_budget,
     )
+
+
+def reasoning_options(request: ChatRequest, template: str) -> dict[str, object]:
+    """Return the variables of a chat template for a request's reasoning; raise RevisitError for a template without them."""
+    options: dict[str, object] = {}
+    if request.reasoning_effort is not None and "reasoning_effort" in template:
+        options["reasoning_effort"] = request.reasoning_effort
+    elif request.reasoning_effort is not None and "enable_thinking" in template:
+        options["enable_thinking"] = request.reasoning_effort not in ("none", "minimal")
+    elif request.reasoning_effort is not None:
+        raise RevisitError("This model's chat template has no setting for reasoning: leave out 'reasoning_effort'.")
+    if request.thinking_budget is not None and "thinking_budget" not in template:
+        raise RevisitError("This model's chat template has no budget for thoughts: leave out 'thinking_budget'.")
+    return options if request.thinking_budget is None else {**options, "thinking_budget": request.thinking_budget}
 
 
 def _grammar(schema: Mapping[str, JsonValue] | None) -> str | None:

@@ -112,6 +112,7 @@ class Message(Body):
     )
     name: object = Field(None, description="Ignored.")
     refusal: None = Field(None, description="As in answers.")
+    reasoning_content: object = Field(None, description="Ignored: templates leave out earlier thoughts.")
 
     @model_validator(mode="after")
     def _only_users_send_images(self) -> Message:
@@ -214,6 +215,12 @@ class ChatBody(Body):
     )
     top_logprobs: int | None = Field(None, ge=0, le=20, description="With logprobs: list this many likeliest tokens.")
     response_format: ResponseFormat | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
+        None, description="For models whose chat template has a setting for it; none and minimal turn thoughts off."
+    )
+    thinking_budget: int | None = Field(
+        None, ge=0, le=1 << 20, description="For models whose chat template has a setting for it."
+    )
 
     n: Annotated[object, _unless(1)] = None
     tools: Annotated[object, _unless([])] = None
@@ -221,7 +228,6 @@ class ChatBody(Body):
     frequency_penalty: Annotated[object, _unless(0)] = None
     presence_penalty: Annotated[object, _unless(0)] = None
     logit_bias: Annotated[object, _unless({})] = None
-    reasoning_effort: Annotated[object, _unless(None)] = None
     repetition_penalty: Annotated[object, _unless(1)] = None
     min_p: Annotated[object, _unless(0)] = None
 
