@@ -12,7 +12,7 @@ from revisit.decoding.method import as_method
 from revisit.errors import RevisitError, as_path
 from revisit.explain import page
 from revisit.explain.check import Check
-from revisit.explain.document import notebook_frame
+from revisit.explain.document import notebook_frame, save_as
 from revisit.explain.record import Decode, MethodOutput, explain_many, instead_of, label
 from revisit.models import DESCRIBE
 from revisit.models.config import name_of
@@ -190,12 +190,9 @@ class Answer:
 
     def save(self, path: str | Path) -> Path:
         """Write the page (.html) or the trace (.json); return the path."""
-        path = as_path(path)
-        if path.suffix.lower() == ".json":
+        if as_path(path).suffix.lower() == ".json":
             return self.trace.save(path)
-        if path.suffix.lower() not in (".html", ".htm"):
-            raise RevisitError(f"Cannot save an answer as {path}; use .html or .json.")
-        return page.write(path, self.decode)
+        return save_as(path, lambda: page.render(self.decode))
 
     def __str__(self) -> str:
         return self.text

@@ -5,14 +5,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from revisit.errors import RevisitError, as_path, need
+from revisit.errors import RevisitError, need
 from revisit.explain import check_page
 from revisit.explain.checkable import Words, check_options, need_words, word_test
+from revisit.explain.document import save_as
 from revisit.explain.support import ModelText, Word, read_texts, support
 from revisit.models import DESCRIBE
 from revisit.models.config import name_of
@@ -94,7 +96,8 @@ class Check:
 
     def save(self, path: str | Path) -> Path:
         """Write a page (.html) or the words (.json); return the path."""
-        return check_page.save(as_path(path), self)
+        text = json.dumps(self.to_dict(), ensure_ascii=False, indent=2) + "\n"
+        return save_as(path, lambda: check_page.page([self]), lambda: text)
 
     def __repr__(self) -> str:
         words = ", ".join(word.text for word in self.flagged()) or "none"

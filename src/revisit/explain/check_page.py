@@ -7,24 +7,13 @@ import json
 import zlib
 from collections.abc import Sequence
 from itertools import zip_longest
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from revisit.errors import RevisitError
-from revisit.explain.document import asset, data_uri, static_page, write_page
+from revisit.explain.document import asset, data_uri, static_page
 
 if TYPE_CHECKING:
     from revisit.explain.check import Check
     from revisit.explain.support import Word
-
-
-def save(path: Path, check: Check) -> Path:
-    """Write a check as a page (.html) or as data (.json)."""
-    if path.suffix.lower() == ".json":
-        return write_page(path, json.dumps(check.to_dict(), ensure_ascii=False, indent=2) + "\n")
-    if path.suffix.lower() not in (".html", ".htm"):
-        raise RevisitError(f"A check is saved as .html or .json, not as {path.name}.")
-    return write_page(path, page([check]))
 
 
 def page(checks: Sequence[Check], lead: str = "", names: Sequence[str] = ()) -> str:

@@ -7,13 +7,13 @@ import html
 import io
 import json
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from revisit.errors import RevisitError
+from revisit.errors import RevisitError, as_path
 from revisit.words import FUNCTION_WORDS
 
 if TYPE_CHECKING:
@@ -161,3 +161,12 @@ def write_page(path: str | Path, text: str) -> Path:
     except OSError as error:
         raise RevisitError(f"{path} cannot be written: {error.strerror}.") from error
     return path
+
+
+def save_as(path: str | Path, page: Callable[[], str], data: Callable[[], str] | None = None) -> Path:
+    """Write a page or, if there is any, data, by the ending of the name: .html or .json; return the path."""
+    path = as_path(path)
+    kinds = {".html": page, ".htm": page} | ({".json": data} if data else {})
+    if path.suffix.lower() not in kinds:
+        raise RevisitError(f"Cannot save {path}; its name must end in {' or '.join(k for k in kinds if k != '.htm')}.")
+    return write_page(path, kinds[path.suffix.lower()]())

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from revisit.errors import RevisitError, as_path
-from revisit.explain.document import images_payload, notebook_frame, script_page, write_page
+from revisit.errors import RevisitError
+from revisit.explain.document import images_payload, notebook_frame, save_as, script_page
 from revisit.explain.prefill import logit_slices, prefill_states
 from revisit.explain.tokens import token_text
 from revisit.models import DESCRIBE
@@ -83,17 +83,15 @@ class Lens:
 
     def save(self, path: str | Path) -> Path:
         """Write the page (.html); return the path."""
-        path = as_path(path)
-        if path.suffix.lower() not in (".html", ".htm"):
-            raise RevisitError(f"A lens is saved as .html, not as {path.name}.")
-        return write_page(path, self._page())
+        return save_as(path, self._page)
 
     def finding(self) -> str:
         """Return the words that most patches predict at the last layer, in one line."""
         reading = self.readings[-1]
         counts = Counter(reading.entries[number].strip() for number in reading.top[-1, :, 0].tolist())
-        places = [f"‘{word}’ leads in {count}" for word, count in counts.most_common(3)]
-        return f"{', '.join(places)} of {self.layout.tokens} patches"
+        (first, count), *others = counts.most_common(3)
+        rest = "".join(f", ‘{word}’ in {number}" for word, number in others)
+        return f"‘{first}’ leads in {count} of {self.layout.tokens} patches{rest}"
 
     def _page(self) -> str:
         data = {
