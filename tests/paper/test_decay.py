@@ -13,6 +13,7 @@ import torch
 
 from revisit.eval.benchmarks.base import Item
 from revisit.eval.run import Reporter
+from revisit.models.thoughts import Thoughts
 from revisit.paper import decay
 from revisit.paper.study import Caption
 
@@ -25,9 +26,11 @@ def subject(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A subject with two captions of three tokens, whose states are its distributions."""
     head = SimpleNamespace(all_logits=torch.log)
     monkeypatch.setattr(decay, "ModelParts", SimpleNamespace(of=lambda _: SimpleNamespace(head=head)))
+    monkeypatch.setattr(decay, "thoughts_of", lambda *_: None)
     captions = [Caption(Item(name, "?", (Path("x"),), {}), (0, 1, 2)) for name in "ab"]
     return SimpleNamespace(
-        loaded=(None,),
+        loaded=(None, None),
+        inputs=lambda _: {"input_ids": torch.tensor([[9, 7]])},
         vocabulary=SimpleNamespace(ids=(1,)),
         captions=lambda _: captions,
         forced_states=lambda _, vision: WITH if vision else WITHOUT,
@@ -53,3 +56,15 @@ def test_means_by_position_and_words(subject: Any) -> None:
     text = str(decay.draw(result, "decay")[1])
     assert "2–3" in text
     assert np.isclose(every["low"], 0.5)  # the captions are alike
+
+
+def test_thoughts_are_kept_apart(subject: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prompt opens a thought, which the second token closes; positions start again with the answer."""
+    monkeypatch.setattr(decay, "thoughts_of", lambda *_: Thoughts(open=7, close=1))
+    result = decay.grounding_decay(subject, Reporter())
+    rows = {(row["words"], row["first"]): (row["tokens"], row["moved"]) for row in result["positions"]}
+    assert rows["thought, all tokens", 1] == (2, pytest.approx(0.5))
+    assert rows["thought, all tokens", 2] == (2, pytest.approx(1.0))
+    assert rows["answer, all tokens", 1] == (2, pytest.approx(0.0))
+    assert rows["answer, all tokens", 2] == (0, None)
+    assert "thought, object words" in str(decay.draw(result, "decay")[1])

@@ -2,11 +2,12 @@
 
 Each caption is run twice by teacher forcing, with its image and with every vision token removed from the prompt. The image moves the total
 variation distance of the two output distributions: 0 % if they are equal, 100 % if they share no token. Two published hypotheses are that
-it decays along long answers, and that it is largest where the model is uncertain.
+it decays along long answers, and that it is largest where the model is uncertain. Thoughts and answers of models that think are kept apart.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise
 
 import numpy as np
@@ -17,6 +18,7 @@ from revisit.eval.report.document import Block, Cell, Table, Text
 from revisit.eval.run import Reporter
 from revisit.eval.statistics import mean_interval
 from revisit.models.parts import ModelParts
+from revisit.models.thoughts import thoughts_of
 from revisit.paper.figures import Plot, Series, curves
 from revisit.paper.study import Caption, Result, Stored, Subject, number, share, track
 
@@ -38,19 +40,36 @@ def moved(subject: Subject, caption: Caption) -> Floats:
     return found
 
 
+def in_thought(subject: Subject, caption: Caption) -> list[bool]:
+    """Return which tokens of a caption belong to a thought."""
+    thoughts = thoughts_of(*subject.loaded)
+    if thoughts is None:
+        return [False] * len(caption.tokens)
+    prompt = subject.inputs([caption.item])["input_ids"][0].tolist()
+    return thoughts.split(caption.tokens, thoughts.open_at_end(prompt)).in_thought
+
+
 def grounding_decay(subject: Subject, reporter: Reporter) -> Result:
     """Run the study: means by position, with intervals over captions, and rank correlations with position and entropy."""
     from scipy.stats import spearmanr
 
     captions = [caption for caption in subject.captions(reporter) if caption.tokens]
     objects = set(subject.vocabulary.ids)
-    rows = []  # caption, position from 1, names an object, moved, entropy
+    rows = []  # caption, position from 1, names an object, moved, entropy, within a thought
     for place, caption in enumerate(track(reporter, "with and without the image", captions)):
-        for position, (token, values) in enumerate(zip(caption.tokens, moved(subject, caption), strict=True), 1):
-            rows.append((place, position, token in objects, *values))
+        count = Counter[bool]()  # tokens of the answer and of thoughts so far
+        phases = in_thought(subject, caption)
+        for token, values, thought in zip(caption.tokens, moved(subject, caption), phases, strict=True):
+            count[thought] += 1
+            rows.append((place, count[thought], token in objects, *values, thought))
     table = np.array(rows, float)
-    named = table[:, 2] > 0
-    sets = dict(zip(WORDS, (table, table[named], table[~named]), strict=True))
+    thoughts = table[:, 5] > 0
+    phase_names = {"thought, ": table[thoughts], "answer, ": table[~thoughts]} if thoughts.any() else {"": table}
+    sets: dict[str, Floats] = {}
+    for phase, found in phase_names.items():
+        named = found[:, 2] > 0
+        parts = zip(WORDS, (found, found[named], found[~named]), strict=True)
+        sets |= {f"{phase}{words}": part for words, part in parts}
     bounds = [2**n for n in range(int(table[:, 1].max()).bit_length() + 1)]  # 1, 2–3, 4–7, …
     return {
         "captions": len(captions),
@@ -89,7 +108,8 @@ def _mean(rows: Floats) -> Result:
 
 def draw(result: Stored, name: str) -> list[Block]:
     """Draw the means by position as table and curves, and the correlations."""
-    by_words = {words: [row for row in result["positions"] if row["words"] == words] for words in WORDS}
+    names = dict.fromkeys(row["words"] for row in result["positions"])
+    by_words = {words: [row for row in result["positions"] if row["words"] == words] for words in names}
     lines: list[tuple[Cell | str, ...]] = []
     for at in zip(*by_words.values(), strict=True):
         first, last = at[0]["first"], at[0]["last"]
@@ -107,10 +127,10 @@ def draw(result: Stored, name: str) -> list[Block]:
     caption = "Probability that the image moves (%), by position in the answer, with 95 % intervals over captions."
     text = f"{result['captions']} captions, each with its image and without it, by teacher forcing."
     heads = ("Words", "tokens", "moved (%)", "Spearman, position", "Spearman, entropy")
-    groups = [(words, 2) for words in WORDS]
+    groups = [(words, 2) for words in names]
     return [
         Text(text),
-        Table(("Position", *("tokens", "moved (%)") * 3), lines, caption, groups=groups),
+        Table(("Position", *("tokens", "moved (%)") * len(names)), lines, caption, groups=groups),
         Table(
             heads, related, "Rank correlation of what the image moves with the position and with the model's entropy."
         ),
