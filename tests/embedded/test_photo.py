@@ -20,7 +20,7 @@ import language_files
 import tower_files
 from transformers import CLIPVisionModel, LlamaForCausalLM
 
-from revisit import generate, load
+from revisit import ReVisiT, generate, load
 from revisit.errors import RevisitError
 from revisit.models import photo
 from revisit.models.config import name_of, resolve
@@ -98,6 +98,7 @@ def test_the_assembled_folder_computes_what_its_parts_do(
 ) -> None:
     model, processor = load("photo")
     assert name_of(model) == "photo"
+    assert ReVisiT.recommended(model) == ReVisiT(weight="agreement", neighbors=8, once=1)
     assert "quantization_config" not in (Path(resolve("photo")) / "config.json").read_text()
     image = Image.effect_noise((90, 60), 80).convert("RGB")
     inputs = prepare(processor, ["Is there a dog in the image?"], [[image]])

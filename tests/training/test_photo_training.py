@@ -306,16 +306,17 @@ def test_the_rule_reads_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     written = [
         *logs("greedy", 0.50, 0.02, 0.8),
         *logs(study.PAPER, 0.51, 0.12, 0.8),
-        *logs("repeats", 0.57, 0.04, 0.8),
-        *logs("answers worse", 0.56, 0.02, 0.79),
-        *logs("simple", 0.549, 0.03, 0.8),
-        *logs("best", 0.55, 0.02, 0.8),
+        *logs("no candidate", 0.60, 0.02, 0.8),
+        *logs("once=repeats", 0.57, 0.04, 0.8),
+        *logs("once=answers worse", 0.56, 0.02, 0.79),
+        *logs("once=simple", 0.549, 0.03, 0.8),
+        *logs("once=best", 0.55, 0.02, 0.8),
     ]
     monkeypatch.setattr(study, "read_logs", lambda run: written)
-    assert study.report([tmp_path]).endswith("Chosen: simple.")
+    assert study.report([tmp_path]).endswith("Chosen: once=simple.")
     assert study.pick({k: v for k, v in study.outcomes([tmp_path]).items() if k in ("greedy", study.PAPER)}) is None
     written.pop()
-    with pytest.raises(RevisitError, match="'best' has no logs of both"):
+    with pytest.raises(RevisitError, match="'once=best' has no logs of both"):
         study.report([tmp_path])
 
 

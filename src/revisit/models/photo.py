@@ -34,6 +34,8 @@ OWN = "photo.safetensors"  # multi_modal_projector.* and adapter.* in float16
 IMAGE, UNUSED = "<image>", "<jupyter_start>"  # image tokens take the place of a special token that no caption has
 SIZE, PATCH = 224, 16  # pixels
 LAYER = -2  # hidden state of the tower that the projector reads, as in LLaVA
+# Entries of generation_config.json, chosen and measured in docs/research/photo.md.
+RECOMMENDED = {"revisit": {"layers": "last", "alpha": 1e-5, "weight": "agreement", "neighbors": 8, "once": 1.0}}
 MEAN, STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 
 
@@ -216,6 +218,7 @@ def assemble(language: Path, tower: Path, own: Path, target: Path) -> None:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         do_sample=False,
+        **RECOMMENDED,
     )
     model.to(torch.float16).save_pretrained(target)  # type: ignore[arg-type]
     LlavaProcessor(
@@ -239,9 +242,10 @@ def own_weights() -> Path:
 
 
 def assembled_folder() -> Path:
-    """The folder of the whole model in the cache, written at the first call; other weights of ours give another folder."""
+    """The folder of the whole model in the cache, written at the first call; other weights or settings of ours give another folder."""
     language, tower, own = LANGUAGE.find(), TOWER.find(), own_weights()
-    target = cache_folder() / f"{NAME}-{hashlib.sha256(own.read_bytes()).hexdigest()[:12]}"
+    digest = hashlib.sha256(own.read_bytes() + repr(RECOMMENDED).encode()).hexdigest()
+    target = cache_folder() / f"{NAME}-{digest[:12]}"
     if (target / "config.json").is_file():
         return target
     LANGUAGE.check(language)
