@@ -133,6 +133,9 @@ def explain_many(
     if (generate_kwargs.get("num_return_sequences") or 1) != 1:
         raise RevisitError("Only one answer per method can be shown; remove num_return_sequences.")
     inputs = prepare(processor, [prompt] * len(images), [list(own) for own in images], model.device)
+    for name in generate_kwargs:
+        if name in ("method", "trace", "processor", "custom_generate", *inputs):
+            raise RevisitError(f"{name} is set by `ask`; remove it (the trace is always kept).")
     layers = sorted({settings_of(model)[0], ModelParts.of(model).depth})
     with watch_prefill(model, inputs, layers) as seen:
         outputs = [outputs_of(model, processor, inputs, methods[0], **generate_kwargs)]
