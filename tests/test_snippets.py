@@ -69,7 +69,8 @@ def commands(block: Block) -> list[list[str]]:
 
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
-PYTHON = [page for page in PAGES if any(block.language == "python" for block in blocks(page))]
+ENGINES = ROOT / "docs/local.md"  # run by tests/engines, each block in its engine's environment
+PYTHON = [page for page in PAGES if page != ENGINES and any(block.language == "python" for block in blocks(page))]
 COMMANDS = [(block, command) for block in BLOCKS if block.language == "console" for command in commands(block)]
 
 
@@ -186,7 +187,7 @@ def test_command(block: Block, command: list[str], reader: Path, folders: dict[s
 def check_other(program: str, arguments: list[str]) -> None:
     """Check what can be checked of a command of another program without running it."""
     if program == "pip":
-        extras = re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text("utf-8"), re.MULTILINE)
+        extras = re.findall(r"^([\w-]+) = \[", (ROOT / "pyproject.toml").read_text("utf-8"), re.MULTILINE)
         for named in re.findall(r"\.\[(.*?)\]", " ".join(arguments)):
             assert set(named.split(",")) <= set(extras)
     if program == "curl":

