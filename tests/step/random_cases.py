@@ -241,9 +241,13 @@ def _compare_record(case: Case, expected: RowDetail, step: StepOutput, row: int)
 
 def _rounding(case: Case, expected: RowDetail, states: Tensor, values: Tensor) -> Tensor:
     """Return by how much divergences may differ."""
-    size = expected.size if case.rule.divergence == "official" else 1
-    scale = {"official": 1 / size + values.abs(), "kl": 1 + values.abs()}.get(case.rule.divergence, torch.tensor(1.0))
-    return 2 * RESOLUTION * scale + DIVERGENCES / size * _summands(case, states, expected.ids)
+    return (2 * RESOLUTION + DIVERGENCES * _summands(case, states, expected.ids)) * _scale(case, expected, values)
+
+
+def _scale(case: Case, expected: RowDetail, values: Tensor) -> Tensor:
+    """Return the scale of divergences: rounding of the logits changes them by about as much, times that rounding."""
+    scales = {"official": 1 / expected.size + values.abs(), "kl": 1 + values.abs()}
+    return scales.get(case.rule.divergence, torch.tensor(1.0))
 
 
 def _compare_scores(
@@ -274,11 +278,9 @@ def _near(case: Case, expected: RowDetail, states: Tensor, state: int) -> Tensor
     Nearer than the reference rounds them, and `DIVERGENCES` of the logits that they are computed from.
     """
     assert expected.divergences is not None
-    values, size = expected.divergences, expected.size if case.rule.divergence == "official" else 1
-    logits = _summands(case, states, expected.ids)
-    scale = {"official": 1 / size + values[state].abs(), "kl": 1 + values[state].abs()}
-    step = RESOLUTION * scale.get(case.rule.divergence, torch.tensor(1.0))
-    return (values - values[state]).abs() <= step + DIVERGENCES / size * torch.maximum(logits, logits[state])
+    values, logits = expected.divergences, _summands(case, states, expected.ids)
+    step = RESOLUTION + DIVERGENCES * torch.maximum(logits, logits[state])
+    return (values - values[state]).abs() <= step * _scale(case, expected, values[state])
 
 
 def _among_near_ties(
