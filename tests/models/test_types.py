@@ -45,9 +45,7 @@ def test_every_mapped_type_is_accounted_for() -> None:
     decoded, refused = {*families.ALL, *DECODED}, set(REFUSED)
     assert not decoded & refused
     missing = sorted(set(MAPPED) - decoded - refused)
-    assert not missing, (
-        f"transformers maps {missing}: build a tiny model in tests/model_types.py, or say why it is refused"
-    )
+    assert not missing, f"transformers maps {missing}: add a tiny configuration to tests/model_types.yaml"
 
 
 class KeepStates(ReVisiT):
@@ -88,7 +86,7 @@ def test_a_tiny_model_is_decoded_by_its_vision_states(model_type: str) -> None:
 
 @pytest.mark.parametrize("model_type", SEVERAL_STREAMS)
 @pytest.mark.parametrize("method", [ReVisiT(layers="all"), revisit.DoLa(layers=(1,))], ids=["revisit", "dola"])
-def test_early_layers_of_several_streams_are_refused(model_type: str, method: Any) -> None:
+def test_early_layers_of_several_streams_raise(model_type: str, method: Any) -> None:
     model, inputs = model_types.build(known(model_type))
     with pytest.raises(RevisitError, match="several states"):
         revisit.generate(model, **inputs, method=method, max_new_tokens=2, do_sample=False)
