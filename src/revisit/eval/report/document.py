@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import base64
-import html
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
-from revisit.explain.document import static_page
+from revisit.explain.document import asset, static_page
 from revisit.explain.files import disk_error, make_folder
 
 SUPERSCRIPT = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -154,68 +153,12 @@ def _escape_markdown(text: str) -> str:
 
 def to_html(document: Document) -> str:
     """Write a document as one page that needs nothing else: style and figures are inside."""
-    e = html.escape
-    toc = "".join(f'<li><a href="#{anchor(s.title)}">{e(s.title)}</a></li>' for s in document.sections if s.level == 2)
-    lead = f'<p class="lead">{e(document.lead)}</p>' if document.lead else ""
-    body = [f"<h1>{e(document.title)}</h1>", lead, f"<nav><ol>{toc}</ol></nav>"]
-    for section in document.sections:
-        mark = f' id="{anchor(section.title)}"' if section.level == 2 else ""
-        body.append(f"<h{section.level}{mark}>{e(section.title)}</h{section.level}>")
-        body += map(_block_html, section.blocks)
-    return static_page(document.title, "\n".join(body), "report.css")
+    from jinja2 import Environment, StrictUndefined
 
-
-def _block_html(block: Block) -> str:
-    e = html.escape
-    if isinstance(block, Text):
-        text = f'<a href="{e(block.href)}">{e(block.text)}</a>' if block.href else e(block.text)
-        return f'<p class="{block.kind}">{text}</p>' if block.kind else f"<p>{text}</p>"
-    if isinstance(block, Provenance):
-        settings = f" · {e(block.settings)}" if block.settings else ""
-        return f'<p class="made"><code>{e(block.command)}</code>{settings}</p>'
-    if isinstance(block, Figure):
-        data = base64.b64encode(block.svg.encode()).decode()
-        return (
-            f'<figure><img alt="{e(block.alt)}" src="data:image/svg+xml;base64,{data}">'
-            f"<figcaption>{e(block.caption)}</figcaption></figure>"
-        )
-    return _table_html(block)
-
-
-def _table_html(table: Table) -> str:
-    e = html.escape
-    groups = ""
-    if table.groups:
-        cells = "".join(
-            f'<th class="g" colspan="{count}" scope="colgroup">{e(title)}</th>' for title, count in table.groups
-        )
-        groups = f'<tr><th class="w" colspan="{table.left}"></th>{cells}</tr>'
-    heads = "".join(f'<th scope="col"{_word(number, table)}>{e(head)}</th>' for number, head in enumerate(table.heads))
-    rows = "".join(
-        f"<tr{' class=m' if number in table.marked else ''}>"
-        + "".join(f"<td{_word(place, table)}>{_cell_html(cell)}</td>" for place, cell in enumerate(row))
-        + "</tr>"
-        for number, row in enumerate(table.rows)
-    )
-    text = (
-        f'<div class="block"><p class="cap">{e(table.caption)}</p>'
-        f'<div class="scroll" tabindex="0"><table aria-label="{e(table.caption)}"><thead>{groups}<tr>{heads}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div></div>"
-    )
-    return f"<details><summary>{e(table.caption)}</summary>{text}</details>" if table.folded else text
-
-
-def _word(place: int, table: Table) -> str:
-    return ' class="w"' if place < table.left else ""
-
-
-def _cell_html(cell: Cell | str) -> str:
-    if isinstance(cell, str):
-        return html.escape(cell)
-    text = html.escape(cell.text)
-    text = {1: f"<b>{text}</b>", 2: f"<u>{text}</u>"}.get(cell.rank, text)
-    small = html.escape(cell.small).replace("\n", "<br>")
-    return text + (f"<small>{small}</small>" if small else "")
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"anchor": anchor, "base64": lambda text: base64.b64encode(text.encode()).decode()}
+    body = environment.from_string(asset("report.html")).render(document=document)
+    return static_page(document.title, body, "report.css")
 
 
 # -- LaTeX ---------------------------------------------------------------------------------------------------------
