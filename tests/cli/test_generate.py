@@ -142,7 +142,17 @@ def test_bad_input_is_one_sentence(run: Callable[..., Done], arguments: tuple[st
 
 @pytest.mark.parametrize(
     "command",
-    ["generate", "generate nope.jpg", "generate a.png --method nope", "lens", "check nope.jpg x", "check a.png ..."],
+    [
+        *(
+            "generate",
+            "generate nope.jpg",
+            "generate a.png --method nope",
+            "lens",
+            "check nope.jpg x",
+            "check a.png ...",
+        ),
+        *("serve --method nope", "serve --host 0.0.0.0", "serve --limits nope.yaml", "doctor --image-size 3"),
+    ],
 )
 def test_usage_errors_do_not_import_torch(folder: Path, command: str) -> None:
     code = (

@@ -9,7 +9,6 @@ import typer
 
 from revisit import settings
 from revisit.cli import options
-from revisit.cli.generate import chosen_method
 
 if TYPE_CHECKING:
     from revisit.serve.limits import Limits
@@ -57,15 +56,17 @@ def serve(
 
       revisit serve --model llava-hf/llava-1.5-7b-hf --device-map auto --set alpha=1e-5 --port 8080
     """
+    from revisit.methods import parse_method
+    from revisit.registry import parse_assignments
     from revisit.serve.server import serve as run
 
-    method, chosen = chosen_method(method, set_)
+    name_of_method, own = parse_method(method)
     run(
         model,
         host=host,
         port=port,
-        method=method,
-        settings=chosen,
+        method=name_of_method,
+        settings={**own, **parse_assignments(set_)},
         limits=read_limits(limits),
         api_key=api_key,
         anonymous=anonymous,
