@@ -4,7 +4,7 @@ For machines that are too busy for a wall clock: `perf/decode.py` times whole de
 with random weights gives the greedy step and the prefill; ReVisiT's step runs on random vision states and that model's
 own head, on stated profiles, after its first steps were found equal to the reference.
 
-    python perf/step.py [--steps 60]
+    python perf/step.py [--steps 60] [--once]
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def ways(head: LinearHead, rule: Rule) -> dict[str, Step]:
     return steps
 
 
-def check(step: Step, states: Tensor, head: LinearHead, rule: Rule, logits: Tensor) -> None:
+def check(step: Step, states: Tensor, head: LinearHead, rule: Rule, logits: Tensor, written: Tensor) -> None:
     """Raise unless a step equals the reference's."""
-    expected = reference.scatter(reference.refine_row(logits, states, head, rule), logits)
-    got = step.take(logits[None], PaddedStates.of_items([states])).scores[0]
+    expected = reference.scatter(reference.refine_row(logits, states, head, rule, written=written[0]), logits)
+    got = step.take(logits[None], PaddedStates.of_items([states]), written=written).scores[0]
     torch.testing.assert_close(got, expected, atol=1e-3, rtol=1e-3)
 
 
@@ -90,11 +90,12 @@ def greedy(model: Qwen2ForCausalLM, steps: int) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--once", action="store_true", help="the setting once=1, with 200 tokens written")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     model = fast_model()
-    head, rule = LinearHead(model.lm_head.weight), Rule()
+    head, rule = LinearHead(model.lm_head.weight), Rule(once=float(arguments.once))
     prefill, greedy_step = greedy(model, 6)
     print(
         f"greedy: prefill of {VISION + TEXT} tokens {prefill:.0f} ms, step {greedy_step:.1f} ms (processor time, 1 thread)"
@@ -106,12 +107,13 @@ def main() -> None:
     }.items():
         print(f"{name}: {profile.describe()}")
         table = profile.logits(len(head.weight))
+        written = torch.cat([table[0].topk(10).indices, torch.arange(190)])[None]
         for layers, count in LAYERS.items():
             states = torch.randn(count * VISION, head.weight.shape[1], generator=torch.Generator().manual_seed(0))
             for way, step in ways(head, rule).items():
-                check(step, states, head, rule, table[0])
+                check(step, states, head, rule, table[0], written)
                 rows = PaddedStates.of_items([states])
-                times = [busy(step.take, logits[None], rows)[1] for logits in table]
+                times = [busy(step.take, logits[None], rows, written=written)[1] for logits in table]
                 mean, middle = statistics.fmean(times[1:]), statistics.median(times[1:])
                 print(
                     f"  {layers:4s} {way:8s} mean {mean:6.2f} ms a step = {1 + mean / greedy_step:.4f}×, median {middle:6.2f} ms = "
