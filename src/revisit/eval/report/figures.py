@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from revisit.eval.compare import Comparison
+from revisit.eval.controls import is_blind
 from revisit.eval.report.comparisons import heading, headline_metric, short_names
 from revisit.eval.report.document import Figure
 
@@ -68,7 +69,10 @@ def forest(tables: Sequence[tuple[str, Comparison]], alt: str) -> Figure | None:
         rows = [
             (names[method], [x * metric.show for x in (test.difference, test.low, test.high)], value.p_holm < 0.05)
             for method, values in table.values.items()
-            if (value := values[metric.name]) and (test := value.paired) and not math.isnan(test.low)
+            if not is_blind(method)
+            and (value := values[metric.name])
+            and (test := value.paired)
+            and not math.isnan(test.low)
         ]
         if rows and metric.better:
             panels.append((title, table, metric, rows))
