@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from revisit import vllm
 from revisit.errors import RevisitError
 from revisit.methods.revisit import ReVisiT
+from revisit.models.thoughts import Thoughts
 from revisit.step import batched
 from revisit.step.compiled import kernel
 from revisit.step.reference import refine_row, scatter
@@ -38,6 +39,7 @@ def described(model_type: str, revisit: dict[str, Any] | None = None) -> Any:
 
 
 LLAVA, QWEN = described("llava"), described("qwen2_5_vl")
+THOUGHTS = Thoughts(open=7, close=8)
 
 
 class Params:
@@ -89,12 +91,17 @@ def test_bad_settings_raise(value: Any, part: str) -> None:
         admit({"revisit": value}, plan_for(LLAVA))
 
 
-@pytest.mark.parametrize("settings", [{"select": "random"}, {"once": 1.0}])
-def test_settings_that_depend_on_the_position_raise_with_speculation(settings: dict[str, Any]) -> None:
-    assert admit({"revisit": settings}, plan_for(LLAVA)) == ReVisiT(**settings)
+@pytest.mark.parametrize("settings", [{"select": "random"}, {"once": 1.0}, {"phase": "answer"}])
+def test_settings_that_depend_on_earlier_tokens_raise_with_speculation(settings: dict[str, Any]) -> None:
+    assert admit({"revisit": settings}, plan_for(LLAVA, thoughts=THOUGHTS)) == ReVisiT(**settings)
     with pytest.raises(RevisitError, match="speculative"):
-        admit({"revisit": settings}, plan_for(LLAVA, drafts=2))
+        admit({"revisit": settings}, plan_for(LLAVA, thoughts=THOUGHTS, drafts=2))
     assert admit({"revisit": 1}, plan_for(LLAVA, drafts=2)) == ReVisiT()
+
+
+def test_a_phase_raises_without_tokens_around_thoughts() -> None:
+    with pytest.raises(RevisitError, match="leave out phase"):
+        admit({"revisit": {"phase": "thought"}}, plan_for(LLAVA))
 
 
 def test_the_server_stores_the_recommended_layers_or_those_it_is_given(
@@ -133,11 +140,11 @@ def head(weight: Tensor, start: int, stop: int, summed: Any = None, **more: Any)
 class Model:
     """States and logits of a few sequences, served in any pieces."""
 
-    def __init__(self, blocks: int = 8, dtype: torch.dtype = torch.float32, ranks: int = 1) -> None:
+    def __init__(self, blocks: int = 8, dtype: torch.dtype = torch.float32, **more: Any) -> None:
         torch.manual_seed(1)
         self.weight = torch.randn(VOCABULARY, WIDTH)
         self.inputs = torch.randint(VOCABULARY, (1000,), dtype=torch.int32)  # of every sequence, by position
-        self.plan = Plan((IMAGE,), DEPTH, False, WIDTH, dtype, blocks, BLOCK, LLAVA, ranks=ranks)
+        self.plan = Plan((IMAGE,), DEPTH, False, WIDTH, dtype, blocks, BLOCK, LLAVA, **more)
         pool = Pool(blocks, BLOCK, WIDTH, dtype, "cpu")
         self.worker = Worker(self.plan, pool, lambda: head(self.weight, 0, VOCABULARY), (1, DEPTH), nn.Identity())
 
@@ -421,6 +428,31 @@ def test_once_limits_the_tokens_that_each_request_has_generated() -> None:
     assert model.worker.requests["c"].line == 1 - (model.worker.requests["a"].line or 0)
     _, got = model.step([("c", sequences["c"], 0, 5)])
     torch.testing.assert_close(got[0], model.wanted(method, sequences["c"], prompts["c"], 5), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("either_step")
+@pytest.mark.parametrize("phase", ["answer", "thought"])
+def test_rows_outside_their_phase_are_unchanged(phase: str) -> None:
+    """Thoughts opened by the prompt, opened by the answer, closed, and opened again, in one batch."""
+    model, method = Model(thoughts=THOUGHTS), ReVisiT(alpha=0.01)
+    prompts = {"a": [7, IMAGE, 8, 2], "b": [IMAGE, 2, 7], "c": [IMAGE, 2, 2]}
+    sequences = {name: model.sequence(prompt, i) for i, (name, prompt) in enumerate(prompts.items())}
+    for name in "ab":
+        model.add(name, prompts[name], alpha=0.01, phase=phase)
+    model.add("c", prompts["c"], alpha=0.01)
+    model.inputs[3:9] = torch.tensor([5, 7, 5, 8, 7, 5])
+    thought = {"a": [False, True, True, False, True], "b": [True, True, True, True, False]}
+    for number in range(5):
+        ends = [(name, len(prompts[name]) + number) for name in "abc"]
+        pieces = [(name, sequences[name], end - 1 if number else 0, end) for name, end in ends]
+        raw, got = model.step(pieces)
+        for row, (name, end) in enumerate(ends):
+            acts = name == "c" or thought[name][number] == (phase == "thought")
+            wanted = model.wanted(method, sequences[name], prompts[name], end) if acts else raw[row]
+            torch.testing.assert_close(got[row], wanted, rtol=1e-4, atol=1e-4)
+    acting = sum(inside == (phase == "thought") for row in thought.values() for inside in row)
+    assert model.worker.counters["outside"] == 10 - acting
+    assert model.worker.counters["applied"] <= 5 + acting
 
 
 def test_long_answers_are_stored() -> None:

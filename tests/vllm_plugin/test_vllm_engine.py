@@ -61,6 +61,19 @@ OPTIONS = [
 ]
 PICTURED = [r for r in REQUESTS if r["revisit"] and r["images"]]
 ORDERED = [{**r, "options": OPTIONS[i % len(OPTIONS)], "max_tokens": 8} for i, r in enumerate(PICTURED[:8])]
+# Thoughts that the prompt opens or the answer, which may write little but the tokens around thoughts.
+MARKS = ["<think>", "</think>"]
+OPEN = len(families.tokenizer())  # the first token that is added
+THINKING = [
+    {
+        **r,
+        "text": r["text"] + MARKS[0] * (i % 2),
+        "max_tokens": 12,
+        "revisit": {"alpha": 1e-3, "phase": "answer" if i % 4 < 2 else "thought"},
+        "options": {"allowed_token_ids": [OPEN, OPEN + 1, *((60, 61) if i % 2 else ())]},
+    }
+    for i, r in enumerate(PICTURED[:8])
+]
 # A hundred requests through a pool with room for three at a time; a few of them break inside the worker.
 CROWD = [{**PICTURED[i % len(PICTURED)], "max_tokens": 2 + i % 3} for i in range(100)]
 BROKEN = (7, 23, 80)
@@ -70,7 +83,7 @@ FULL = {"enable_chunked_prefill": False, "max_num_batched_tokens": 512}
 CHUNKED = {"enable_chunked_prefill": True, "max_num_batched_tokens": 64}  # images are cut in pieces
 UNCACHED = {**FULL, "enable_prefix_caching": False, "max_num_seqs": 16}
 ENGINES = [
-    {"name": "whole", "options": UNCACHED, "requests": [*REQUESTS, *STOPPED, *ORDERED]},
+    {"name": "whole", "options": UNCACHED, "requests": [*REQUESTS, *STOPPED, *ORDERED, *THINKING]},
     {
         "name": "chunked",
         "options": {**CHUNKED, "enable_prefix_caching": True, "max_num_seqs": 8},
@@ -143,13 +156,15 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     family = request.param
     folder = tmp_path_factory.mktemp(family)
     model, processor = vllm_models.build(family)
+    processor.tokenizer.add_tokens(MARKS)
     vllm_models.save(model, processor, folder / "model")
     base = {"model": str(folder / "model"), "place": vllm_models.PLACE[family]}
-    engines = [*ENGINES, LOOKED_UP]
+    engines = [*ENGINES]
     if family == "llava":
         draft = {**DRAFT, "model": str(vllm_models.save_draft(model, processor, folder / "draft"))}
         drafted = {**DRAFTED, "options": {**LOOKED_UP["options"], "speculative_config": draft}}
         engines += [CROWDED, CONVERSATION, drafted]
+    engines.append(LOOKED_UP)  # last: it imports numba, after which vLLM 0.32 starts no second engine in a process
     plugged = vllm_worker.run(folder, "plugged", [{**base, **engine} for engine in engines])
     vanilla = vllm_worker.run(folder, "vanilla", [{**base, **VANILLA}], plugged=False)
     return {
@@ -203,7 +218,7 @@ def expected_with_scores(runs: dict[str, Any], request: dict[str, Any]) -> tuple
         method = ReVisiT.recommended(model, **request["revisit"]) if opted_in else "greedy"
         more = {} if request.get("eos") else {"eos_token_id": None}
         more |= in_transformers(request.get("options", {}))
-        more |= {"return_dict_in_generate": True, "output_scores": True}
+        more |= {"return_dict_in_generate": True, "output_scores": True, "processor": runs["processor"]}
         output = generate(model, **inputs, method=method, max_new_tokens=request["max_tokens"], do_sample=False, **more)
         tokens = output.sequences[0, inputs["input_ids"].shape[1] :].tolist()
         known[key] = tokens, torch.cat(output.scores).log_softmax(-1)
@@ -269,6 +284,11 @@ def test_a_conversation_is_prefilled_once(runs: dict[str, Any]) -> None:
     assert [row["cached"] for row in ours] == [row["cached"] for row in others]  # as without ReVisiT
     for before, row in itertools.pairwise(ours):
         assert row["cached"] >= before["prompt"] // 32 * 32  # all whole blocks of the turn before
+
+
+def test_thoughts_begin_and_end_in_answers(runs: dict[str, Any]) -> None:
+    rows = [row["tokens"] for row in runs["plugged"]["whole"]["rows"][-len(THINKING) :]]
+    assert all(any(mark in row[:-1] for row in rows) for mark in (OPEN, OPEN + 1))
 
 
 def test_the_small_cache_preempted(runs: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ from revisit.errors import RevisitError
 from revisit.methods.revisit import ReVisiT
 from revisit.models.families import resolve_layers, vllm_architectures
 from revisit.models.parts import vision_token_ids
+from revisit.models.thoughts import Thoughts, find_thoughts
 from revisit.models.types import Configured
 from revisit.vllm.request import kept_layers
 from revisit.vllm.reservations import Need
@@ -47,6 +48,7 @@ class Plan:
     ranks: int = 1  # of tensor parallelism
     drafts: int = 0  # most candidates of speculative decoding that a step verifies for a request
     caching: bool = False  # whether vLLM has a prefix cache
+    thoughts: Thoughts | None = None  # tokens around a thought, if the tokenizer has them
 
     @property
     def summary(self) -> str:
@@ -118,6 +120,7 @@ def block_size(image: int | None, layers: int, room: int) -> int:
 def make_plan(config: Any) -> Plan:
     """Compute the plan of a server from vLLM's configuration."""
     from vllm.platforms import current_platform
+    from vllm.tokenizers import cached_tokenizer_from_config
 
     check_model(config.model_config.architecture)
     model, scheduler = config.model_config, config.scheduler_config
@@ -125,7 +128,7 @@ def make_plan(config: Any) -> Plan:
     depth, tied = int(text.num_hidden_layers), bool(getattr(text, "tie_word_embeddings", False))
     width = int(model.get_hidden_size())
     dtype = torch.float32 if current_platform.is_cpu() else model.dtype  # half precision is slow on CPUs
-    about = describe(model)
+    about, tokenizer = describe(model), cached_tokenizer_from_config(model)
     kept = kept_layers(about)
     states = len({*resolve_layers(kept, depth, tied), depth})  # of one vision token, at most
     declared = (getattr(model.hf_config, name, None) for name in TOKENS_OF_AN_IMAGE)
@@ -144,6 +147,7 @@ def make_plan(config: Any) -> Plan:
         ranks=config.parallel_config.tensor_parallel_size,
         drafts=config.num_speculative_tokens,
         caching=bool(config.cache_config.enable_prefix_caching),
+        thoughts=tokenizer and find_thoughts(SimpleNamespace(tokenizer=tokenizer), model.hf_config.model_type),
     )
 
 

@@ -72,13 +72,8 @@ def kept_layers(model: Configured) -> str | tuple[int, ...]:
         ) from None
 
 
-def check(method: ReVisiT, server: str | Sequence[int], speculative: bool = False) -> None:
-    """Raise RevisitError if a request needs layers that the server does not store, or settings that speculation excludes."""
-    if speculative and (method.select == "random" or method.once):
-        raise RevisitError(
-            "revisit: once and select='random' cannot be used with speculative decoding, where the position of a token is not known "
-            "before it is accepted; leave them out, or use a server without --speculative-config."
-        )
+def check(method: ReVisiT, server: str | Sequence[int]) -> None:
+    """Raise RevisitError if a request needs layers that the server does not store."""
     wanted = method.layers
     if wanted in ("last", server):
         return
@@ -93,8 +88,16 @@ def check(method: ReVisiT, server: str | Sequence[int], speculative: bool = Fals
 
 
 def admit(extra_args: Mapping[str, object] | None, plan: Plan) -> ReVisiT | None:
-    """Return the method of a request, checked against what the server stores; None if it did not opt in."""
+    """Return the method of a request, checked against what the server supports; None if it did not opt in."""
     method = parse(extra_args, plan.model)
-    if method is not None:
-        check(method, plan.kept, plan.drafts > 0)
+    if method is None:
+        return None
+    check(method, plan.kept)
+    if method.phase != "both" and plan.thoughts is None:
+        raise RevisitError("revisit: this model's tokenizer has no tokens around thoughts: leave out phase.")
+    if plan.drafts and (method.select == "random" or method.once or method.phase != "both"):
+        raise RevisitError(
+            "revisit: once, phase and select='random' cannot be used with speculative decoding, where the tokens in front of "
+            "a token are not known before they are accepted; leave them out, or use a server without --speculative-config."
+        )
     return method

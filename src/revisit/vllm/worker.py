@@ -47,6 +47,10 @@ class Request:
     def __init__(self, method: ReVisiT, plan: Plan, prompt_ids: Sequence[int]) -> None:
         self.serial = next(_SERIAL)
         self.rule = method.rule()
+        self.settings = (self.rule, method.phase)  # requests with equal ones are refined together
+        self.opened = plan.thoughts is not None and plan.thoughts.open_at_end(
+            prompt_ids
+        )  # whether it ends within a thought
         self.final_norm = method.norm == "final"
         self.layers = plan.layers(method)
         self.prompt_length = len(prompt_ids)
@@ -169,13 +173,14 @@ class Worker:
         self._failed: set[str] = set()
         self._pieces: list[Piece] = []
         self._rows: list[Row] = []
-        self._steps: dict[Rule, Step] = {}
-        self._states: dict[Rule, PooledStates] = {}  # of the last step's groups
+        self._steps: dict[tuple[Rule, str], Step] = {}  # by settings, of the last step's groups
+        self._states: dict[tuple[Rule, str], PooledStates] = {}
         self._written = Written(pool.states.device)
         self._counts: Counter[str] = Counter()
-        # (2,) rows refined by a vision token, and rows whose arg-max changed; those of recent steps are not added yet
-        self._device_counts: Tensor | None = None
-        self._unread: list[Tensor] = []
+        # Rows refined by a vision token ("applied"), whose arg-max changed, and outside their phase, added up on the
+        # device; those of recent steps are not added yet.
+        self._device_counts: dict[str, Tensor | int] = {"applied": 0, "changed": 0, "outside": 0}
+        self._unread: defaultdict[str, list[Tensor]] = defaultdict(list)
 
     @functools.cached_property
     def head(self) -> ShardedHead:
@@ -185,8 +190,7 @@ class Worker:
     def counters(self) -> dict[str, int]:
         """Counters so far; reading them waits for the device."""
         self._add_counts()
-        applied, changed = (0, 0) if self._device_counts is None else self._device_counts.tolist()
-        return {**self._counts, "applied": applied, "changed": changed}
+        return {**self._counts, **{name: int(count) for name, count in self._device_counts.items()}}
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -221,7 +225,7 @@ class Worker:
             return
         self._counts["requests"] += 1
         self._counts["requests_without_image"] += request.tokens == 0
-        if request.rule.once:
+        if request.rule.once or method.phase != "both":
             request.line = self._written.take_line()
         self.requests[name] = request
 
@@ -351,28 +355,25 @@ class Worker:
         if self._pieces:
             self._observe_sampled(sampled)
         rows, self._rows = [row for row in self._rows if row.name in self.requests], []
-        groups: dict[Rule, list[Row]] = defaultdict(list)
+        groups: dict[tuple[Rule, str], list[Row]] = defaultdict(list)
         for row in rows:
             self._counts["steps"] += 1
             if not row.request.tokens:
                 continue  # no image: not refined
             if row.request.complete:
-                groups[row.request.rule].append(row)
+                groups[row.request.settings].append(row)
             elif row.name in self.requests:
                 missing = (
                     f"{int((~row.request.seen).sum())} of its {row.request.tokens} vision tokens were not computed here"
                 )
-                self.fail(
-                    row.name, RevisitError(f"{missing}: run vLLM with enforce_eager=True and without KV transfer.")
-                )
+                self.fail(row.name, RevisitError(f"{missing}: use enforce_eager=True and no KV transfer."))
         if not groups:
             return logits
         logits = logits.float()  # as the sampler does next; no copy if it is float32
-        for rule, group in groups.items():
+        for (rule, _), group in groups.items():
             self._refine_group(logits, rule, group)
-        for kept in (self._steps, self._states):
-            for rule in kept.keys() - groups.keys():  # no longer used
-                del kept[rule]
+        self._steps = {settings: step for settings, step in self._steps.items() if settings in groups}
+        self._states = {settings: states for settings, states in self._states.items() if settings in groups}
         return logits
 
     def _refine_group(self, logits: Tensor, rule: Rule, group: Sequence[Row]) -> None:
@@ -391,31 +392,51 @@ class Worker:
         numbers = [row.row for row in group]
         whole = numbers == list(range(len(logits)))
         rows = None if whole else to_device(np.array(numbers), logits.device)
-        if rule not in self._steps:
-            self._steps[rule] = choose(self.head, rule, self.pool.states.device)
-        states, draws = self._states_of(rule, group), _draws(rule, group, logits)
+        settings = group[0].request.settings
+        if settings not in self._steps:
+            self._steps[settings] = choose(self.head, rule, self.pool.states.device)
+        states, draws = self._states_of(settings, group), _draws(rule, group, logits)
         lines = [row.request.line for row in group if row.request.line is not None]
         written = self._written.of(lines, [row.token for row in group]) if lines else None
-        output = self._steps[rule].take_in_place(logits, rows, states, draws, MASKED_LOGIT_GAP, written)
-        self._unread += [output.applied, output.changed]
-        if len(self._unread) > UNREAD:
+        outside = None if written is None else self._outside_phase(group, written)
+        before = None if outside is None else logits.clone() if rows is None else logits[rows]
+        output = self._steps[settings].take_in_place(
+            logits, rows, states, draws, MASKED_LOGIT_GAP, written if rule.once else None
+        )
+        applied, changed = output.applied, output.changed
+        if outside is not None and before is not None:
+            after = torch.where(outside[:, None], before, logits if rows is None else logits[rows])
+            logits.copy_(after) if rows is None else logits.index_copy_(0, rows, after)
+            applied, changed = applied & ~outside, changed & ~outside
+            self._unread["outside"].append(outside)
+        self._unread["applied"].append(applied)
+        self._unread["changed"].append(changed)
+        if len(self._unread["applied"]) > UNREAD:
             self._add_counts()
 
-    def _states_of(self, rule: Rule, group: Sequence[Row]) -> PooledStates:
+    def _outside_phase(self, group: Sequence[Row], written: Tensor) -> Tensor | None:
+        """Return which rows are outside the phase that they are limited to; None if they are not limited.  -> (n,)"""
+        _, phase = group[0].request.settings
+        thoughts = self.plan.thoughts
+        if phase == "both" or thoughts is None:
+            return None
+        first = np.array([[thoughts.open if row.request.opened else thoughts.close] for row in group])
+        inside = thoughts.inside(torch.cat([to_device(first, written.device), written], dim=1))
+        return ~inside if phase == "thought" else inside
+
+    def _states_of(self, settings: tuple[Rule, str], group: Sequence[Row]) -> PooledStates:
         """Return the states of a group, reused while the same requests are decoded together."""
         states = PooledStates(self.pool, [row.request for row in group])
-        if rule not in self._states or self._states[rule].key != states.key:
-            self._states[rule] = states
-        return self._states[rule]
+        if settings not in self._states or self._states[settings].key != states.key:
+            self._states[settings] = states
+        return self._states[settings]
 
     def _add_counts(self) -> None:
         """Add up, on the device, what later steps did; not in every step, because that costs kernels."""
-        if not self._unread:
-            return
-        counts = torch.stack([torch.cat(self._unread[number::2]).sum() for number in range(2)])
-        # Not in place: vLLM takes steps in inference mode, and counters are read outside it.
-        self._device_counts = counts if self._device_counts is None else self._device_counts + counts
-        self._unread = []
+        for name, values in self._unread.items():
+            # Not in place: vLLM takes steps in inference mode, and counters are read outside it.
+            self._device_counts[name] = self._device_counts[name] + torch.cat(values).sum()
+        self._unread.clear()
 
     @torch.no_grad()
     def rehearse(self, logits: Tensor) -> None:
