@@ -16,7 +16,7 @@ def test_families_listed_as_tested_have_a_tiny_model() -> None:
 
 def test_unlisted_families_get_an_empty_entry() -> None:
     family = families.of("some_new_model")
-    assert (family.layers, family.patch_map, family.vllm) == ("last", None, None)
+    assert (family.layers, family.patch_map, family.vllm) == ("last", None, "")
     assert "some_new_model" in family.no_patch_map
 
 
@@ -29,7 +29,7 @@ def test_the_paper_recommends_all_layers_for_qwen_and_the_last_for_the_others() 
 def test_vllm_classes_are_named_once() -> None:
     architectures = families.vllm_architectures()
     assert "LlavaForConditionalGeneration" in architectures
-    assert len(architectures) == sum(family.vllm is not None for family in families.FAMILIES.values())
+    assert len(architectures) == sum(bool(family.vllm) for family in families.FAMILIES.values())
 
 
 def test_the_table_is_light() -> None:

@@ -90,7 +90,7 @@ def model_facts(
         layers={name: resolve_layers(name, depth, tied) for name in LAYER_SETS},
         recommended={"layers": family.layers, **(own if isinstance(own, dict) else {})},
         problems=tuple(problems),
-        vllm=family.vllm is not None,
+        vllm=bool(family.vllm),
         thought=None if thoughts is None else family.thought,
     )
 

@@ -55,7 +55,7 @@ class Family:
     learned_queries: bool = False  # its vision tokens are not patches
     image_edges: tuple[str, ...] | None = None  # tokens around and within an image; None: unknown
     sid_share: float = 0.1  # published share of the vision tokens that SID keeps
-    vllm: str | None = None  # the architecture in vLLM, if the plug-in supports it
+    vllm: str = ""  # the architecture in vLLM without "ForConditionalGeneration", if the plug-in supports it
     thought: tuple[str, str] = ("<think>", "</think>")  # tokens around a thought, if the tokenizer has them
     attends_ahead: bool = False  # positions of an image attend to later ones, so that a prompt runs in one forward
     needs: str = ""  # a package that its processor imports and this package does not install
@@ -120,7 +120,7 @@ FAMILIES = {
             "gemma3",
             "Gemma 3",
             patch_map=maps.pan_and_scan,
-            vllm="Gemma3ForConditionalGeneration",
+            vllm="Gemma3",
             attends_ahead=True,
             image_edges=_GEMMA_EDGES,
         ),
@@ -128,7 +128,7 @@ FAMILIES = {
             "gemma4",
             "Gemma 4",
             patch_map=maps.pooled,
-            vllm="Gemma4ForConditionalGeneration",
+            vllm="Gemma4",
             attends_ahead=True,
             image_edges=("<|image>", "<image|>"),
             thought=_GEMMA4_THOUGHT,
@@ -136,33 +136,13 @@ FAMILIES = {
         Family("gemma4_unified", attends_ahead=True, thought=_GEMMA4_THOUGHT),
         Family("git", unsupported="puts the image before the text without a token for it"),
         Family("glm46v", "GLM-4.6V", patch_map=maps.merged, image_edges=_GLM_EDGES),
-        Family(
-            "glm4v", "GLM-4.1V", patch_map=maps.merged, image_edges=_GLM_EDGES, vllm="Glm4vForConditionalGeneration"
-        ),
-        Family(
-            "glm4v_moe",
-            "GLM-4.5V",
-            patch_map=maps.merged,
-            image_edges=_GLM_EDGES,
-            vllm="Glm4vMoeForConditionalGeneration",
-        ),
+        Family("glm4v", "GLM-4.1V", patch_map=maps.merged, image_edges=_GLM_EDGES, vllm="Glm4v"),
+        Family("glm4v_moe", "GLM-4.5V", patch_map=maps.merged, image_edges=_GLM_EDGES, vllm="Glm4vMoe"),
         Family("idefics2", learned_queries=True),
-        Family(
-            "idefics3",
-            "Idefics 3",
-            patch_map=maps.splits,
-            vllm="Idefics3ForConditionalGeneration",
-            image_edges=_SPLIT_EDGES,
-        ),
+        Family("idefics3", "Idefics 3", patch_map=maps.splits, vllm="Idefics3", image_edges=_SPLIT_EDGES),
         Family("instructblip", unsupported=_EMBEDDED),
         Family("instructblipvideo", unsupported=_EMBEDDED),
-        Family(
-            "internvl",
-            "InternVL 3, 3.5",
-            patch_map=maps.tiles,
-            vllm="InternVLForConditionalGeneration",
-            image_edges=("<img>", "</img>"),
-        ),
+        Family("internvl", "InternVL 3, 3.5", patch_map=maps.tiles, vllm="InternVL", image_edges=("<img>", "</img>")),
         Family("internvl_chat", native_suffix="-hf"),
         Family("kosmos-2", unsupported=_MASKED),
         Family("kosmos-2.5", unsupported=_MASKED),
@@ -170,35 +150,18 @@ FAMILIES = {
         _newer("lfm2_vl", "LFM2-VL", patch_map=maps.large_tiles, image_edges=_LFM_EDGES),
         Family("lfm3_vl", patch_map=maps.merged),
         _newer("llama4", "Llama 4", patch_map=maps.scaled_tiles, image_edges=_LLAMA_EDGES),
-        Family(
-            "llava",
-            "LLaVA 1.5",
-            patch_map=maps.llava,
-            sid_share=100 / 576,
-            vllm="LlavaForConditionalGeneration",
-            image_edges=(),
-        ),
-        Family(
-            "llava_next",
-            "LLaVA-NeXT",
-            patch_map=maps.llava_next,
-            vllm="LlavaNextForConditionalGeneration",
-            image_edges=(),
-        ),
+        Family("llava", "LLaVA 1.5", patch_map=maps.llava, sid_share=100 / 576, vllm="Llava", image_edges=()),
+        Family("llava_next", "LLaVA-NeXT", patch_map=maps.llava_next, vllm="LlavaNext", image_edges=()),
         Family("llava_next_video", patch_map=maps.llava_next, image_edges=()),
         Family(
-            "llava_onevision",
-            "LLaVA-OneVision",
-            patch_map=maps.llava_onevision,
-            vllm="LlavaOnevisionForConditionalGeneration",
-            image_edges=(),
+            "llava_onevision", "LLaVA-OneVision", patch_map=maps.llava_onevision, vllm="LlavaOnevision", image_edges=()
         ),
-        _newer("minicpmv4_6", "MiniCPM-V 4.6", patch_map=maps.slices, vllm="MiniCPMV4_6ForConditionalGeneration"),
+        _newer("minicpmv4_6", "MiniCPM-V 4.6", patch_map=maps.slices, vllm="MiniCPMV4_6"),
         Family(
             "mistral3",
             "Mistral 3, Pixtral",
             patch_map=maps.native,
-            vllm="Mistral3ForConditionalGeneration",
+            vllm="Mistral3",
             needs="torchvision",
             image_edges=("[IMG_BREAK]", "[IMG_END]"),
             thought=("[THINK]", "[/THINK]"),
@@ -216,21 +179,15 @@ FAMILIES = {
             attends_ahead=True,
         ),
         _omni("qwen2_5_omni_thinker"),
-        _qwen("qwen2_5_vl", "Qwen2.5-VL", vllm="Qwen2_5_VLForConditionalGeneration"),
-        _qwen("qwen2_vl", "Qwen2-VL", vllm="Qwen2VLForConditionalGeneration"),
-        _qwen("qwen3_5", "Qwen3.5, 3.6", vllm="Qwen3_5ForConditionalGeneration"),
-        _qwen("qwen3_5_moe", "Qwen3.5, 3.6 (MoE)", vllm="Qwen3_5MoeForConditionalGeneration"),
+        _qwen("qwen2_5_vl", "Qwen2.5-VL", vllm="Qwen2_5_VL"),
+        _qwen("qwen2_vl", "Qwen2-VL", vllm="Qwen2VL"),
+        _qwen("qwen3_5", "Qwen3.5, 3.6", vllm="Qwen3_5"),
+        _qwen("qwen3_5_moe", "Qwen3.5, 3.6 (MoE)", vllm="Qwen3_5Moe"),
         _omni("qwen3_omni_moe_thinker"),
-        _qwen("qwen3_vl", "Qwen3-VL", vllm="Qwen3VLForConditionalGeneration"),
-        _qwen("qwen3_vl_moe", "Qwen3-VL (MoE)", vllm="Qwen3VLMoeForConditionalGeneration"),
+        _qwen("qwen3_vl", "Qwen3-VL", vllm="Qwen3VL"),
+        _qwen("qwen3_vl_moe", "Qwen3-VL (MoE)", vllm="Qwen3VLMoe"),
         Family("shieldgemma2", patch_map=maps.pan_and_scan, image_edges=_GEMMA_EDGES, attends_ahead=True),
-        Family(
-            "smolvlm",
-            "SmolVLM",
-            patch_map=maps.splits,
-            image_edges=_SPLIT_EDGES,
-            vllm="SmolVLMForConditionalGeneration",
-        ),
+        Family("smolvlm", "SmolVLM", patch_map=maps.splits, image_edges=_SPLIT_EDGES, vllm="SmolVLM"),
         Family("vipllava", "ViP-LLaVA", patch_map=maps.llava, sid_share=100 / 576, image_edges=()),
     )
 }
@@ -256,7 +213,7 @@ def edge_ids(tokenizer: Tokenizer, family: Family | None = None) -> set[int]:
 
 def vllm_architectures() -> set[str]:
     """Return the architectures that the vLLM plug-in supports."""
-    return {family.vllm for family in FAMILIES.values() if family.vllm}
+    return {f"{family.vllm}ForConditionalGeneration" for family in FAMILIES.values() if family.vllm}
 
 
 def prefixes_images(processor: object) -> bool:

@@ -78,7 +78,7 @@ class VllmEngine(Engine):
     @property
     def supported(self) -> bool:
         """Whether the plug-in supports the model; if not, greedy decoding still works."""
-        return of(self.described.config.model_type).vllm is not None
+        return bool(of(self.described.config.model_type).vllm)
 
     @cached_property
     def placement(self) -> tuple[str, str]:
