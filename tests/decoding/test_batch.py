@@ -31,8 +31,8 @@ def images() -> list[list[Any]]:
     return [[render(scene("unusual", 3, number))] for number in range(3)]
 
 
-def alone(loaded: tuple[Any, Any], prompt: str, pictures: list[Any], how: Decoding, seed: int = 0) -> Decoded:
-    return decode_prompts(*loaded, [prompt], [pictures], methods.get("revisit"), how, [seed])[0]
+def alone(loaded: tuple[Any, Any], prompt: str, images: list[Any], how: Decoding, seed: int = 0) -> Decoded:
+    return decode_prompts(*loaded, [prompt], [images], methods.get("revisit"), how, [seed])[0]
 
 
 def test_rows_with_their_own_settings_equal_single_answers(loaded: tuple[Any, Any], images: list[list[Any]]) -> None:

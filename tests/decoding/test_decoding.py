@@ -219,12 +219,12 @@ def test_num_return_sequences_and_scores() -> None:
 
 def test_several_images_images_after_text_and_rows_without_image() -> None:
     model, processor = families.build("llava")
-    pictures = [families.image(i) for i in range(3)]
-    two = processor(text=["a <image> b <image> c"], images=[pictures[:2]], return_tensors="pt")
+    images = [families.image(i) for i in range(3)]
+    two = processor(text=["a <image> b <image> c"], images=[images[:2]], return_tensors="pt")
     trace = Trace(record=True)
     revisit.generate(model, **two, method=METHOD, trace=trace, max_new_tokens=3, do_sample=False)
     assert trace.rows[0].vision_tokens == 32
-    mixed = processor(text=["<image> hello", "just words"], images=[[pictures[2]]], padding=True, return_tensors="pt")
+    mixed = processor(text=["<image> hello", "just words"], images=[[images[2]]], padding=True, return_tensors="pt")
     trace = Trace()
     out = revisit.generate(model, **mixed, method=METHOD, trace=trace, max_new_tokens=4, do_sample=False)
     assert [row.vision_tokens for row in trace.rows] == [16, 0]

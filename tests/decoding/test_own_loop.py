@@ -27,8 +27,8 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def inputs(family: str, count: int = 2) -> dict[str, Tensor]:
-    texts, pictures = ["what is it", "and what is this one"], [[families.image(1)], [families.image(2)]]
-    return dict(families.inputs(family, texts[:count], pictures[:count]))
+    texts, images = ["what is it", "and what is this one"], [[families.image(1)], [families.image(2)]]
+    return dict(families.inputs(family, texts[:count], images[:count]))
 
 
 class OwnLoop(Method):

@@ -171,7 +171,7 @@ def test_counters_of_changed_tokens() -> None:
     assert trace.summary()["changed"] == changed > 0
 
 
-# -- where theory says that nothing changes ----------------------------------------------------------------------
+# -- where nothing changes in theory ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -17,7 +17,7 @@ from revisit.methods.code import forget
 PICTURES = [families.image(seed) for seed in (1, 2)]
 
 
-def forwards(family: str, method: CODE, prompts: list[str], pictures: list[object]) -> int:
+def forwards(family: str, method: CODE, prompts: list[str], images: list[object]) -> int:
     model, processor = families.build(family)
     count = 0
 
@@ -25,7 +25,7 @@ def forwards(family: str, method: CODE, prompts: list[str], pictures: list[objec
         nonlocal count
         count += 1
 
-    inputs = families.inputs(family, prompts, [[picture] for picture in pictures])
+    inputs = families.inputs(family, prompts, [[image] for image in images])
     hook = model.register_forward_hook(tally)
     settings = {"max_new_tokens": 2, "do_sample": False, "eos_token_id": families.VOCAB + 1}
     revisit.generate(model, **inputs, method=method, processor=processor, **settings)

@@ -22,7 +22,7 @@ from revisit.decoding.method import Method
 from revisit.methods import memvr, only, vista
 
 PAIR = ("llava", "qwen2_5_vl")
-ROW = 1  # the prompt whose picture is not square
+ROW = 1  # the prompt whose image is not square
 
 
 def extended(inputs: dict[str, Any], tokens: list[int]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from revisit.paper import latency
 
 RELEASED = json.loads((Path(__file__).parents[1] / "data" / "released" / "opera.json").read_text("utf-8"))
 TEXT = "describe all of it now"
-NO_END = families.VOCAB + 88  # an end of text that no model can say
+NO_END = families.VOCAB + 88  # an end of text that no model can write
 
 
 @functools.cache
@@ -157,7 +157,7 @@ def test_every_row_of_a_batch_equals_a_plain_recomputation(
     assert got == want
 
 
-# -- counts, families, settings, refusals ---------------------------------------------------------------------------------
+# -- counts, families, settings, errors ---------------------------------------------------------------------------------
 
 
 def test_a_step_takes_one_forward_and_one_for_each_candidate() -> None:

@@ -25,7 +25,7 @@ from revisit.decoding.prompt_edits import space_after_image
 from revisit.hooks.attention import Call
 from revisit.methods import as_method, avisc, code, m3id, pai, ritual, sid, vcd
 
-ROW = 1  # the prompt whose picture is not square
+ROW = 1  # the prompt whose image is not square
 
 
 def continued(family: str, inputs: dict[str, Any], tokens: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ def test_vcd_contrasts_with_the_noisy_image(family: str) -> None:
 
     def noisy(inputs: dict[str, Any]) -> dict[str, Any]:
         pixels = inputs["pixel_values"]
-        parts = [pixels] if family == "qwen2_5_vl" else list(pixels.split(1))  # Qwen packs the patches of one picture
+        parts = [pixels] if family == "qwen2_5_vl" else list(pixels.split(1))  # Qwen packs the patches of one image
         draws = [torch.Generator().manual_seed(content_seed(part, 3)) for part in parts]
         parts = [vcd.add_noise(part, 700, draw) for part, draw in zip(parts, draws, strict=True)]
         return {**inputs, "pixel_values": torch.cat(parts)}
@@ -212,7 +212,7 @@ def test_presets_of_avisc() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_ritual_adds_the_transformed_image(family: str) -> None:
     def flipped(inputs: dict[str, Any]) -> dict[str, Any]:
-        if family == "qwen2_5_vl":  # the processor, not our own unpacking, says what a flipped picture looks like
+        if family == "qwen2_5_vl":  # the processor, not our own unpacking, shows what a flipped image looks like
             from PIL import ImageOps
 
             text, seed, size = "describe all of it now please", 2, (56, 28)

@@ -178,7 +178,7 @@ def test_gray_arrays() -> None:
         ("/dev/zero", "not a regular file"),
     ],
 )
-def test_what_is_no_picture_is_one_sentence(source: Any, message: str) -> None:
+def test_what_is_no_image_is_one_sentence(source: Any, message: str) -> None:
     with pytest.raises(RevisitError, match=message) as caught:
         open_image(source)
     assert "\n" not in str(caught.value)

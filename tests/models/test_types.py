@@ -134,7 +134,7 @@ def test_a_type_that_cannot_be_decoded_says_why(model_type: str) -> None:
     assert found.startswith("This model ")
     assert reason in found
     assert found.count(". ") == 0  # one sentence
-    if table.of(model_type).unsupported:  # such types have a generate() of their own, which would not ask the method
+    if table.of(model_type).unsupported:  # such types have a generate() of their own, which would not call the method
         fake = SimpleNamespace(config=config, generate=lambda **_: pytest.fail("it was decoded"))
         with pytest.raises(RevisitError, match=reason):
             revisit.generate(fake, input_ids=torch.tensor([[1]]), method=METHOD)

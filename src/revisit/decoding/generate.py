@@ -108,6 +108,6 @@ def _argument_error(error: Exception, method: Method, arguments: Mapping[str, An
 
 
 def beams_asked(model: Model, kwargs: Mapping[str, Any]) -> int:
-    """Return the number of beams that the arguments of `generate` ask for."""
+    """Return the number of beams in the arguments of `generate`."""
     config = kwargs.get("generation_config") or getattr(model, "generation_config", None)
     return kwargs.get("num_beams") or getattr(config, "num_beams", None) or 1

@@ -205,7 +205,7 @@ class Loop:
         return ended
 
     def finish(self, output: GenerateOutput | Tensor) -> GenerateOutput | Tensor:
-        """Complete the trace, and return the output of a method's `decode` in the form that the call asks for."""
+        """Complete the trace, and return the output of a method's `decode` in the requested form."""
         if isinstance(output, Tensor) and self.run.generation_config.return_dict_in_generate:
             output = GenerateDecoderOnlyOutput(sequences=output)  # type: ignore[arg-type]
         sequences = output if isinstance(output, Tensor) else output.sequences
@@ -313,7 +313,7 @@ def _with_beams(
     config: GenerationConfig,
     caller: dict[str, Any],
 ) -> tuple[Tensor, dict[str, Any]]:
-    """Repeat a prepared prompt for a method that needs beams, in a call that asks for none."""
+    """Repeat a prepared prompt for a method that needs beams, in a call that sets none."""
     if caller.get("prefix_allowed_tokens_fn") is not None or config.cache_implementation is not None:
         raise RevisitError(f"{type(method).__name__} needs beams here: pass num_beams={method.own_beams}.")
     config.num_beams = method.own_beams  # transformers made this configuration for this call

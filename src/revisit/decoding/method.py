@@ -116,7 +116,7 @@ class Method(Settings):
 
     @property
     def own_beams(self) -> int:
-        """Number of beams for calls that ask for none; 1 for methods that do not need beams."""
+        """Number of beams for calls that set none; 1 for methods that do not need beams."""
         return 1
 
     def for_model(self, model: Model | str) -> Self:

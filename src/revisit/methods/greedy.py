@@ -9,7 +9,7 @@ from revisit.decoding.run import Run
 
 
 class Greedy(Method):
-    """Decode plainly: greedy, sampling or beams, as the generation settings say."""
+    """Decode plainly: greedy, sampling or beams, by the generation settings."""
 
     name = "greedy"
     summary = "the model's own distribution, unchanged"

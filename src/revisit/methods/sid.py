@@ -70,7 +70,7 @@ class SID(Contrastive):
     """SID; the defaults are those of its scripts.
 
     Args:
-        alpha: Strength of the contrast; the released scripts run 0.5, whatever their command line says.
+        alpha: Strength of the contrast; the released scripts run 0.5, whatever their command line is.
         beta: Plausibility threshold relative to the likeliest token; 0 keeps every token.
         layer: The first decoder layer (from 0) in which the contrasted run keeps fewer vision tokens; at least 1.
         keep: Vision tokens that it keeps: a number, a share of them, or None for the published budget of the family.

@@ -159,7 +159,7 @@ def read_image(data: bytes, what: str, *, max_pixels: int = MAX_PIXELS, formats:
 
 
 def upright(image: Image) -> Image:
-    """Rotate an image as its EXIF data says; damaged EXIF data is ignored."""
+    """Rotate an image by its EXIF data, unless that is damaged."""
     try:
         return ImageOps.exif_transpose(image)
     except Exception:  # Pillow's EXIF reader raises many kinds
