@@ -117,30 +117,6 @@ def test_compared_methods_use_the_models_recommendation(run: Callable[..., Done]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "key"),
-    [
-        (("a.png", "--method", "revisitt"), "Did you mean 'revisit'"),
-        (("a.png", "--set", "alpha=0"), "alpha"),
-        (("a.png", "--set", "alpha=x"), "alpha"),
-        (("a.png", "--set", "alpha"), "key=value"),
-        (("a.png", "--set", "layers=99"), "Layer 99"),
-        (("bad.png",), "not an image"),
-        (("missing.png",), "no image file"),
-        (("a.png", "--model", "missing"), "There is no model 'missing'"),
-        (("a.png", "--prompt", " "), "prompt is empty"),
-        (("a.png", "--html", "x.html", "--beams", "2"), "--beams"),
-        ((), "No image was given"),
-    ],
-)
-def test_bad_input_is_one_sentence(run: Callable[..., Done], arguments: tuple[str, ...], key: str) -> None:
-    done = run("generate", "--model", "model", *arguments)
-    assert done.returncode == 2
-    assert key in done.stderr
-    assert done.stdout == ""
-    assert len(done.stderr.strip().splitlines()) == 1
-
-
-@pytest.mark.parametrize(
     "command",
     [
         *(

@@ -69,38 +69,6 @@ def test_version(run: Callable[..., Done]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
-    [
-        ("generate photo.png --max-new-tokens 2 --compare-with none --html .", "."),
-        ("compare photo.png", "photo.png is not a folder"),
-        ("compare old", "use another --out"),
-        (
-            "generate photo.png --dtype float99",
-            "dtype must be float32, float16, bfloat16 (or fp32, fp16, bf16) or auto, not 'float99'",
-        ),
-        ("bench --dtype foo", "not 'foo'"),
-        ("bench --dtype int32", "not 'int32'"),
-        ("generate photo.png --sample --temperature -1", "temperature must be"),
-        ("generate photo.png --sample --top-p 2", "top_p must be"),
-        ("generate photo.png --temperature 0.5", "need --sample"),
-        ("generate photo.png --method revisit:2", "key=value"),
-        ("generate photo.png --method revisit:alpha=2", "alpha must be"),
-        ("eval --engine vllm --limit 1 --benchmark pope", "pip install 'revisit-decoding[vllm]'"),
-    ],
-)
-def test_bad_input_is_one_sentence(
-    run: Callable[..., Done], command: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if "cuda" in command and __import__("torch").cuda.is_available():
-        pytest.skip("there is a GPU here")  # the sentence is for machines without one
-    monkeypatch.setenv("REVISIT_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "old").mkdir()
-    (tmp_path / "old/results.json").write_text('{"schema": 99}')
-    (tmp_path / "bad.json").write_text("{}")
-    assert said in one_sentence(run(*command.split()))
-
-
-@pytest.mark.parametrize(
     ("command", "package", "extra"),
     [
         ("compare runs", "statsmodels", "eval"),

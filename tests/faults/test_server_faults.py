@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import random
-import socket
 import time
-from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -60,79 +56,6 @@ def test_sample_of_the_mixed_load(server: Server) -> None:
         outcome = Load(server, seed=20, different=8).run(8)
     print(f"\nsample: {outcome}")
     check(outcome)
-
-
-def raw_requests(dice: random.Random, count: int) -> Iterator[bytes]:
-    """Yield bytes that are an HTTP request, nearly one, or not at all."""
-    methods_ = (b"GET", b"POST", b"HEAD", b"OPTIONS", b"get", b"BREW", b"\x00")
-    paths = (
-        b"/",
-        b"/health",
-        b"/health/",
-        b"/v1/models",
-        b"/v1/models/x%00",
-        b"/v1/chat/completions",
-        b"//",
-        b"/%ff",
-        b"*",
-        b"http://x/",
-    )
-    hosts = (b"127.0.0.1", b"[x", b"[::1]:99999999", b"a b", b"\xff", b"evil.example", b":", b"%", b"localhost:x")
-    headers = (
-        b"Content-Length: 5",
-        b"Content-Length: -1",
-        b"Content-Length: 5\r\nContent-Length: 6",
-        b"Content-Length: 99999999999999999999999",
-        b"Transfer-Encoding: chunked",
-        b"Transfer-Encoding: gzip",
-        b"Content-Type: application/json",
-        b"Authorization: Bearer \xe9",
-        b"Upgrade: websocket\r\nConnection: upgrade",
-        b"Upgrade: h2c\r\nConnection: upgrade",
-        b"Expect: 100-continue",
-        b"Cookie: a=b; revisit_key=\xff",
-        b"X: " + b"y" * 70_000,
-    )
-    for _ in range(count):
-        lines = [
-            b"%s %s HTTP/%s" % (dice.choice(methods_), dice.choice(paths), dice.choice((b"1.1", b"1.0", b"2", b"9")))
-        ]
-        lines.append(b"Host: " + dice.choice(hosts))
-        lines += dice.sample(headers, dice.randrange(4))
-        whole = b"\r\n".join([*lines, b"", dice.choice((b"", b"{}", b"5\r\nhello\r\n0\r\n\r\n", dice.randbytes(30)))])
-        if dice.random() < 0.3:
-            changed = bytearray(whole)
-            for _ in range(3):
-                changed[dice.randrange(len(changed))] = dice.randrange(256)
-            whole = bytes(changed)
-        yield whole
-
-
-def send_raw(server: Server, count: int, seed: int) -> Counter[str]:
-    """Count the status lines of the answers to raw requests; some connections are only closed."""
-
-    def send(data: bytes) -> str:
-        with socket.create_connection(("127.0.0.1", server.port), 20) as connection:
-            try:
-                connection.sendall(data)
-                connection.shutdown(socket.SHUT_WR)
-                status = connection.recv(12).decode("latin-1")
-            except OSError:
-                status = "closed"
-            assert not status.startswith("HTTP/1.1 50"), data
-            return status or "closed"
-
-    with ThreadPoolExecutor(16) as pool:
-        return Counter(pool.map(send, raw_requests(random.Random(seed), count)))
-
-
-def test_sample_of_raw_requests(server: Server) -> None:
-    assert send_raw(server, 200, seed=1)["HTTP/1.1 400"]
-
-
-@pytest.mark.faults
-def test_raw_requests(server: Server) -> None:
-    print(f"\nraw: {dict(send_raw(server, 3_000, seed=2))}")
 
 
 @pytest.mark.parametrize(

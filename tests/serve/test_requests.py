@@ -23,7 +23,6 @@ from revisit.methods.revisit import ReVisiT
 from revisit.serve.access import check_exposure
 from revisit.serve.errors import ApiError
 from revisit.serve.limits import Limits
-from revisit.serve.replies import Reply, chunk, completion, event
 from revisit.serve.requests import ChatRequest, parse_body, read_request
 from revisit.serve.schema import ChatBody
 
@@ -261,18 +260,6 @@ def test_random_values_are_accepted_or_rejected(noise: dict[str, Any]) -> None:
         status = error.status
         json.dumps(error.body())
     assert status in (200, 400, 404)
-
-
-def test_answers_have_the_shape_that_clients_parse() -> None:
-    request = read(body(png()))
-    answer = completion(request, Reply("hi", "stop", 10, 2, "revisit", {"steps": 2}), "m")
-    assert answer["choices"][0]["message"] == {"role": "assistant", "content": "hi", "refusal": None}
-    assert answer["decoding"] == {"method": "revisit", "steps": 2}
-    assert answer["usage"] == {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12}
-    piece = chunk(request, "m", {"content": "é\n"})
-    assert event(piece).startswith(b"data: {")
-    assert event(piece).endswith(b"}\n\n")
-    assert json.loads(event(piece)[6:])["choices"][0]["delta"] == {"content": "é\n"}
 
 
 def test_only_loopback_needs_no_key() -> None:

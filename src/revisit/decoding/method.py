@@ -50,9 +50,11 @@ class Method(Settings):
         ...     def begin(self, run):
         ...         return lambda input_ids, logits: logits * self.power
 
+    Args:
+        phase: Act at all steps ("both"), or only at those that write the "answer" or the "thought" of a model that thinks. Other
+            steps leave the logits unchanged, and are counted in `RowTrace.outside`.
+
     Attributes:
-        phase: A setting of every method: "both", or only the steps that write the "answer" or the "thought" of a model that
-            thinks. Other steps leave the logits unchanged, and are counted in `RowTrace.outside`.
         name: The method's name on a command line.
         summary: What it does, in one line.
         cost: The forwards, rows and prefills that it needs.
