@@ -156,7 +156,6 @@ def run_engine(engine: dict[str, Any], plugged: bool) -> dict[str, Any]:
     result = {
         "name": engine["name"],
         "v2": llm.llm_engine.vllm_config.use_v2_model_runner,
-        "asynchronous": llm.llm_engine.vllm_config.scheduler_config.async_scheduling,
         "rows": rows,
         "started": started,
         "seconds": seconds,
