@@ -78,11 +78,12 @@ def test_refine_logits_limits_written_tokens(implementation: Implementation) -> 
     written[3, 1:] = -1  # a shorter answer
     rows = [reference.refine_row(row, states[i // 2], head, method, 0.0, written[i]) for i, row in enumerate(logits)]
     want = torch.stack([reference.scatter(result, row) for result, row in zip(rows, logits, strict=True)])
-    scores = refine_logits(states, head, logits, method, implementation, written=written)
+    scores = refine_logits(states, head, logits, method, implementation, written=written.int())
     torch.testing.assert_close(scores, want, atol=1e-5, rtol=1e-5)
     assert not torch.allclose(want, expected(logits, states, head, method))
-    with pytest.raises(RevisitError, match="written"):
-        refine_logits(states, head, logits, method, implementation)
+    for wrong in (None, written[0], written[:2]):
+        with pytest.raises(RevisitError, match="written"):
+            refine_logits(states, head, logits, method, implementation, written=wrong)
 
 
 def test_unusable_implementations_raise() -> None:

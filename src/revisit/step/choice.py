@@ -48,14 +48,15 @@ def refine_logits(
     items, rule = list(states), method or Rule()
     projection = LinearHead(head) if isinstance(head, Tensor) else head
     _check_shapes(items, projection, logits)
-    if rule.once and written is None:
+    if rule.once and (written is None or written.ndim != 2 or len(written) != len(logits)):
         raise RevisitError(
             "refine_logits: the setting once needs the tokens generated so far: pass written, of shape (B, n)."
         )
     step = choose(projection, rule, logits.device, implementation)
     padded = PaddedStates.of_items(items, copies=len(logits) // len(items))
     draws = torch.rand(len(logits), 1, dtype=torch.double, device=logits.device) if rule.select == "random" else 0.0
-    return step.take(logits, padded, draws, written=written).scores
+    tokens = None if written is None else written.to(logits.device, torch.long)
+    return step.take(logits, padded, draws, written=tokens).scores
 
 
 def choose(
