@@ -204,7 +204,7 @@ CALLS = {
     'revisit.load("broken")': "broken",
     'revisit.load("tiny", dtype="float99")': "float99",
     'revisit.load("tiny", device_map="cuda")': "cuda",
-    'revisit.load("tiny", dytpe="float16")': "Did you mean 'dtype'",
+    'revisit.load("tiny", dytpe="float16")': "unexpected keyword argument 'dytpe'",
     "revisit.load(3)": "Hub id",
     'revisit.load("a\\0b")': "Hub id",
     'revisit.prepare("tiny", "?", IMAGE)': "processor",

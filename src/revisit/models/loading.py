@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import re
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -12,18 +11,13 @@ import torch
 from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoModelForImageTextToText
 from transformers.utils.hub import cached_file
 
-from revisit.errors import RevisitError, did_you_mean
+from revisit.errors import RevisitError
 from revisit.models.checkpoint import INDEX, brief, check_index
 from revisit.models.config import EMBEDDED, is_embedded, load_config, resolve
 from revisit.models.processors import keep_processor, load_processor, processor_of
 from revisit.models.types import Model, Processor
 
 HUB = ("revision", "token", "cache_dir", "local_files_only", "force_download", "subfolder")
-ARGUMENTS = (
-    *("dtype", "device_map", "trust_remote_code", "allow_incomplete", "quantization_config", "attn_implementation"),
-    *("max_memory", "offload_folder", "low_cpu_mem_usage"),
-    *HUB,
-)
 DeviceMap: TypeAlias = "str | int | torch.device | dict[str, Any]"
 _log = logging.getLogger(__name__)
 
@@ -204,9 +198,6 @@ def _from_pretrained(name: str, *, device_map: Any, **kwargs: Any) -> tuple[Any,
             name, device_map=device_map, use_safetensors=True, output_loading_info=True, **kwargs
         )
     except Exception as error:  # transformers, safetensors and torch raise many kinds
-        wrong = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-        if wrong and wrong[1] in kwargs:
-            raise RevisitError(f"load has no argument {wrong[1]!r}.{did_you_mean(wrong[1], ARGUMENTS)}") from error
         why = brief(error)
         if "ignore_mismatched_sizes" in str(error):
             why = "the shapes of its tensors do not match its config.json; get a complete copy."
