@@ -64,7 +64,7 @@ def question(number: int, **fields: Any) -> dict[str, Any]:
 def valid(dice: random.Random) -> dict[str, Any]:
     """Return a valid request with a reproducible answer."""
     fields: dict[str, Any] = {"max_tokens": dice.choice((1, 3, 6, 9)), "stream": dice.random() < 0.3}
-    kind = dice.randrange(7)
+    kind = dice.randrange(8)
     if kind == 0:
         fields |= {"temperature": 0.9, "top_p": 0.9, "seed": dice.randrange(4)}
     elif kind == 1:
@@ -77,6 +77,8 @@ def valid(dice: random.Random) -> dict[str, Any]:
         fields["stop"] = ["zz"]
     elif kind == 5:
         fields["decoding"] = {"method": "opera", "settings": {"beams": 2, "candidates": 2}}
+    elif kind == 6:
+        fields |= {"logprobs": True, "top_logprobs": 3, "check": True}
     return question(dice.randrange(6), **fields)
 
 
@@ -118,9 +120,9 @@ def mutated(dice: random.Random) -> tuple[bytes, dict[str, str]]:
         if action == 0 and isinstance(holder, dict):
             del holder[key]
         elif action == 1 and isinstance(holder, dict):
-            holder[dice.choice(("", "x", "tools", "n", "seed", "temperature", "decoding", "stop", "top_k"))] = value(
-                dice
-            )
+            fields = ("", "x", "tools", "n", "seed", "temperature", "decoding", "stop", "top_k")
+            newer = ("logprobs", "top_logprobs", "response_format", "reasoning_effort", "thinking_budget", "check")
+            holder[dice.choice((*fields, *newer))] = value(dice)
         else:
             holder[key] = value(dice)
     return json.dumps(body).encode(), JSON

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -167,7 +168,8 @@ class Decoder:
     def _checked(self, request: ChatRequest, text: ModelText) -> Json:
         assert request.check is not None
         tokenizer = self.processor.tokenizer
-        return as_json(check_text(self.model, tokenizer, text, request.check.threshold, request.check.chosen))
+        check = check_text(self.model, tokenizer, text, request.check.threshold, request.check.chosen)
+        return {**as_json(check), "values": rated_values(check)} if request.grammar else as_json(check)
 
 
 class Progress:
@@ -247,6 +249,20 @@ class Progress:
                 len(self.thought.tokens),
             )
         )
+
+
+VALUE = re.compile(r'("(?:[^"\\]|\\.)*"|[^\s",:\[\]{}]+)(\s*:)?')  # of a JSON text; a colon follows keys
+
+
+def rated_values(check: Check) -> list[JsonValue]:
+    """List the values of a JSON answer with the support of their weakest word; null where no word was checked."""
+    found: list[JsonValue] = []
+    for value in VALUE.finditer(check.text):
+        start, end = value.span(1)
+        support = [word.support for word in check.checked if start <= word.start < end]
+        if value[2] is None:
+            found.append({"value": value[1], "start": start, "end": end, "support": min(support, default=None)})
+    return found
 
 
 def as_json(check: Check) -> Json:
