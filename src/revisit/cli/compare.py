@@ -35,7 +35,7 @@ def compare(
             raise RevisitError(f"The format of {out} is unknown: use a name that ends in {', '.join(WRITERS)}.")
         check_writable(out)
     logs = read_logs(folder)
-    if notice := unfinished(logs):
+    if any(log.scores for log in logs) and (notice := unfinished(logs)):  # otherwise an error with the same notice
         print(notice)
     tables = compare_logs(logs, baseline, [part.strip() for entry in metric for part in entry.split(",")])
     if out is not None:

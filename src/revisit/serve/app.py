@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 READERS = 4  # requests that are checked, and whose images are decoded, at once
 CLIENT_LEFT = 499
 WELCOME = """<!doctype html><meta charset="utf-8"><title>ReVisiT</title>
-<body style="max-width: 44rem; margin: 3rem auto; font: 1rem/1.5 system-ui, sans-serif">
+<meta name="viewport" content="width=device-width"><meta name="color-scheme" content="light dark">
+<style>body {{ max-width: 44rem; margin: 3rem auto; padding: 0 14px; font: 1rem/1.5 system-ui, sans-serif }} pre {{ overflow-x: auto }}</style>
 <h1>ReVisiT</h1>
 <p>This server answers OpenAI chat requests with the model <code>{model}</code>, decoded by <code>{method}</code>.</p>
 <pre>curl {url}v1/chat/completions -H 'content-type: application/json' \\

@@ -377,7 +377,7 @@ class Viewer {
       at += t.length;
     });
     const words = check.words.filter(({ checkable }) => checkable).map(({ text, support }) => `${text} ${support.toFixed(2)}`);
-    this.cards[i].card.append(make("p", { class: "checked", title: check.notes.join(" ") }, words.length ? `Support by the image (flagged below ${check.threshold.toFixed(2)}): ${words.join(", ")}` : "No word was checked."));
+    this.cards[i].card.append(make("p", { class: "checked" }, words.length ? `Support by the image (flagged below ${check.threshold.toFixed(2)}): ${words.join(", ")}. ` : "", check.notes.join(" ")));
   }
 
   note(i, s, kind, text) { // mark a word and add to its tooltip
