@@ -32,7 +32,8 @@ READERS = 4  # requests that are checked, and whose images are decoded, at once
 CLIENT_LEFT = 499
 WELCOME = """<!doctype html><meta charset="utf-8"><title>ReVisiT</title>
 <meta name="viewport" content="width=device-width"><meta name="color-scheme" content="light dark">
-<style>body {{ max-width: 44rem; margin: 3rem auto; padding: 0 14px; font: 1rem/1.5 system-ui, sans-serif }} pre {{ overflow-x: auto }}</style>
+<style>body {{ max-width: 44rem; margin: 3rem auto; padding: 0 14px; font: 1rem/1.5 system-ui, sans-serif }}
+pre {{ overflow-x: auto }}</style>
 <h1>ReVisiT</h1>
 <p>This server answers OpenAI chat requests with the model <code>{model}</code>, decoded by <code>{method}</code>.</p>
 <pre>curl {url}v1/chat/completions -H 'content-type: application/json' \\
