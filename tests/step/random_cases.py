@@ -255,10 +255,12 @@ def _compare_scores(
 ) -> str:
     """Compare scores, which may differ by rounding: by `SCORES` of the absolute numbers that are added up, with the weight of the step.
 
-    A weight may differ by 1e-5, or its square by 1e-6: "uncertainty" is a root, which makes much of rounding near zero.
+    A weight may differ by 1e-5, by `DIVERGENCES` of the numbers that a logit is the sum of, or its square by 1e-6: "uncertainty" is
+    a root, which makes much of rounding near zero.
     """
     rule, used = case.rule, float(weight)
-    if abs(used - expected.weight) > 1e-5 and abs(used**2 - expected.weight**2) > 1e-6:
+    rounding = 1e-5 + DIVERGENCES * float(shares.double() @ _summands(case, states, expected.ids))
+    if abs(used - expected.weight) > rounding and abs(used**2 - expected.weight**2) > 1e-6:
         return f"weight {used} for {expected.weight}"
     limit = _limit(case, expected, states, shares)
     final = reference.fuse(expected.base, expected.vision, rule.fusion, weight, rule.normalize)
