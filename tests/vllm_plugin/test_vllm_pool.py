@@ -35,23 +35,6 @@ def test_no_block_is_taken_twice(sizes: list[int], random: object) -> None:
     assert pool.take(2).tolist() == [0, 1]  # the front is used first
 
 
-def test_a_full_pool_raises_and_is_unchanged() -> None:
-    pool = Pool(3, BLOCK, 1, torch.float32, "cpu")
-    pool.take(2)
-    with pytest.raises(RevisitError, match="1 free blocks of 3"):
-        pool.take(2)
-    assert pool.used == 2
-
-
-def test_states_are_stored_at_their_places() -> None:
-    pool = Pool(3, BLOCK, 2, torch.float32, "cpu")
-    states = torch.arange(6.0).view(3, 2)
-    pool.write(torch.tensor([0, BLOCK - 1, 2 * BLOCK]), states)
-    assert torch.equal(pool.states[0, 0], states[0])
-    assert torch.equal(pool.states[0, -1], states[1])
-    assert torch.equal(pool.states[2, 0], states[2])
-
-
 def need(blocks: int, image: str) -> Need:
     return Need(blocks, last=9, key=image.encode())
 
