@@ -26,8 +26,8 @@ def demo(
 
     The image is an "unusual" scene: the objects most typical of its place are replaced by others, so the model's expectations
     mislead it. It is the first such scene in which ReVisiT corrects a mistake and the selected patch is on the object (chosen
-    by tools/samples.py); --scene shows another. With --model photo it is a photograph of a cup of coffee from scikit-image
-    (CC0).
+    by tools/samples.py); --scene shows another. With --model photo it is the CC0 photograph of scikit-image that shows
+    the most of CHAIR's objects: a cup of coffee.
     """
     from rich.console import Console
 
