@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 from packaging.version import Version
+from transformers import LlamaConfig, LlamaForCausalLM
 from transformers import __version__ as transformers_version
 
 import families
@@ -152,6 +154,28 @@ def test_sampled_drafts_have_the_distribution_of_the_method() -> None:
     assert len(cells) > 2
     statistic = sum((got - want) ** 2 / want for got, want in cells)
     assert statistic < chi2.ppf(0.999, len(cells) - 1)
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "gemma3"])
+def test_an_assistant_of_its_own_sees_the_image_and_one_without_images_drafts_too(family: str) -> None:
+    model, _ = families.build(family)
+    inputs, twin = one(family), copy.deepcopy(model)
+    tokens, _ = decode(family, inputs, "greedy")
+    got, trace = decode(family, inputs, "greedy", assistant_model=twin)
+    assert got == tokens
+    assert trace.accepted == trace.drafted > 0  # the drafts of a copy are the model's own tokens
+    config = LlamaConfig(**{**families.TEXT, "num_hidden_layers": 1, "eos_token_id": 2})
+    assert decode(family, inputs, "greedy", assistant_model=LlamaForCausalLM(config).eval())[0] == tokens
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "message"),
+    [(2, {}, "batch_size"), (1, {"use_cache": False}, "use_cache"), (1, {"cache_implementation": "static"}, "Static")],
+)
+def test_calls_that_transformers_does_not_speculate_raise(rows: int, options: dict[str, Any], message: str) -> None:
+    inputs = families.inputs("llava", ["hi"] * rows, [[families.image(1)]] * rows)
+    with pytest.raises(RevisitError, match=message):
+        decode("llava", inputs, **LOOKUP, **options)
 
 
 def test_an_assistant_with_another_vocabulary_raises() -> None:

@@ -291,7 +291,8 @@ def _errors_in_one_sentence(model: Model, config: GenerationConfig) -> Iterator[
                 "prefill_chunk_size."
             ) from error
         *_, (last, _) = walk_tb(error.__traceback__)
-        if last.f_code.co_filename == logits_process.__file__:  # such as a bias for tokens that do not exist
+        # such as a bias for tokens that do not exist, or speculative decoding of several prompts
+        if last.f_code.co_filename == logits_process.__file__ or last.f_code.co_name == "_assisted_decoding":
             raise RevisitError(
                 f"transformers cannot generate with these arguments, or with the model's generation_config.json: {brief(error)}"
             ) from error

@@ -57,14 +57,13 @@ class Speculation(StandIn):
         if not isinstance(generator, AssistedCandidateGenerator):
             yield
             return
-        inputs, assistant = generator.assistant_kwargs, generator.assistant_model
-        if assistant is not self._model:  # the features of the model's own vision tower do not fit
+        inputs, assistant, given = generator.assistant_kwargs, generator.assistant_model, self._run.inputs
+        if assistant is not self._model:  # it encodes the image and places the tokens itself
             accepted = inspect.signature(assistant.forward).parameters
-            inputs.pop("mm_encoder_outputs", None)
-            pixels = {
-                name: value for name, value in self._run.inputs.items() if name in accepted and name not in inputs
-            }
-            generator.assistant_kwargs = inputs | pixels
+            own = {"mm_encoder_outputs", "position_ids", *(name for name in given if name not in accepted)}
+            inputs = {name: value for name, value in inputs.items() if name not in own}
+            pixels = {name: value for name, value in given.items() if name in accepted and name != "input_ids"}
+            generator.assistant_kwargs = pixels | inputs
         tokens, generator.num_assistant_tokens = generator.num_assistant_tokens, 1
         generator.generation_config.is_assistant = False
         yield
