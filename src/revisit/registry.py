@@ -131,7 +131,9 @@ def _as_sentence(cls: type[Settings], error: ValidationError, given: Mapping[str
 S = TypeVar("S", bound=Settings)
 Class = TypeVar("Class", bound=type[Settings])
 # A class with the line `name = "…"`, which is read without importing its module.
-_NAMED_CLASS = re.compile(r'^class (\w+)\((?:(?!^class ).)*?^    name(?:: ClassVar\[str\])? = "([^"]+)"', re.M | re.S)
+_NAMED_CLASS = re.compile(
+    r"""^class (\w+)\((?:(?!^class ).)*?^ +name(?:: ClassVar\[str\])? = ["']([^"']+)["']""", re.M | re.S
+)
 
 
 class Registry(Generic[S]):

@@ -280,7 +280,7 @@ class Worker:
             counts: The number of positions.
             drafts: How many of these, at the end, are candidates of speculative decoding. Each has a row of logits of its
                 own, behind the row of the last known token; none by default.
-            inputs: The tokens at these positions, on the device, those of all requests in turn; only `once` needs them.
+            inputs: The tokens at these positions, on the device, those of all requests in turn; only `once` and `phase` need them.
         """
         self._pieces, self._rows = [], []
         if not self.requests:

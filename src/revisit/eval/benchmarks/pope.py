@@ -279,7 +279,8 @@ class YesNo(Benchmark):
         found = [(q, next(filter(Path.exists, paths), paths[0])) for q, paths in places]
         present = [(q, path) for q, path in found if path.exists()]
         for q, path in found if self.settings else found[: not present]:
-            require(path, f"The file with {self.title}'s questions {q.setting}", self.source)
+            can_fetch = bool(self.downloads or self.hub)
+            require(path, f"The file with {self.title}'s questions {q.setting}", self.source, can_fetch)
         return present
 
     def load(self, data_dir: Path) -> list[Item]:

@@ -121,7 +121,7 @@ def _downloaded_folder(text: str, benchmark: str, limit: int | None) -> Path:
     first = None if folder.is_dir() or cls.hub else limit
     if first is not None:
         folder = folder.with_name(f"{folder.name}-first{first}")
-    if not folder.is_dir():
+    if not folder.is_dir() and (source or cls.downloads or cls.hub):
         place = source or ("its authors' servers" if cls.downloads else "its Hub dataset")
         log.warning("Downloading %s from %s to %s. License: %s.", cls.name, place, folder, cls.license)
     data.get(cls.name, folder, source, first)
