@@ -94,7 +94,8 @@ class Decoder:
         """The tokenizer as llguidance reads it."""
         from llguidance.hf import from_tokenizer
 
-        return from_tokenizer(self.processor.tokenizer, eos_token=sorted(self.end))
+        tokenizer: Any = self.processor.tokenizer
+        return from_tokenizer(tokenizer, eos_token=sorted(self.end))
 
     def _text_length(self, text: str) -> int:
         return len(self.processor.tokenizer(text, add_special_tokens=False)["input_ids"])
