@@ -247,6 +247,9 @@ def test_requests_with_the_same_images_share_their_states() -> None:
     model.worker.add("d", Params({"revisit": {}}), longer, ("x", ["a"]))  # of a request that never came here
     assert model.worker.take_failed() == {"d"}
     assert model.worker.pool.used == 0
+    model.add("e", image)
+    model.worker.add("f", Params({"revisit": {}}), longer, ("e", ()))  # whose states were not computed
+    assert model.worker.take_failed() == {"f"}
 
 
 def test_random_draws_depend_on_the_token_only() -> None:

@@ -48,9 +48,10 @@ class Request:
         self.serial = next(_SERIAL)
         self.rule = method.rule()
         self.settings = (self.rule, method.phase)  # requests with equal ones are refined together
-        self.opened = plan.thoughts is not None and plan.thoughts.open_at_end(
+        thoughts = plan.thoughts if method.phase != "both" else None
+        self.opened = thoughts is not None and thoughts.open_at_end(
             prompt_ids
-        )  # whether it ends within a thought
+        )  # whether the prompt ends within a thought
         self.final_norm = method.norm == "final"
         self.layers = plan.layers(method)
         self.prompt_length = len(prompt_ids)
@@ -170,6 +171,7 @@ class Worker:
         self.requests: dict[str, Request] = {}
         self.blocks: dict[str, np.ndarray] = {}  # of the pool, by the request that computes the states in them
         self.rehearsed = False
+        self._complete: set[str] = set()  # requests whose states were all stored
         self._failed: set[str] = set()
         self._pieces: list[Piece] = []
         self._rows: list[Row] = []
@@ -231,9 +233,9 @@ class Worker:
 
     def _give_blocks(self, request: Request, name: str, owner: str) -> None:
         request.shared = owner != name
+        if request.shared and owner not in self._complete:
+            raise RevisitError(f"the vision states of {owner}, which it shares, were not stored; send it again.")
         if owner not in self.blocks:
-            if request.shared:
-                raise RevisitError(f"the vision states that it shares with {owner} are gone; send it again.")
             self.blocks[name] = self.pool.take(self.plan.blocks_for(request.states))
         request.blocks = self.blocks[owner]
         request.restart()
@@ -248,6 +250,7 @@ class Worker:
         """Free the blocks of requests, of which some may never have come here."""
         for owner in owners:
             self.pool.give_back(self.blocks.pop(owner, ()))
+            self._complete.discard(owner)
 
     def fail(self, name: str, error: Exception) -> None:
         """End a request, and no other; see the module's docstring for tensor parallelism."""
@@ -349,6 +352,8 @@ class Worker:
             return
         for piece in pieces:
             piece.request.seen[piece.low : piece.high] = True
+            if piece.request.complete:
+                self._complete.add(piece.name)
 
     def refine(self, logits: Tensor, sampled: Tensor) -> Tensor:
         """Refine the logits of opted-in requests; `sampled` are the states they were computed from."""
