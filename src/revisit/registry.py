@@ -284,7 +284,7 @@ def parse_entry(entry: str | Mapping[str, Any], kind: str = "method") -> tuple[s
         raise RevisitError(f"A {kind} needs a name before its settings, as in name:key=value, not {entry!r}.")
     if "," in name:
         hint = " (in a chain, use semicolons)" * (kind == "method")
-        raise RevisitError(f"{entry!r} lists several {kind}s and gives settings: pass each {kind} separately{hint}.")
+        raise RevisitError(f"{entry!r} lists several {kind}s: pass each {kind} separately{hint}.")
     given = entry[len(name) + 1 :]
     return name.strip(), parse_assignments(_COMMA.split(given), f"{kind}:key=value") if given else {}
 

@@ -226,3 +226,14 @@ def test_a_captured_image_spans_chunks() -> None:
         found.append([record.divergences for record in trace.rows[0].records])
     for whole, chunked in zip(*found, strict=True):
         torch.testing.assert_close(chunked, whole, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"prompt_lookup_num_tokens": 3, "num_beams": 2}, "Beam search"), ({"prompt_lookup_num_tokens": 0}, "above 0")],
+)
+def test_beams_and_empty_drafts_raise_one_sentence(options: dict[str, int], words: str) -> None:
+    model, _ = families.build("llava")
+    inputs = families.inputs("llava", ["what"], [[families.image(0)]])
+    with pytest.raises(RevisitError, match=words):
+        revisit.generate(model, **inputs, max_new_tokens=2, **options)

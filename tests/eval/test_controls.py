@@ -94,3 +94,10 @@ def test_a_blind_model_scores_the_same_with_every_image(tmp_path: Path) -> None:
     blind_rows = [value for row, values in shown.values.items() if "[" in row for value in values.values()]
     assert all(math.isnan(value.p) and value.rank == 0 for value in blind_rows)  # not part of the tests of methods
     assert list(shown.values)[-3:] == [f"greedy [{control}]" for control in CONTROLS]
+
+
+def test_controls_that_cannot_run_leave_no_logs(tmp_path: Path) -> None:
+    """The first questions of POPE share one image."""
+    with pytest.raises(RevisitError, match="different images"):
+        evaluate("tiny", "pope", method=["greedy"], data="scenes:unusual:4", limit=2, out=tmp_path, controls=True)
+    assert not list(tmp_path.rglob("*.jsonl"))

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from families import build
-from revisit import methods
+from revisit import ReVisiT, methods
 from revisit.eval.benchmarks.base import Item
 from revisit.eval.engines.local import LocalEngine
 from revisit.eval.engines.vllm import VllmEngine
@@ -113,3 +113,8 @@ def test_vllm_answers_depend_on_its_schedule_but_for_float32_on_a_cpu(
     items = [Item("q0", "What?")]
     assert (engine.batching(8, items) is None) == invariant
     assert engine.batching(8, items) == engine.batching(16, items * 2)
+
+
+def test_a_phase_is_part_of_a_methods_label() -> None:
+    assert label(ReVisiT(phase="answer")) == "revisit(phase=answer)"
+    assert label(ReVisiT()) == "revisit"

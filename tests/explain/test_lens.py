@@ -114,3 +114,8 @@ def test_tables(seen: revisit.Lens) -> None:
     listed = tables.patches_table(seen, seen.readings[0], 4, most=3)
     assert len(listed.rows) == 3
     assert "3 of 16 patches" in table_markdown(listed)
+
+
+def test_one_text_is_not_a_list_of_words() -> None:
+    with pytest.raises(RevisitError, match="list of words"):
+        revisit.lens(families.build("llava"), IMAGE, words="dog")

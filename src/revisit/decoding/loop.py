@@ -375,6 +375,13 @@ def _check_options(mode: GenerationMode, config: GenerationConfig, caller: dict[
         )
     if mode in (GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE) and caller.get("streamer") is not None:
         raise RevisitError("Beam search cannot be streamed: remove the streamer, or decode without beams.")
+    drafts = (caller.get("assistant_model"), config.prompt_lookup_num_tokens, config.assistant_early_exit)
+    if mode in (GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE) and any(x is not None for x in drafts):
+        raise RevisitError(
+            "Beam search cannot be speculative: remove num_beams, or assistant_model, prompt_lookup_num_tokens and assistant_early_exit."
+        )
+    if drafts[1] is not None and not (isinstance(drafts[1], int) and drafts[1] > 0):
+        raise RevisitError(f"prompt_lookup_num_tokens must be a number of tokens above 0, not {drafts[1]!r}.")
 
 
 def _check_forwards(

@@ -115,6 +115,8 @@ def evaluate(
     Raises:
         RevisitError: An option is wrong, or images cannot be read and `skip_bad_images` is off.
     """
+    if not isinstance(out, (str, Path)):
+        raise RevisitError(f"out must be a folder, not {out!r}.")
     path = str(data) if isinstance(data, Path) else data
     config = EvalConfig(
         model=model, benchmark=benchmark, method=method, data=path, limit=limit, out=str(out), **options
@@ -173,8 +175,9 @@ def _tasks(
     about, decoding = engine.about(), config.decoding_for(asked.benchmark)
     batching = engine.batching(config.batch_size, asked.items)
     subset, tasks = ONLY_VISUAL if asked.left_out else "", []
+    changed = {name: replace(asked, items=controlled(asked.items, name)) for _, name in rows if name}
     for method, control in rows:
-        given = replace(asked, items=controlled(asked.items, control)) if control else asked
+        given = changed.get(control, asked)
         for seed in config.all_seeds:
             spec = Spec.of(about, method, asked.benchmark, decoding, seed, batching, control, subset)
             log = Log.open(Path(config.out), spec)

@@ -110,7 +110,9 @@ def benchmark_label(benchmark: Benchmark) -> str:
 
 
 def _label(name: str, settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
-    own = [f"{key}={value_text(value)}" for key, value in settings.items() if defaults[key] != value]
+    own = [
+        f"{key}={value_text(value)}" for key, value in settings.items() if key not in defaults or defaults[key] != value
+    ]
     return f"{name}({', '.join(own)})" if own else name
 
 

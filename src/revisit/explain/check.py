@@ -194,7 +194,8 @@ def check_text(
         text.text, support(text, layer, tokenizer, word_test(words)), threshold, name_of(model), text.images, notes
     )
     if not found.checked:
-        found.notes.append("No word was checked, because by default only English names of objects are; see `words`.")
+        why = ", because by default only English names of objects are; see `words`" if words == "objects" else ""
+        found.notes.append(f"No word was checked{why}.")
     return found
 
 

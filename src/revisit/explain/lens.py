@@ -148,6 +148,8 @@ def lens(
     """
     if norm not in ("none", "final"):
         raise RevisitError(f"norm must be 'none' or 'final', not {norm!r}.")
+    if isinstance(words, str):
+        raise RevisitError(f"words must be a list of words, such as [{words!r}, …], not one text.")
     given: list[Any] = list(image) if isinstance(image, (list, tuple)) else [image]
     images = [open_image(one) for one in given]
     loaded, processor = loaded_pair(model, "lens")
