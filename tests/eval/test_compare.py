@@ -288,3 +288,8 @@ def test_a_terminal_gets_drawn_tables_and_a_pipe_markdown(
     below = [after[:1] for words, after in itertools.pairwise(lines) if words[:1] == ["shift"]]
     assert ["by=1"] in below  # settings stand below their method
     assert f"minus {tables[0].baseline}" in drawn
+
+
+def test_a_folder_is_not_a_list_of_logs() -> None:
+    with pytest.raises(RevisitError, match="read_logs"):
+        compare("runs/own")  # type: ignore[arg-type]

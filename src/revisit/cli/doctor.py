@@ -139,7 +139,7 @@ def machine_warnings() -> Iterator[str]:
         try:
             require_data()
         except RevisitError as error:
-            yield f"CHAIR and AMBER cannot be scored: {error}"
+            yield f"CHAIR (except on generated scenes) and AMBER cannot be scored: {error}"
 
 
 def model_rows(facts: ModelFacts) -> Iterator[Row]:

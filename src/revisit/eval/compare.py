@@ -9,6 +9,7 @@ import fnmatch
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from statistics import stdev
 from typing import Any, TypeAlias
 
@@ -82,6 +83,8 @@ def compare(
 
     If logs cannot be compared, raise RevisitError, or add its message to `problems` if that is a list.
     """
+    if isinstance(logs, (str, Path)):
+        raise RevisitError(f"compare takes logs, not a folder: compare(revisit.read_logs({str(logs)!r})).")
     groups: dict[Group, list[Log]] = {}
     partial: dict[Group, list[str]] = {}
     for log in logs:
