@@ -494,7 +494,16 @@ def post_check(running: Running, **fields: Any) -> httpx.Response:
 def test_texts_are_checked_together_in_one_pass(running: Running) -> None:
     texts = ["A dog on a couch.", "Two cats.", "A very long table with cups and a bird in the room."]
     passes: list[int] = []
-    hook = running.service.decoder.model.register_forward_hook(lambda *_: passes.append(1))
+    batcher = running.service.batcher
+
+    def gather(*_: object) -> None:
+        """Hold the first pass until all three requests have arrived, however slow the machine is."""
+        give_up = time.monotonic() + 60
+        while not passes and batcher.running + batcher.waiting < 3 and time.monotonic() < give_up:
+            time.sleep(0.01)
+        passes.append(1)
+
+    hook = running.service.decoder.model.register_forward_pre_hook(gather)
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
         found = list(
             pool.map(
