@@ -140,15 +140,7 @@ def _gemma3_crops() -> tuple[Any, Any]:
     return resized("gemma3", {"image_size": 56, "patch_size": 7}, processor, mm_tokens_per_image=16)
 
 
-def _perception_lm() -> tuple[Any, Any]:
-    model, processor = families.build("perception_lm")
-    processor = copy.copy(processor)
-    processor.image_processor = transformers.PerceptionLMImageProcessor(tile_size=64, max_num_tiles=4)
-    return silence(copy.deepcopy(model)), processor
-
-
 BUILT = {
-    "perception_lm in tiles": _perception_lm,
     "llava": _llava,
     "llava padded to a square": lambda: _llava(do_pad=True),
     "llava_next": _llava_next,
@@ -261,20 +253,9 @@ SIZES: dict[str, list[Size]] = {
     "glm46v": [(120, 60)],
     "glm4v_moe": [(60, 120)],
     "gemma4": [(120, 60), (60, 90)],
-    "ovis2": [(120, 60), (50, 50), (60, 90)],
-}
-TORCHVISION_SIZES: dict[str, list[Size]] = {
-    "cohere2_vision": [(120, 60), (90, 90)],
-    "kimi_k25": [(50, 30), (30, 75)],
-    "lfm2_vl": [(120, 60), (30, 30), (40, 90)],
-    "llama4": [(120, 60), (20, 25), (40, 90)],
-    "minicpmv4_6": [(120, 60), (50, 50), (60, 180)],
-    "molmo2": [(120, 60), (30, 50)],
-    "perception_lm": [(90, 60)],
-    "perception_lm in tiles": [(120, 60), (60, 200)],
 }
 if families.FAMILIES == families.ALL:
-    SIZES |= TORCHVISION_SIZES
+    SIZES["cohere2_vision"] = [(120, 60), (90, 90)]
 CASES = [
     (name, size) for name, sizes in SIZES.items() if name != "gemma4" or name in families.FAMILIES for size in sizes
 ]

@@ -167,7 +167,7 @@ def test_types_that_transformers_does_not_have(tmp_path: Path) -> None:
 
 
 def test_a_head_tied_by_declaration_is_not_missing(tmp_path: Path) -> None:
-    config = transformers.LlavaConfig(**families._clip(), vision_feature_select_strategy="default")
+    config = families.config("llava")
     config.text_config.tie_word_embeddings = config.tie_word_embeddings = True
     model, folder = transformers.LlavaForConditionalGeneration(config), families.save("llava", tmp_path)
     model.save_pretrained(folder)

@@ -13,7 +13,7 @@ import families
 
 TEXT = {**families.TEXT, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2, "num_key_value_heads": 2}
 TEXT["head_dim"] = 32
-TOWER = {**families.TOWER, "hidden_size": 64, "intermediate_size": 64}
+TOWER = {**families.TABLE["bases"]["tower"], "hidden_size": 64, "intermediate_size": 64}
 CLIP = {"model_type": "clip_vision_model", "projection_dim": 16, **TOWER}
 SIGLIP = {"model_type": "siglip_vision_model", "vision_use_head": False, **TOWER}
 SMALL = {"size": {"height": 28, "width": 28}}
@@ -98,7 +98,7 @@ def _qwen(name: str, text: dict[str, Any], vision: dict[str, Any], processor: st
             **vision,
         },
         tie_word_embeddings=False,
-        **families._qwen_ids(),
+        **families.with_ids(families.TABLE["bases"]["qwen_ids"]),
     )
     images = transformers.Qwen2VLImageProcessor(**patches, size=size)
     videos = getattr(transformers, f"{processor.replace('2_5_', '2')}VideoProcessor")(**patches, size=size)
@@ -160,7 +160,7 @@ def _glm(name: str, text: dict[str, Any]) -> tuple[Any, Any]:
             **{"patch_size": 7, "spatial_merge_size": 2, "temporal_patch_size": 2, "image_size": 56},
         },
         tie_word_embeddings=False,
-        **families._glm_ids(),
+        **families.with_ids(families.TABLE["bases"]["glm_ids"]),
     )
     images = transformers.Glm4vImageProcessor(**patches, size=size)
     videos = transformers.Glm4vVideoProcessor(**patches, size=size)

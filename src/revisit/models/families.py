@@ -1,4 +1,4 @@
-"""The table of model families: a new family is one entry of `FAMILIES`.
+"""The table of model families: a new family is one entry of data/families.yaml.
 
 Most of a model is found from what it declares (see `parts`), so unlisted families work too. An entry adds what models do not
 declare: where vision tokens are on the image, the tokens around an image and a thought, the layers the paper recommends, the class in vLLM.
@@ -7,12 +7,16 @@ Nothing heavy is imported here.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
 
 from revisit.errors import RevisitError
-from revisit.models import patch_maps as maps
+from revisit.models import patch_maps
 from revisit.models.patch_maps import PatchMap
 from revisit.models.types import Tokenizer
 
@@ -70,127 +74,29 @@ class Family:
         return f"the positions of vision tokens on the image are unknown for {self.model_type} models."
 
 
-_EMBEDDED = "passes its prompt to a language model as embeddings, in which nothing marks the image"
-_MASKED = "marks the image in its prompt by an input of its own, not by a token"
+_TABLE = yaml.safe_load((Path(__file__).parent / "data" / "families.yaml").read_text("utf-8"))
 
-_QWEN_EDGES = ("<|vision_start|>", "<|vision_end|>")
-_OMNI_EDGES = ("<|vision_bos|>", "<|vision_eos|>", *_QWEN_EDGES)
-_GLM_EDGES = ("<|begin_of_image|>", "<|end_of_image|>")
-_GEMMA_EDGES = ("<start_of_image>", "<end_of_image>")
-_GEMMA4_THOUGHT = ("<|channel>", "<channel|>")
-_OVIS_EDGES = ("<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>")
-_AYA_EDGES = ("<|START_OF_IMG|>", "<|END_OF_IMG|>", "TILE_GLOBAL", *(f"TILE_{n}" for n in range(1, 13)))
-_COHERE_EDGES = ("<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_LINE_BREAK|>")
-_KIMI_EDGES = ("<|media_begin|>", "image", "<|media_content|>", "<|media_end|>")
-_LFM_EDGES = (
-    *("<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"),
-    *(f"<|img_row_{row}_col_{column}|>" for row in range(1, 11) for column in range(1, 11)),
-)
-_LLAMA_EDGES = ("<|image_start|>", "<|image_end|>", "<|image|>", "<|tile_x_separator|>", "<|tile_y_separator|>")
-_MOLMO_EDGES = ("<im_start>", "<low_res_im_start>", "<im_end>", "<im_col>")
-_SPLIT_EDGES = (  # tiles in rows, with line breaks between the rows
-    *("<fake_token_around_image>", "<global-img>", "\n", "\n\n"),
-    *(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)),
-)
 
-_qwen = partial(Family, layers="all", patch_map=maps.merged, image_edges=_QWEN_EDGES)
-_newer = partial(Family, needs="torchvision")
-_omni = partial(Family, layers="all", patch_map=maps.merged, image_edges=_OMNI_EDGES, needs="torchvision")
+def _expanded(token: str) -> list[str]:
+    """Replace {n} in a token by each number from 1 to n."""
+    if not (found := re.search(r"\{(\d+)\}", token)):
+        return [token]
+    numbers = range(1, int(found[1]) + 1)
+    return [whole for number in numbers for whole in _expanded(token.replace(found[0], str(number), 1))]
 
-FAMILIES = {
-    family.model_type: family
-    for family in (
-        Family("aya_vision", "Aya Vision", patch_map=maps.tiles, image_edges=_AYA_EDGES),
-        Family("aria", learned_queries=True),
-        Family("blip", unsupported="reads images by cross-attention"),
-        Family("blip-2", unsupported=_EMBEDDED),
-        _newer(
-            "cohere2_vision",
-            "Command A Vision",
-            patch_map=maps.tiles,
-            image_edges=_COHERE_EDGES,
-            thought=("<|START_THINKING|>", "<|END_THINKING|>"),
-        ),
-        Family("deepseek_ocr2", learned_queries=True),
-        Family("deepseek_vl", "DeepSeek-VL", patch_map=maps.padded_square, image_edges=()),
-        Family("diffusion_gemma", unsupported="writes text by diffusion, not token by token"),
-        Family("dots3_note", patch_map=maps.merged),
-        Family("evolla", unsupported="reads proteins, not images"),
-        Family(
-            "gemma3",
-            "Gemma 3",
-            patch_map=maps.pan_and_scan,
-            vllm="Gemma3",
-            attends_ahead=True,
-            image_edges=_GEMMA_EDGES,
-        ),
-        Family(
-            "gemma4",
-            "Gemma 4",
-            patch_map=maps.pooled,
-            vllm="Gemma4",
-            attends_ahead=True,
-            image_edges=("<|image>", "<image|>"),
-            thought=_GEMMA4_THOUGHT,
-        ),
-        Family("gemma4_unified", attends_ahead=True, thought=_GEMMA4_THOUGHT),
-        Family("git", unsupported="puts the image before the text without a token for it"),
-        Family("glm46v", "GLM-4.6V", patch_map=maps.merged, image_edges=_GLM_EDGES),
-        Family("glm4v", "GLM-4.1V", patch_map=maps.merged, image_edges=_GLM_EDGES, vllm="Glm4v"),
-        Family("glm4v_moe", "GLM-4.5V", patch_map=maps.merged, image_edges=_GLM_EDGES, vllm="Glm4vMoe"),
-        Family("idefics2", learned_queries=True),
-        Family("idefics3", "Idefics 3", patch_map=maps.splits, vllm="Idefics3", image_edges=_SPLIT_EDGES),
-        Family("instructblip", unsupported=_EMBEDDED),
-        Family("instructblipvideo", unsupported=_EMBEDDED),
-        Family("internvl", "InternVL 3, 3.5", patch_map=maps.tiles, vllm="InternVL", image_edges=("<img>", "</img>")),
-        Family("internvl_chat", native_suffix="-hf"),
-        Family("kosmos-2", unsupported=_MASKED),
-        Family("kosmos-2.5", unsupported=_MASKED),
-        _newer("kimi_k25", "Kimi K2.5", patch_map=maps.padded_patches, image_edges=_KIMI_EDGES),
-        _newer("lfm2_vl", "LFM2-VL", patch_map=maps.large_tiles, image_edges=_LFM_EDGES),
-        Family("lfm3_vl", patch_map=maps.merged),
-        _newer("llama4", "Llama 4", patch_map=maps.scaled_tiles, image_edges=_LLAMA_EDGES),
-        Family("llava", "LLaVA 1.5", patch_map=maps.llava, sid_share=100 / 576, vllm="Llava", image_edges=()),
-        Family("llava_next", "LLaVA-NeXT", patch_map=maps.llava_next, vllm="LlavaNext", image_edges=()),
-        Family("llava_next_video", patch_map=maps.llava_next, image_edges=()),
-        Family(
-            "llava_onevision", "LLaVA-OneVision", patch_map=maps.llava_onevision, vllm="LlavaOnevision", image_edges=()
-        ),
-        _newer("minicpmv4_6", "MiniCPM-V 4.6", patch_map=maps.slices, vllm="MiniCPMV4_6"),
-        Family(
-            "mistral3",
-            "Mistral 3, Pixtral",
-            patch_map=maps.native,
-            vllm="Mistral3",
-            needs="torchvision",
-            image_edges=("[IMG_BREAK]", "[IMG_END]"),
-            thought=("[THINK]", "[/THINK]"),
-        ),
-        _newer("molmo2", "Molmo 2", patch_map=maps.overlapping_crops, image_edges=_MOLMO_EDGES, attends_ahead=True),
-        Family("ovis2", "Ovis2", patch_map=maps.covering_tiles, image_edges=_OVIS_EDGES),
-        _newer("perception_lm", "Perception LM", patch_map=maps.stretched_tiles, image_edges=()),
-        Family("pi0", unsupported="writes a robot's actions, not text"),
-        Family(
-            "paligemma",
-            "PaliGemma",
-            patch_map=maps.square,
-            prefixing_processor="PaliGemmaProcessor",
-            image_edges=(),
-            attends_ahead=True,
-        ),
-        _omni("qwen2_5_omni_thinker"),
-        _qwen("qwen2_5_vl", "Qwen2.5-VL", vllm="Qwen2_5_VL"),
-        _qwen("qwen2_vl", "Qwen2-VL", vllm="Qwen2VL"),
-        _qwen("qwen3_5", "Qwen3.5, 3.6", vllm="Qwen3_5"),
-        _qwen("qwen3_5_moe", "Qwen3.5, 3.6 (MoE)", vllm="Qwen3_5Moe"),
-        _omni("qwen3_omni_moe_thinker"),
-        _qwen("qwen3_vl", "Qwen3-VL", vllm="Qwen3VL"),
-        _qwen("qwen3_vl_moe", "Qwen3-VL (MoE)", vllm="Qwen3VLMoe"),
-        Family("shieldgemma2", patch_map=maps.pan_and_scan, image_edges=_GEMMA_EDGES, attends_ahead=True),
-        Family("smolvlm", "SmolVLM", patch_map=maps.splits, image_edges=_SPLIT_EDGES, vllm="SmolVLM"),
-        Family("vipllava", "ViP-LLaVA", patch_map=maps.llava, sid_share=100 / 576, image_edges=()),
-    )
-}
+
+def _family(model_type: str, fields: dict[str, Any]) -> Family:
+    if "patch_map" in fields:
+        fields["patch_map"] = getattr(patch_maps, fields["patch_map"])
+    if "image_edges" in fields:
+        edges = _TABLE["edges"][fields["image_edges"]]
+        fields["image_edges"] = tuple(token for edge in edges for token in _expanded(edge))
+    if "thought" in fields:
+        fields["thought"] = tuple(fields["thought"])
+    return Family(model_type, **fields)
+
+
+FAMILIES = {model_type: _family(model_type, fields) for model_type, fields in _TABLE["families"].items()}
 
 
 def of(model_type: str) -> Family:

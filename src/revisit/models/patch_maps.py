@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -107,7 +106,6 @@ class Context:
         if tokens := getattr(self.config, "mm_tokens_per_image", None):
             return math.isqrt(tokens)
         factor = int(getattr(self.config, "downsample_factor", 1)) * int(getattr(self.config, "scale_factor", 1))
-        factor *= int(getattr(self.vision, "hidden_stride", 1))
         return int(self.image_size // self.patch // factor * float(getattr(self.config, "downsample_ratio", 1)))
 
 
@@ -118,7 +116,7 @@ def _one(value: Any) -> int:
 def _sides(size: Any) -> dict[str, int]:
     """Convert a size setting of any class to a dict."""
     found = {}
-    for name in ("height", "width", "shortest_edge", "longest_edge", "max_height"):
+    for name in ("height", "width", "shortest_edge", "longest_edge"):
         value = size.get(name) if isinstance(size, dict) else getattr(size, name, None)
         if value:
             found[name] = int(value)
@@ -298,147 +296,11 @@ def _tiles_of(image: int, size: Size, columns: int, rows: int, side: int) -> lis
     return [*tiles, _whole(image, size, side, side, "thumbnail")]
 
 
-def covering_tiles(c: Context, image: int, size: Size) -> Guess:
-    """Ovis2: the whole image, then the fewest tiles that cover it well; or the whole image alone."""
-    from transformers.models.ovis2.image_processing_pil_ovis2 import get_min_tile_covering_grid
-
-    most = int(c.setting("max_patches", 12))
-    columns, rows = get_min_tile_covering_grid((size[1], size[0]), target_patch_size=c.tile(), max_image_tiles=most)
-    *tiles, whole = _tiles_of(image, size, columns, rows, c.side())
-    yield [whole, *tiles]
-    yield [_whole(image, size, c.side(), c.side())]
-
-
 def pooled(c: Context, image: int, size: Size) -> Guess:
     """Gemma 4: the whole image resized to a grid of patches, whose positions are an input; squares are pooled."""
     columns, rows = (max(place) + 1 for place in zip(*c.rows("image_position_ids")[image], strict=True))
     pool = int(getattr(c.vision, "pooling_kernel_size", 1))
     yield [_whole(image, size, columns // pool, rows // pool)]
-
-
-def scaled_tiles(c: Context, image: int, size: Size) -> Guess:
-    """Llama 4: the image in the corner of a canvas of tiles, keeping its aspect; then the whole image if there are several."""
-    import torch
-    from transformers.image_utils import SizeDict
-    from transformers.models.llama4 import image_processing_llama4 as code
-
-    width, height = size
-    tile, most = c.tile(), int(c.setting("max_patches", 16))
-    canvases = torch.tensor(code.find_supported_resolutions(most, SizeDict(height=tile, width=tile)))
-    largest = bool(c.setting("resize_to_max_canvas"))
-    high, wide = map(int, code.get_best_fit((height, width), canvases, resize_to_max_canvas=largest))
-    room = (high, wide) if largest else (min(max(height, tile), high), min(max(width, tile), wide))
-    seen = code.get_max_res_without_distortion((height, width), room)
-    side = int(c.image_size // c.patch * float(getattr(c.vision, "pixel_shuffle_ratio", 1)))
-    tiles: list[Piece] = [
-        _grid(
-            image,
-            _spans(side, tile / side, max(seen[1], 1) / width, -column * tile),
-            _spans(side, tile / side, max(seen[0], 1) / height, -row * tile),
-            "tile" if (high, wide) != (tile, tile) else "image",
-        )
-        for row in range(high // tile)
-        for column in range(wide // tile)
-    ]
-    yield tiles if len(tiles) == 1 else [*tiles, _whole(image, size, side, side, "thumbnail")]
-
-
-def stretched_tiles(c: Context, image: int, size: Size) -> Guess:
-    """Perception LM: the whole image, then the canvas of tiles it was stretched to; or the whole image alone."""
-    tile = int(c.setting("tile_size"))
-    patch = re.search(r"patch(\d+)", str(getattr(c.vision, "architecture", "")))
-    side = tile // int(patch[1] if patch else c.patch) // int(getattr(c.config, "projector_pooling_ratio", 1))
-    fitted = c.processor._fit_image_to_canvas(img_width=size[0], img_height=size[1], tile_size=tile)
-    columns, rows = fitted or c.processor._find_closest_aspect_ratio(
-        img_width=size[0], img_height=size[1], tile_size=tile
-    )
-    one: list[Piece] = [_whole(image, size, side, side)]  # a single tile comes in addition to the thumbnail
-    *tiles, whole = _tiles_of(image, size, columns, rows, side) if columns * rows > 1 else one * 2
-    yield [whole, *tiles]
-    yield one
-
-
-def large_tiles(c: Context, image: int, size: Size) -> Guess:
-    """LFM2-VL: the whole image resized to whole tokens; large images as tiles, followed by the whole."""
-    width, height = size
-    names = ("min_image_tokens", "max_image_tokens", "encoder_patch_size", "downsample_factor")
-    limits = {name: c.setting(name) for name in names}
-    cell = limits["encoder_patch_size"] * limits["downsample_factor"]
-    wide, high = c.processor.smart_resize(height=height, width=width, **limits)
-    tile, least, most = (int(c.setting(name)) for name in ("tile_size", "min_tiles", "max_tiles"))
-    layout = c.processor._get_grid_layout(height, width, min_tiles=least, max_tiles=most, tile_size=tile)
-    *tiles, _ = _tiles_of(image, size, layout[0], layout[1], math.ceil(tile / cell))
-    whole = _whole(image, size, math.ceil(wide / cell), math.ceil(high / cell), "thumbnail")
-    yield [dataclasses.replace(whole, view="image")]
-    yield [*tiles, whole]
-    yield tiles
-
-
-def slices(c: Context, image: int, size: Size) -> Guess:
-    """MiniCPM-V: the whole image, then rows and columns of slices; sizes are whole tokens."""
-    asked = (c.setting("scale_resolution"), c.setting("patch_size"), c.setting("downsample_mode"))
-    cell = asked[1] * (2 if asked[2] == "4x" else 4)
-    shape = (size[1], size[0])
-    grid = (
-        c.processor.get_sliced_grid(shape, c.setting("max_slice_nums"), asked[0]) if c.setting("slice_mode") else None
-    )
-    high, wide = c.processor.find_best_resize(shape, *asked, allow_upscale=grid is None)
-    if grid is None:
-        yield [_whole(image, size, wide // cell, high // cell)]
-        return
-    rows, columns = grid
-    high_all, wide_all = c.processor.get_refine_size(shape, grid, *asked, allow_upscale=True)
-    width, height = size[0] / columns, size[1] / rows
-    yield [
-        _whole(image, size, wide // cell, high // cell, "thumbnail"),
-        *(
-            _cover(
-                image,
-                (column * width, row * height, (column + 1) * width, (row + 1) * height),
-                wide_all // columns // cell,
-                high_all // rows // cell,
-                "tile",
-            )
-            for row in range(rows)
-            for column in range(columns)
-        ),
-    ]
-
-
-def overlapping_crops(c: Context, image: int, size: Size) -> Guess:
-    """Molmo 2: the whole image resized to a square, then stretched to a canvas of crops whose overlap is dropped."""
-    from transformers.models.molmo2.image_processing_molmo2 import compute_crop_geometry
-
-    tile, patch, margins = c.tile(), int(c.setting("patch_size")), c.setting("overlap_margins")
-    _, _, high, wide = compute_crop_geometry(
-        size[1], size[0], max_crops=c.setting("max_crops"), overlap_margins=margins, crop_size=tile, patch_size=patch
-    )
-
-    def pool(length: int, seen: int, window: int) -> Spans:
-        patches = seen // patch
-        count = -(-patches // window)  # remaining patches are split between both ends
-        return _spans(count, patch * window, seen / length, (count * window - patches) // 2 * patch)
-
-    down, across = c.setting("pooling_size")
-    yield [
-        _grid(image, pool(size[0], tile, across), pool(size[1], tile, down), "thumbnail"),
-        _grid(image, pool(size[0], wide, across), pool(size[1], high, down), "tile"),
-    ]
-
-
-def padded_patches(c: Context, image: int, size: Size) -> Guess:
-    """Kimi: the image resized, then padded on the right and at the bottom to whole tokens."""
-    from transformers.models.kimi_k25.image_processing_kimi_k25 import navit_resize
-
-    merge, most = int(c.setting("merge_size", 2)), int(c.setting("max_patches"))
-    longest = _sides(c.setting("size"))["max_height"]
-    (high, wide), (all_high, all_wide) = navit_resize(size[1], size[0], c.patch, merge, most, longest)
-    cell = c.patch * merge
-    xs, ys = (
-        _spans(n // cell, cell, seen / length)
-        for n, seen, length in ((all_wide, wide, size[0]), (all_high, high, size[1]))
-    )
-    yield [_grid(image, xs, ys)]
 
 
 def splits(c: Context, image: int, size: Size) -> Guess:
