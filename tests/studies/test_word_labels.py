@@ -11,10 +11,18 @@ import pytest
 from revisit import RevisitError
 from revisit.embedded.samples import names, sample
 from revisit.eval.run import Reporter
-from revisit.paper.detectors import CHECK, DETECTORS
-from revisit.paper.labeled import draw, word_labels
 from revisit.paper.study import Subject
-from revisit.paper.word_labels import LabeledText, Span, read_detail_verify, read_halloc, score_words
+from studies.detectors import CHECK, DETECTORS
+from studies.word_labels import (
+    LabeledText,
+    Span,
+    draw,
+    labeled_items,
+    read_detail_verify,
+    read_halloc,
+    run,
+    score_words,
+)
 
 
 def lines(path: Path, *rows: dict[str, Any]) -> Path:
@@ -131,13 +139,13 @@ def test_detectors_on_labeled_words(tmp_path: Path) -> None:
             {"filename": f"{number}.png", "description_tag": tagged.format(wrong, right), "hallucination_labels": label}
         )
     path = lines(tmp_path / "real_test.jsonl", *rows)
-    result = word_labels(Subject(data=str(tmp_path), labels=str(path)), Reporter())
+    result = run(Subject(data=str(tmp_path)), Reporter(), labels=path)
     assert result["texts"] == 2
     by_name = {row["name"]: row for row in result["rows"]}
     assert list(by_name) == list(DETECTORS)
     assert (by_name[CHECK]["words"], by_name[CHECK]["wrong"], by_name[CHECK]["scored"]) == (10, 2, 10)
     assert set(by_name[CHECK]["kinds"]) == {"object"}
-    assert "by kind of mistake" in str(draw(result, "labels"))
+    assert "by kind of mistake" in str(draw(result))
     path.write_text('{"caption": "a cat"}')
     with pytest.raises(RevisitError, match="neither DetailVerifyBench nor HalLoc"):
-        _ = Subject(data=str(tmp_path), labels=str(path)).items
+        labeled_items(path, tmp_path)

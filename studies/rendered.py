@@ -18,10 +18,10 @@ from revisit.eval.report.document import Block, Table
 from revisit.eval.run import Reporter
 from revisit.explain.calibration import auroc
 from revisit.explain.files import make_folder
-from revisit.paper.check import Known, Reader, Stated, interval
-from revisit.paper.detectors import DETECTORS
 from revisit.paper.study import Result, Stored, Subject, images, number, track
 from revisit.words import CATEGORIES
+from studies.check import Known, Reader, Stated, interval
+from studies.detectors import DETECTORS
 
 TEXTS = ("right", "word", "letter")
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -47,7 +47,7 @@ def quoted(truth: list[str], seed: int) -> tuple[str, str, str]:
     return word, other, word[:place] + letter + word[place + 1 :]
 
 
-def rendered_text(subject: Subject, reporter: Reporter) -> Result:
+def run(subject: Subject, reporter: Reporter) -> Result:
     """Run the study: AUROC of every detector on exchanged words and letters, with intervals over images."""
     reader, folder = Reader(subject), make_folder(Path(subject.output) / "rendered")
     found: dict[tuple[bool, str], list[tuple[int, dict[str, float]]]] = {}  # (sign, text) -> image and scores
@@ -83,7 +83,7 @@ def _compared(
     return {"auroc": auroc(scores, right), "low": low, "high": high}
 
 
-def draw(result: Stored, name: str) -> list[Block]:
+def draw(result: Stored) -> list[Block]:
     """Draw one row per detector."""
     lines = []
     for row, control in zip(result["rows"][::2], result["rows"][1::2], strict=True):

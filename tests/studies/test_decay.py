@@ -14,8 +14,8 @@ import torch
 from revisit.eval.benchmarks.base import Item
 from revisit.eval.run import Reporter
 from revisit.models.thoughts import Thoughts
-from revisit.paper import decay
 from revisit.paper.study import Caption
+from studies import decay
 
 WITH = torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0], [0.25, 0.25, 0.5]])
 WITHOUT = torch.tensor([[0.25, 0.25, 0.5], [0.0, 0.5, 0.5], [0.25, 0.25, 0.5]])
@@ -44,7 +44,7 @@ def test_distance_and_entropy_by_hand(subject: Any) -> None:
 
 
 def test_means_by_position_and_words(subject: Any) -> None:
-    result = decay.grounding_decay(subject, Reporter())
+    result = decay.run(subject, Reporter())
     rows = {(row["words"], row["first"], row["last"]): (row["tokens"], row["moved"]) for row in result["positions"]}
     assert rows["all tokens", 1, 1] == (2, pytest.approx(0.5))
     assert rows["all tokens", 2, 3] == (4, pytest.approx(0.5))
@@ -53,7 +53,7 @@ def test_means_by_position_and_words(subject: Any) -> None:
     every = result["correlations"][0]
     assert (every["tokens"], every["moved"]) == (6, pytest.approx(0.5))
     assert every["entropy"] == pytest.approx(-1)
-    text = str(decay.draw(result, "decay")[1])
+    text = str(decay.draw(result)[1])
     assert "2–3" in text
     assert np.isclose(every["low"], 0.5)  # the captions are alike
 
@@ -61,10 +61,10 @@ def test_means_by_position_and_words(subject: Any) -> None:
 def test_thoughts_are_kept_apart(subject: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The prompt opens a thought, which the second token closes; positions start again with the answer."""
     monkeypatch.setattr(decay, "thoughts_of", lambda *_: Thoughts(open=7, close=1))
-    result = decay.grounding_decay(subject, Reporter())
+    result = decay.run(subject, Reporter())
     rows = {(row["words"], row["first"]): (row["tokens"], row["moved"]) for row in result["positions"]}
     assert rows["thought, all tokens", 1] == (2, pytest.approx(0.5))
     assert rows["thought, all tokens", 2] == (2, pytest.approx(1.0))
     assert rows["answer, all tokens", 1] == (2, pytest.approx(0.0))
     assert rows["answer, all tokens", 2] == (0, None)
-    assert "thought, object words" in str(decay.draw(result, "decay")[1])
+    assert "thought, object words" in str(decay.draw(result)[1])

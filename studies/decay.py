@@ -19,7 +19,6 @@ from revisit.eval.run import Reporter
 from revisit.eval.statistics import mean_interval
 from revisit.models.parts import ModelParts
 from revisit.models.thoughts import thoughts_of
-from revisit.paper.figures import Plot, Series, curves
 from revisit.paper.study import Caption, Result, Stored, Subject, number, share, track
 
 Floats = NDArray[np.float64]
@@ -49,7 +48,7 @@ def in_thought(subject: Subject, caption: Caption) -> list[bool]:
     return thoughts.split(caption.tokens, thoughts.open_at_end(prompt)).in_thought
 
 
-def grounding_decay(subject: Subject, reporter: Reporter) -> Result:
+def run(subject: Subject, reporter: Reporter) -> Result:
     """Run the study: means by position, with intervals over captions, and rank correlations with position and entropy."""
     from scipy.stats import spearmanr
 
@@ -106,8 +105,8 @@ def _mean(rows: Floats) -> Result:
     }
 
 
-def draw(result: Stored, name: str) -> list[Block]:
-    """Draw the means by position as table and curves, and the correlations."""
+def draw(result: Stored) -> list[Block]:
+    """Draw the means by position, and the correlations."""
     names = dict.fromkeys(row["words"] for row in result["positions"])
     by_words = {words: [row for row in result["positions"] if row["words"] == words] for words in names}
     lines: list[tuple[Cell | str, ...]] = []
@@ -115,11 +114,6 @@ def draw(result: Stored, name: str) -> list[Block]:
         first, last = at[0]["first"], at[0]["last"]
         cells = [cell for row in at for cell in (str(row["tokens"]), share(row, "moved"))]
         lines.append((str(first) if first == last else f"{first}–{last}", *cells))
-    series = []
-    for words, rows in by_words.items():
-        kept = [row for row in rows if row["low"] is not None]
-        y, low, high = ([100 * row[key] for row in kept] for key in ("moved", "low", "high"))
-        series.append(Series(words, y, [row["first"] for row in kept], low, high))
     related = [
         (row["words"], str(row["tokens"]), share(row, "moved"), number(row["position"]), number(row["entropy"]))
         for row in result["correlations"]
@@ -134,5 +128,4 @@ def draw(result: Stored, name: str) -> list[Block]:
         Table(
             heads, related, "Rank correlation of what the image moves with the position and with the model's entropy."
         ),
-        curves(name, caption, [Plot(series, "", "position in the answer", "moved by the image (%)")]),
     ]

