@@ -1,6 +1,6 @@
 """Does a weight that follows the agreement of image and text beat the paper's fixed weight?
 
-The protocol is in docs/research/adaptive-fusion.md. `choose` tries the candidates on validation scenes and applies a rule that
+The protocol is in docs/research/note.md. `choose` tries the candidates on validation scenes and applies a rule that
 was written down before; `test` measures the choice on fresh scenes, beside the paper's fixed weight, fixed weights of the
 same mean, other alphas and layers, and sampling.
 """

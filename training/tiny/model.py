@@ -29,7 +29,7 @@ from training.texts import GROUNDS
 IMAGE, PAD, BOS, EOS, USER, ASSISTANT = "<image>", "<pad>", "<s>", "</s>", "<|user|>", "<|assistant|>"
 SPECIAL = (PAD, BOS, EOS, IMAGE, USER, ASSISTANT)
 SLOTS = GRID * GRID
-# Of ReVisiT here; chosen on validation scenes by a rule, see docs/research/adaptive-fusion.md.
+# Of ReVisiT here; chosen on validation scenes by a rule, see docs/research/note.md.
 RECOMMENDED = {"layers": "last", "alpha": 1e-5, "weight": "agreement", "neighbors": 8}
 # Of `revisit.check`: layer and threshold from the first half of scenes:unusual:200:11, AUROC from seeds 12 to 14.
 CHECKED = {"layer": 2, "threshold": 0.28, "auroc": 0.96}

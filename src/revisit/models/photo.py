@@ -34,7 +34,7 @@ OWN = "photo.safetensors"  # multi_modal_projector.* and adapter.* in float16
 IMAGE, UNUSED = "<image>", "<jupyter_start>"  # image tokens take the place of a special token that no caption has
 SIZE, PATCH = 224, 16  # pixels
 LAYER = -2  # hidden state of the tower that the projector reads, as in LLaVA
-# Entries of generation_config.json, chosen and measured in docs/research/photo.md.
+# Entries of generation_config.json, chosen and measured in docs/research/note.md.
 RECOMMENDED = {"revisit": {"layers": "last", "alpha": 1e-5, "weight": "agreement", "neighbors": 8, "once": 1.0}}
 MEAN, STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 
