@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import textwrap
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
@@ -63,6 +64,11 @@ def missing(*packages: str) -> RevisitError:
     command = " ".join(f"'{name}'" for name in [*wanted, *(package for package in packages if package not in EXTRAS)])
     which = "which is" if len(packages) == 1 else "which are"
     return RevisitError(f"This needs {', '.join(packages)}, {which} not installed: pip install {command}.")
+
+
+def brief(error: BaseException) -> str:
+    """Shorten an error to one line for a message."""
+    return textwrap.shorten(str(error) or type(error).__name__, 500, placeholder="…")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

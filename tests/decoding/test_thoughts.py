@@ -39,7 +39,7 @@ def thinking(family: str = "llava") -> tuple[Any, Any, Thoughts]:
     model, processor = families.build(family)
     processor = copy.deepcopy(processor)
     processor.tokenizer.add_tokens([OPEN, CLOSE])
-    found = find_thoughts(processor, family)
+    found = find_thoughts(processor.tokenizer, family)
     assert found is not None
     return model, processor, found
 

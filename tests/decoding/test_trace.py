@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pandas
 import pytest
@@ -17,7 +18,6 @@ from revisit import VCD, ReVisiT, Trace
 from revisit.decoding.trace import RowTrace, StepRecord
 from revisit.errors import RevisitError
 from revisit.models import processors
-from revisit.models.cache import WeakCache
 
 OPTIONS = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
 
@@ -41,7 +41,7 @@ def test_a_recorded_trace_has_the_tokens_of_the_output(decoded: tuple[Any, Trace
 def test_records_have_text_if_the_model_has_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """The trace names the method with the settings that were given."""
     model, processor = families.build("llava")
-    monkeypatch.setattr(processors, "_PROCESSORS", WeakCache(1))
+    monkeypatch.setattr(processors, "_PROCESSORS", WeakKeyDictionary())
     processors.keep_processor(model, processor)
     inputs = families.inputs("llava", ["What is it?"], [[families.image(1)]])
     trace = Trace(record=True)

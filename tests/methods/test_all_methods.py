@@ -448,9 +448,9 @@ def test_descriptions_are_decoded_plainly_and_cached_by_end_token() -> None:
     """A model's own penalty does not apply to descriptions, and those with another end token are not reused."""
     model, _ = families.build("llava")
     inputs, method = single("llava", 0), CONTRASTIVE["code"]
-    code.forget(model)
+    code._DESCRIPTIONS.clear()
     want, _ = decode("llava", inputs, method)
-    code.forget(model)
+    code._DESCRIPTIONS.clear()
     own = model.generation_config.repetition_penalty
     model.generation_config.repetition_penalty = 3.0
     try:
@@ -458,7 +458,7 @@ def test_descriptions_are_decoded_plainly_and_cached_by_end_token() -> None:
     finally:
         model.generation_config.repetition_penalty = own
     assert_close(got.scores, want.scores)
-    book = code._DESCRIPTIONS._owners[model]
+    book = code._DESCRIPTIONS[model]
     assert len(book) == 1
     decode("llava", inputs, method, eos_token_id=VOCABULARY + 1)
     assert len(book) == 2

@@ -12,7 +12,6 @@ import revisit
 from revisit import CODE
 from revisit.decoding.prompt_edits import around_image, starts_with_bos
 from revisit.methods import code
-from revisit.methods.code import forget
 
 PICTURES = [families.image(seed) for seed in (1, 2)]
 
@@ -35,26 +34,22 @@ def forwards(family: str, method: CODE, prompts: list[str], images: list[object]
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
 def test_an_image_is_described_once(family: str) -> None:
-    model, _ = families.build(family)
     method = CODE(description_tokens=3, mode="stacked")
-    forget(model)
+    code._DESCRIPTIONS.clear()
     plain = 3  # two prompts and one step of both
     assert forwards(family, method, ["a", "b"], PICTURES) == plain + 3
     assert forwards(family, method, ["another question"], PICTURES[1:]) == plain  # known from the batch
     assert forwards(family, method, ["and"], [families.image(3)]) == plain + 3
-    forget(model)
+    code._DESCRIPTIONS.clear()
     assert forwards(family, method, ["a"], PICTURES[:1]) == plain + 3
 
 
-def test_the_least_recently_used_description_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, _ = families.build("llava")
-    method, plain = CODE(description_tokens=3, mode="stacked"), 3
-    monkeypatch.setattr(code._DESCRIPTIONS, "limit", 2)
-    forget(model)
-    for number in (1, 2, 1, 3):  # 2 is dropped for 3
-        forwards("llava", method, ["a"], [families.image(number)])
-    assert forwards("llava", method, ["a"], [families.image(1)]) == plain
-    assert forwards("llava", method, ["a"], [families.image(2)]) == plain + 3
+def test_old_descriptions_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code, "MOST", 2)
+    code._DESCRIPTIONS.clear()
+    for number in (1, 2, 3):
+        forwards("llava", CODE(description_tokens=3), ["a"], [families.image(number)])
+    assert len(code._DESCRIPTIONS[families.build("llava")[0]]) == 2
 
 
 def test_request_in_the_chat_format() -> None:

@@ -60,7 +60,7 @@ def test_methods_that_need_no_processor_look_for_none(tmp_path: Path) -> None:
     model: Any = transformers.AutoModelForImageTextToText.from_pretrained(families.save("llava", tmp_path))
     for method in ("revisit", "vcd", M3ID(), PAI.guidance()):  # LLaVA writes nothing around an image
         scores(model, "llava", method)
-    assert model not in processors._PROCESSORS._owners
+    assert model not in processors._PROCESSORS
 
 
 def test_a_family_with_unknown_image_boundaries_raises(monkeypatch: pytest.MonkeyPatch) -> None:

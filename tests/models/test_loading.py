@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import families
 import revisit
 from revisit import ReVisiT, RevisitError
 from revisit.models import config, loading
-from revisit.models.processors import load_processor, processor_of
+from revisit.models.processors import processor_of
 from revisit.models.prompts import generated_text, prepare
 
 
@@ -33,13 +32,6 @@ def test_load_and_decode_a_batch(family: str, tmp_path: Path) -> None:
     original, _ = families.build(family)
     same = revisit.generate(original, **inputs, method=ReVisiT(), max_new_tokens=4, do_sample=False)
     assert out.tolist() == same.tolist()
-
-
-@pytest.mark.skipif(importlib.util.find_spec("torchvision") is not None, reason="torchvision is installed here")
-def test_an_images_only_processor_is_never_saved_incomplete(tmp_path: Path) -> None:
-    processor = load_processor(families.save("qwen2_vl", tmp_path))
-    with pytest.raises(RevisitError, match="torchvision"):
-        processor.save_pretrained(tmp_path / "again")
 
 
 def test_folders_that_are_no_models(tmp_path: Path) -> None:
@@ -97,8 +89,6 @@ def test_a_missing_path_is_not_a_hub_id() -> None:
 
 
 def test_an_unreachable_hub_fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "Hub cannot be reached" in error_of_load("nobody/nothing")  # the suite is offline
-
     def no_network(*_: Any, **__: Any) -> None:
         raise type("ConnectError", (Exception,), {})("Name or service not known")
 
@@ -113,10 +103,6 @@ def test_an_unreachable_hub_fails_at_once(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("place", ["cuda", "cuda:1", {"": "cuda:0"}, torch.device("cuda")])
 def test_a_missing_gpu_raises(place: Any) -> None:
     assert "GPU" in error_of_load("tiny", device_map=place)
-
-
-def test_a_device_that_does_not_exist() -> None:
-    assert "There is no device 'gpu'" in error_of_load("tiny", device_map="gpu")
 
 
 def test_a_gpu_is_used_when_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:

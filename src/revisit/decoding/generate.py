@@ -12,9 +12,8 @@ from transformers import GenerationConfig
 
 from revisit.decoding.method import Method, MethodLike, as_method
 from revisit.decoding.settings import Drawing
-from revisit.errors import RevisitError, did_you_mean
+from revisit.errors import RevisitError, brief, did_you_mean
 from revisit.models import families
-from revisit.models.checkpoint import brief
 from revisit.models.families import IMAGE_INPUTS
 from revisit.models.parts import describe, unsupported
 
@@ -80,7 +79,7 @@ def generate(
     absent = ("trace", "processor", *IMAGE_INPUTS)  # transformers does not expect None for these
     kwargs = {name: value for name, value in kwargs.items() if value is not None or name not in absent}
     try:
-        output: GenerateOutput | Tensor = model.generate(*args, custom_generate=chosen, **kwargs)
+        output: GenerateOutput | Tensor = model.generate(*args, custom_generate=chosen, **kwargs)  # type: ignore[operator]
     except (ValueError, TypeError, ImportError) as error:
         if Method.__call__.__code__ in (frame.f_code for frame, _ in walk_tb(error.__traceback__)):
             raise

@@ -36,9 +36,8 @@ from revisit.decoding.run import Run
 from revisit.decoding.settings import Drawing
 from revisit.decoding.speculation import Speculation
 from revisit.decoding.trace import Trace
-from revisit.errors import RevisitError
+from revisit.errors import RevisitError, brief
 from revisit.models import families
-from revisit.models.checkpoint import brief
 from revisit.models.families import PIXELS
 from revisit.models.parts import context_length, describe, text_config
 from revisit.models.thoughts import thoughts_of

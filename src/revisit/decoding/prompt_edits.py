@@ -15,7 +15,8 @@ from revisit.decoding.method import Method
 from revisit.decoding.run import Run
 from revisit.errors import RevisitError
 from revisit.hooks.pixels import prompt_inputs
-from revisit.models import families, templates
+from revisit.models import families
+from revisit.models.prompts import Message, render
 from revisit.models.types import Processor
 
 
@@ -202,10 +203,10 @@ def around_image(
     placeholder = getattr(processor, "image_token", None) or getattr(tokenizer, "image_token", None) or "<image>"
     if _has_chat_format(processor):
         content = [{"type": "image"}, {"type": "text", "text": words}]
-        turns: list[templates.Message] = [{"role": "user", "content": content}]
+        turns: list[Message] = [{"role": "user", "content": content}]
         if system is not None:
             turns.insert(0, {"role": "system", "content": [{"type": "text", "text": system}]})
-        text = templates.render(processor, turns)
+        text = render(processor, turns)
     else:
         text = f"{placeholder}\n{words}" if system is None else f"{system} {placeholder}\n{words}"
     ids = tokenizer(text, add_special_tokens=not text.startswith(tokenizer.bos_token or "\0"))["input_ids"]

@@ -18,10 +18,9 @@ from transformers import LogitsProcessorList
 from transformers.generation.candidate_generator import AssistedCandidateGenerator, EarlyExitCandidateGenerator
 
 from revisit.decoding.run import Run
-from revisit.errors import RevisitError
+from revisit.errors import RevisitError, brief
 from revisit.hooks.stand_in import StandIn
 from revisit.hooks.states import hooks_paused
-from revisit.models.checkpoint import brief
 from revisit.models.parts import describe
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from pydantic import Field
@@ -31,7 +32,6 @@ from revisit.decoding.prompt_edits import (
 from revisit.decoding.run import Run
 from revisit.hooks.pixels import item_digests
 from revisit.hooks.states import hooks_paused, saved_positions
-from revisit.models.cache import WeakCache
 from revisit.models.prompts import end_tokens, until_end
 from revisit.models.types import Model
 from revisit.registry import PositiveNumber
@@ -96,30 +96,26 @@ class CODE(PromptEditing, Contrastive):
 
 Tokens = tuple[int, ...]
 
-# image and request -> description; with their prompts, at most about 100 MB for each model
-_DESCRIPTIONS = WeakCache[Tokens](2000)
+MOST = 2000  # descriptions kept for each model; with their prompts at most about 100 MB
+# model -> image and request -> description
+_DESCRIPTIONS: WeakKeyDictionary[Model, dict[object, Tokens]] = WeakKeyDictionary()
 
 
 def descriptions(
     run: Run, mask: Tensor, request: tuple[Tokens, Tokens], around: Iterable[int], length: int
 ) -> list[Tokens]:
     """Return the token ids of each item's description without the end token; () for items without an image."""
+    known = _DESCRIPTIONS.setdefault(run.model, {})
     ends = tuple(sorted(end_tokens(run.generation_config)))
     keys = [(name, request, length, ends) for name in item_digests(run, mask)]
     has_image = mask[:: run.copies].any(-1).tolist()
-    found = [_DESCRIPTIONS.find(run.model, key) if seen else () for key, seen in zip(keys, has_image, strict=True)]
-    if None in found:
-        new = _describe(run, mask, request, tuple(around), length)
-        found = [
-            _DESCRIPTIONS.put(run.model, key, text) if old is None else old
-            for key, old, text in zip(keys, found, new, strict=True)
-        ]
-    return cast("list[Tokens]", found)
-
-
-def forget(model: Model) -> None:
-    """Drop a model's descriptions; needed if its weights have changed."""
-    _DESCRIPTIONS.forget(model)
+    if any(seen and key not in known for key, seen in zip(keys, has_image, strict=True)):
+        for key, text in zip(keys, _describe(run, mask, request, tuple(around), length), strict=True):
+            known.setdefault(key, text)
+    found = [known[key] if seen else () for key, seen in zip(keys, has_image, strict=True)]
+    while len(known) > MOST:
+        known.pop(next(iter(known)), None)
+    return found
 
 
 def _describe(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from revisit.errors import RevisitError
+from revisit.errors import RevisitError, brief, did_you_mean
 from revisit.models import families, photo
-from revisit.models.checkpoint import brief, read_json
 
 if TYPE_CHECKING:
     from revisit.models.types import Model
@@ -71,30 +70,39 @@ def load_config(name_or_path: str | Path, *, trust_remote_code: bool = False, **
         raise RevisitError(f"The configuration of {name!r} cannot be read: {brief(error)}") from error
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """Read the object in a JSON file of a model folder."""
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise RevisitError(f"{str(path)!r} is not valid JSON ({brief(error)}); get a complete copy.") from None
+    if not isinstance(value, dict):
+        raise RevisitError(f"{str(path)!r} must contain a JSON object.")
+    return value
+
+
 def _raw(name: str, hub: dict[str, Any]) -> dict[str, Any]:
     """Read config.json before any class interprets it."""
-    from huggingface_hub.errors import LocalEntryNotFoundError
     from transformers import PreTrainedConfig
 
-    local = Path(name)
-    folder = local / hub["subfolder"] if hub.get("subfolder") else local
-    if local.exists():
-        if not (folder / "config.json").is_file():
+    if Path(name).exists():
+        file = Path(name, hub.get("subfolder") or "", "config.json")
+        if not file.is_file():
             raise RevisitError(f"{name!r} is not a model folder: it has no config.json.")
-        return read_json(folder / "config.json")
+        return read_json(file)
     if not name.strip() or name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
         raise RevisitError(f"There is no model folder {name!r}; check the path.")
+    hint = did_you_mean(name, (EMBEDDED, photo.NAME))
     if not _hub_is_reachable(name, hub):
-        raise _unreachable(name)
-    try:
-        found: dict[str, Any] = PreTrainedConfig.get_config_dict(name, **hub)[0]
-    except (OSError, ValueError) as error:
-        if isinstance(error.__cause__, LocalEntryNotFoundError):
-            raise _unreachable(name) from None
         raise RevisitError(
-            f"There is no model {name!r}, neither as a local folder nor on the Hub: {brief(error)}{_meant(name)}"
+            f"There is no model {name!r} on this machine, and the Hub cannot be reached; check the network, or use a local folder.{hint}"
+        )
+    try:
+        return PreTrainedConfig.get_config_dict(name, **hub)[0]  # type: ignore[no-any-return]
+    except (OSError, ValueError) as error:
+        raise RevisitError(
+            f"There is no model {name!r}, neither as a local folder nor on the Hub: {brief(error)}{hint}"
         ) from None
-    return found
 
 
 def _hub_is_reachable(name: str, hub: dict[str, Any]) -> bool:
@@ -103,27 +111,13 @@ def _hub_is_reachable(name: str, hub: dict[str, Any]) -> bool:
 
     wanted: dict[str, Any] = {"repo_id": name, "filename": "config.json", "revision": hub.get("revision")}
     try:
-        if hub.get("local_files_only") or try_to_load_from_cache(**wanted, cache_dir=hub.get("cache_dir")):
-            return True
-        get_hf_file_metadata(hf_hub_url(**wanted), token=hub.get("token"))
+        if not hub.get("local_files_only") and not try_to_load_from_cache(**wanted, cache_dir=hub.get("cache_dir")):
+            get_hf_file_metadata(hf_hub_url(**wanted), token=hub.get("token"))
     except (OSError, ValueError):  # a response with an error; the download reports it
         return True
     except Exception:  # raised by the HTTP library that huggingface_hub uses
         return False
     return True
-
-
-def _unreachable(name: str) -> RevisitError:
-    return RevisitError(
-        f"There is no model {name!r} on this machine, and the Hub cannot be reached; check the network, or "
-        f"use a local folder.{_meant(name)}"
-    )
-
-
-def _meant(name: str) -> str:
-    """Suggest an embedded model for a mistyped name; empty if none is near."""
-    near = difflib.get_close_matches(name.lower(), (EMBEDDED, photo.NAME), n=1)
-    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def _check_type(name: str, raw: dict[str, Any], trust_remote_code: bool) -> None:

@@ -65,7 +65,7 @@ def model_facts(
     if not problems:
         try:
             processor = load_processor(name, trust_remote_code=trust_remote_code)
-            thoughts = find_thoughts(processor, config.model_type)
+            thoughts = find_thoughts(processor.tokenizer, config.model_type)
             tokens = vision_tokens(processor, config, image_size)
         except RevisitError as error:
             problems.append(str(error))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-import binascii
+import contextlib
 import glob
 import io
 import warnings
@@ -27,6 +27,7 @@ MAX_RATIO = 200  # of the sides: image processors scale the shorter one to a fix
 # Pillow reads more formats, some of them by starting other programs (EPS).
 WEB_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 FORMATS = (*WEB_FORMATS, "TIFF")
+DAMAGE = (OSError, SyntaxError, ValueError, AttributeError, EOFError)  # raised by Pillow
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 
 
@@ -42,60 +43,47 @@ def open_image(source: ImageLike, *, max_pixels: int = MAX_PIXELS) -> Image:
     Raises:
         RevisitError: The image cannot be read, or is too large.
     """
-    if isinstance(source, pil.Image):
-        _check_size(source.size, "given", max_pixels)
-        try:
-            source.load()
-            return _to_rgb(upright(source))
-        except RevisitError:
-            raise
-        except (OSError, SyntaxError, ValueError, AttributeError) as error:  # closed, truncated, of an unusual mode
-            raise RevisitError(f"The PIL image, of mode {source.mode}, cannot be read: {error}.") from error
+    if isinstance(source, str) and source.startswith("data:"):
+        return image_from_data_uri(source, max_pixels=max_pixels)
     if isinstance(source, (str, Path)):
-        return _open_file(str(source), max_pixels)
-    if hasattr(source, "__array__") and hasattr(source, "shape"):
-        return _from_array(source, max_pixels)
+        return read_image(_read_file(str(source)), repr(str(source)), max_pixels=max_pixels)
+    if isinstance(source, pil.Image):
+        return _finished(source, f"of mode {source.mode}", max_pixels)
+    if hasattr(source, "__array__"):
+        return _finished(_from_array(source), "given as an array", max_pixels)
     if hasattr(source, "read"):
-        try:
-            source = source.read(MAX_BYTES + 1)
-        except (OSError, ValueError) as error:
-            raise RevisitError(f"The image file cannot be read: {error}.") from error
-        if isinstance(source, str):
-            raise RevisitError("The image file was opened as text: open it with mode 'rb'.")
-    if isinstance(source, (bytes, bytearray, memoryview)):
-        return read_image(bytes(source), "given as bytes", max_pixels=max_pixels)
-    raise RevisitError(
-        f"An image must be a path, bytes, an array or a PIL.Image, not {type(source).__name__}; pass one image."
-    )
+        source = source.read(MAX_BYTES + 1)
+    if not isinstance(source, (bytes, bytearray, memoryview)):
+        raise RevisitError(
+            f"An image must be a path, bytes, an array or a PIL.Image, not {type(source).__name__}; pass one image."
+        )
+    return read_image(bytes(source), "given as bytes", max_pixels=max_pixels)
 
 
-def _open_file(name: str, max_pixels: int) -> Image:
-    if name.startswith("data:"):
-        return image_from_data_uri(name, max_pixels=max_pixels)
+def _read_file(name: str) -> bytes:
     if name.startswith(("http://", "https://")):
         raise RevisitError(f"{name[:200]!r} is a URL, which is not downloaded: save the image first.")
     path = Path(name).expanduser()
     try:
-        if not path.exists():
-            raise RevisitError(f"There is no image file {name[:200]!r}; check the path.")
-        if not path.is_file():
+        if path.exists() and not path.is_file():
             raise RevisitError(
                 f"{name!r} is {'a folder' if path.is_dir() else 'not a regular file'}, not an image file."
             )
         with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise RevisitError(f"The image file {name[:200]!r} cannot be read: {error.strerror}.") from None
-    return read_image(data, repr(name), max_pixels=max_pixels)
+            return file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise RevisitError(f"There is no image file {name[:200]!r}; check the path.") from None
+    except (OSError, ValueError) as error:
+        raise RevisitError(f"The image file {name[:200]!r} cannot be read: {error}.") from None
 
 
-def _from_array(array: Any, max_pixels: int) -> Image:
+def _from_array(array: Any) -> Image:
     """Convert an array or a tensor to an image."""
     if hasattr(array, "detach"):  # a tensor, on any device
         array = array.detach().cpu()
         array = array.float() if array.is_floating_point() else array
-    shape = tuple(array.shape)
     values = np.asarray(array)
+    shape = values.shape
     if values.ndim == 3 and shape[0] in (1, 3, 4) and shape[2] not in (1, 3, 4):
         values = values.transpose(1, 2, 0)
     if values.ndim == 3 and values.shape[2] == 1:
@@ -104,7 +92,6 @@ def _from_array(array: Any, max_pixels: int) -> Image:
         raise RevisitError(
             f"An image array must have the shape (height, width) or (height, width, channels) with 1, 3 or 4 channels, not {shape}."
         )
-    _check_size((values.shape[1], values.shape[0]), "given as an array", max_pixels)
     if values.dtype == np.uint16:
         values = values // 257
     if values.dtype.kind not in "buif" or not bool(((values >= 0) & (values <= 255)).all()):  # false for NaN, too
@@ -114,23 +101,7 @@ def _from_array(array: Any, max_pixels: int) -> Image:
         )
     if values.dtype.kind in "bf":
         values = (values * (255.0 if values.max() <= 1 else 1.0)).round()
-    values = values.astype(np.uint8)
-    return _to_rgb(pil.fromarray(np.ascontiguousarray(values)))
-
-
-def _check_size(size: tuple[int, int], what: str, max_pixels: int) -> None:
-    width, height = size
-    if width * height > max_pixels:
-        raise RevisitError(
-            f"The image {what} has {width}×{height} pixels, more than the {max_pixels:,} allowed; make it smaller first."
-        )
-    if not width * height:
-        raise RevisitError(f"The image {what} has no pixels ({width}×{height}).")
-    if max(width, height) > MAX_RATIO * min(width, height):
-        raise RevisitError(
-            f"The image {what} has {width}×{height} pixels: one side is more than {MAX_RATIO} times as long as the other; cut it into "
-            "pieces."
-        )
+    return pil.fromarray(np.ascontiguousarray(values.astype(np.uint8)))
 
 
 def read_image(data: bytes, what: str, *, max_pixels: int = MAX_PIXELS, formats: tuple[str, ...] = FORMATS) -> Image:
@@ -140,12 +111,7 @@ def read_image(data: bytes, what: str, *, max_pixels: int = MAX_PIXELS, formats:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # sizes are checked here, and odd tags do not matter
-            image: Image = pil.open(io.BytesIO(data), formats=formats)
-            _check_size(image.size, what, max_pixels)
-            image.load()
-            return _to_rgb(upright(image))
-    except RevisitError:
-        raise
+            return _finished(pil.open(io.BytesIO(data), formats=formats), what, max_pixels)
     except UnidentifiedImageError:
         raise RevisitError(
             f"The file {what} is not an image in a supported format; convert it to PNG or JPEG."
@@ -154,29 +120,41 @@ def read_image(data: bytes, what: str, *, max_pixels: int = MAX_PIXELS, formats:
         raise RevisitError(
             f"The image {what} has more than the {max_pixels:,} pixels allowed; make it smaller first."
         ) from None
-    except (OSError, SyntaxError, ValueError, EOFError) as error:
+    except RevisitError:
+        raise
+    except DAMAGE as error:
         raise RevisitError(f"The image {what} is truncated or damaged ({error}); get a complete copy.") from None
 
 
-def upright(image: Image) -> Image:
-    """Rotate an image by its EXIF data, unless that is damaged."""
+def _finished(image: Image, what: str, max_pixels: int) -> Image:
+    """Check the size of an image, decode it, and make it upright and RGB."""
+    width, height = image.size
+    if width * height > max_pixels:
+        raise RevisitError(
+            f"The image {what} has {width}×{height} pixels, more than the {max_pixels:,} allowed; make it smaller first."
+        )
+    if max(width, height) > MAX_RATIO * min(width, height):
+        raise RevisitError(
+            f"The image {what} has {width}×{height} pixels: one side is more than {MAX_RATIO} times as long as the other; cut it into "
+            "pieces."
+        )
     try:
-        return ImageOps.exif_transpose(image)
-    except Exception:  # Pillow's EXIF reader raises many kinds
-        return image
+        image.load()
+        with contextlib.suppress(Exception):  # Pillow's EXIF reader raises many kinds
+            image = ImageOps.exif_transpose(image)
+        return _to_rgb(image)
+    except DAMAGE as error:
+        raise RevisitError(
+            f"The image {what} is truncated, closed or damaged ({error}); get a complete copy."
+        ) from None
 
 
 def _to_rgb(image: Image) -> Image:
     """Convert any mode to RGB; 16- and 32-bit gray is scaled to 8 bits, not clipped."""
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         values = np.asarray(image).astype("float32")
-        if not np.isfinite(values).all():
-            raise RevisitError("The image contains NaN or infinite values.")
-        top = 65535.0 if image.mode.startswith("I;16") else max(float(values.max(initial=0.0)), 255.0)
-        values.clip(0, top, out=values)  # in place: large images take many megabytes
-        values /= top
-        values *= 255
-        image = pil.fromarray(values.round(out=values).astype("uint8"))
+        top = 65535.0 if image.mode.startswith("I;16") else max(float(values.max()), 255.0)
+        image = pil.fromarray((values.clip(0, top) * (255 / top)).round().astype("uint8"))
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
@@ -206,6 +184,6 @@ def image_from_data_uri(uri: str, *, max_pixels: int = MAX_PIXELS, formats: tupl
         raise RevisitError("An image must be a base64 data URI such as data:image/png;base64,…")
     try:
         data = base64.b64decode(payload, validate=True)
-    except (binascii.Error, ValueError):
+    except ValueError:
         raise RevisitError("The image's data URI is not valid base64.") from None
     return read_image(data, "in the data URI", max_pixels=max_pixels, formats=formats)

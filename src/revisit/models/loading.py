@@ -11,12 +11,12 @@ import torch
 from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoModelForImageTextToText
 from transformers.utils.hub import cached_file
 
-from revisit.errors import RevisitError
-from revisit.models.checkpoint import INDEX, brief, check_index
-from revisit.models.config import EMBEDDED, is_embedded, load_config, resolve
+from revisit.errors import RevisitError, brief
+from revisit.models.config import EMBEDDED, is_embedded, load_config, read_json, resolve
 from revisit.models.processors import keep_processor, load_processor, processor_of
 from revisit.models.types import Model, Processor
 
+INDEX = "model.safetensors.index.json"
 HUB = ("revision", "token", "cache_dir", "local_files_only", "force_download", "subfolder")
 DeviceMap: TypeAlias = "str | int | torch.device | dict[str, Any]"
 _log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ def load(
     _check_takes_images(name, config, trust_remote_code)
     quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
     if index := cached_file(name, INDEX, **quiet, **hub):
-        check_index(Path(index))
+        _check_index(Path(index))
     if cached_file(name, "adapter_config.json", **quiet, **hub):  # with peft, transformers would load what it names
         raise RevisitError(
             f"{name!r} contains an adapter (adapter_config.json), which would replace the weights by those of another repository: "
@@ -115,28 +115,29 @@ def as_dtype(name: str) -> torch.dtype:
 
 
 def _device_map(requested: DeviceMap | None, *, quantized: bool) -> DeviceMap | None:
-    """Choose the device map: the one requested, checked, or else the GPU if there is one."""
+    """Choose the device map: the one requested, or else the GPU if there is one."""
     if requested is None:
         return "cuda" if torch.cuda.is_available() and not quantized else None
     for place in requested.values() if isinstance(requested, dict) else [requested]:
-        if isinstance(place, str) and place in ("auto", "balanced", "balanced_low_0", "sequential", "disk"):
-            continue
-        check_device(place, "device map", "auto, cpu, cuda or cuda:0")
+        if str(place).startswith("cuda") and (torch.device(place).index or 0) >= torch.cuda.device_count():
+            have = f"has {torch.cuda.device_count()} GPU(s)" if torch.cuda.is_available() else "sees no GPU"
+            raise RevisitError(
+                f"The device map is {str(place)!r}, but torch {torch.__version__} {have} here; leave the device map out, or install a "
+                "torch built for your GPU."
+            )
     return requested
 
 
-def check_device(place: object, what: str, such_as: str) -> None:
-    """Raise RevisitError unless this is a torch device that exists here."""
-    try:
-        device = torch.device(place)  # type: ignore[call-overload]
-    except (RuntimeError, TypeError, ValueError):
-        raise RevisitError(f"There is no device {str(place)[:60]!r}: use {such_as} as the {what}.") from None
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        have = f"has {torch.cuda.device_count()} GPU(s)" if torch.cuda.is_available() else "sees no GPU"
-        raise RevisitError(
-            f"The {what} is {str(place)!r}, but torch {torch.__version__} {have} here; leave the {what} out, or install a torch "
-            "built for your GPU."
-        )
+def _check_index(index: Path) -> None:
+    """Raise RevisitError for an index that names anything but safetensors files in its own folder."""
+    files = read_json(index).get("weight_map")
+    if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
+        raise RevisitError(f"{str(index)!r} is damaged: its weight_map must map tensor names to files.")
+    for file in files.values():
+        if not file.endswith(".safetensors") or file != Path(file).name or "\\" in file:
+            raise RevisitError(
+                f"{str(index)!r} names {file[:200]!r}: only .safetensors files in its own folder are allowed."
+            )
 
 
 def _check_takes_images(name: str, config: Any, trust_remote_code: bool) -> None:
@@ -198,9 +199,6 @@ def _from_pretrained(name: str, *, device_map: Any, **kwargs: Any) -> tuple[Any,
             name, device_map=device_map, use_safetensors=True, output_loading_info=True, **kwargs
         )
     except Exception as error:  # transformers, safetensors and torch raise many kinds
-        why = brief(error)
-        if "ignore_mismatched_sizes" in str(error):
-            why = "the shapes of its tensors do not match its config.json; get a complete copy."
-        raise RevisitError(f"The weights of {name!r} could not be loaded: {why}") from error
+        raise RevisitError(f"The weights of {name!r} could not be loaded: {brief(error)}") from error
     model, loading = loaded
     return model if move_to is None else model.to(move_to), loading

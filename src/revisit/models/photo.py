@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from revisit.errors import RevisitError, need
-from revisit.models.checkpoint import brief
+from revisit.errors import RevisitError, brief, need
 from revisit.settings import cache_folder
 
 if TYPE_CHECKING:

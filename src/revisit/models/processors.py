@@ -5,19 +5,19 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import transformers
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES  # type: ignore[attr-defined]
 from transformers.processing_utils import ProcessorMixin
 
-from revisit.errors import RevisitError
+from revisit.errors import RevisitError, brief
 from revisit.models import families
-from revisit.models.cache import WeakCache
-from revisit.models.checkpoint import brief
 from revisit.models.config import load_config, resolve
 from revisit.models.types import Model, Processor
 
-_PROCESSORS = WeakCache[Processor](1)  # of each model
+# model -> the processor that it was loaded with, or that was found for it
+_PROCESSORS: WeakKeyDictionary[Model, Processor] = WeakKeyDictionary()
 
 
 def load_processor(name_or_path: str | Path, *, trust_remote_code: bool = False, **kwargs: Any) -> Processor:
@@ -48,7 +48,7 @@ def load_processor(name_or_path: str | Path, *, trust_remote_code: bool = False,
 
 def keep_processor(model: Model, processor: Processor) -> None:
     """Associate a processor with a model for as long as the model lives; the model is not changed."""
-    _PROCESSORS.put(model, None, processor)
+    _PROCESSORS[model] = processor
 
 
 def processor_of(model: Model, needed_by: str = "This") -> Processor:
@@ -59,21 +59,19 @@ def processor_of(model: Model, needed_by: str = "This") -> Processor:
     Raises:
         RevisitError: No processor can be found; the message begins with `needed_by`.
     """
-
-    def find() -> Processor:
-        name = getattr(model.config, "_name_or_path", "")
-        why = "the model does not record where it was loaded from"
-        try:
-            if name:
-                return load_processor(Path(name) if Path(name).is_dir() else name)
-        except RevisitError as error:
-            why = str(error).rstrip(".")
-        raise RevisitError(
-            f"{needed_by} needs the model's processor, which was not found ({why}): pass processor=processor to generate, or load "
-            "the model with revisit.load."
-        )
-
-    return _PROCESSORS.get(model, None, find)
+    if model in _PROCESSORS:
+        return _PROCESSORS[model]
+    name = getattr(model.config, "_name_or_path", "")
+    why = "the model does not record where it was loaded from"
+    try:
+        if name:
+            return _PROCESSORS.setdefault(model, load_processor(Path(name) if Path(name).is_dir() else name))
+    except RevisitError as error:
+        why = str(error).rstrip(".")
+    raise RevisitError(
+        f"{needed_by} needs the model's processor, which was not found ({why}): pass processor=processor to generate, or load "
+        "the model with revisit.load."
+    )
 
 
 def _build(name: str, config: Any, *, trust_remote_code: bool, **kwargs: Any) -> Any:
@@ -87,26 +85,17 @@ def _build(name: str, config: Any, *, trust_remote_code: bool, **kwargs: Any) ->
 def images_only(cls: Any) -> Any:
     """Derive a processor class that works on images without its video processor."""
 
-    class WithoutVideo(cls):  # type: ignore[misc]
-        """Lists only the parts that can be built."""
-
-        @classmethod
-        def get_attributes(klass) -> list[str]:
-            return [name for name in cls.get_attributes() if name != "video_processor"]
-
     class ImagesOnly(cls):  # type: ignore[misc]
         """Accepts None as its video processor."""
 
         @classmethod
         def _get_arguments_from_pretrained(klass, *args: Any, **kwargs: Any) -> list[Any]:
-            parts = dict(
-                zip(
-                    WithoutVideo.get_attributes(),
-                    WithoutVideo._get_arguments_from_pretrained(*args, **kwargs),
-                    strict=True,
-                )
+            names = cls.get_attributes()
+            own: Any = type(
+                cls.__name__, (cls,), {"get_attributes": lambda: [n for n in names if n != "video_processor"]}
             )
-            return [parts.get(name) for name in cls.get_attributes()]
+            parts = dict(zip(own.get_attributes(), own._get_arguments_from_pretrained(*args, **kwargs), strict=True))
+            return [parts.get(name) for name in names]
 
         def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
             if argument_name == "video_processor" and argument is None:
@@ -117,12 +106,5 @@ def images_only(cls: Any) -> Any:
             # the common implementation: a family's own may read frame rates from its video processor
             return ProcessorMixin.apply_chat_template(self, *args, **kwargs)
 
-        def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:
-            raise RevisitError(
-                "This processor was built without its video processor because torchvision is missing, so it cannot be "
-                "saved completely; install torchvision first."
-            )
-
     ImagesOnly.__name__ = ImagesOnly.__qualname__ = cls.__name__
-    WithoutVideo.__name__ = cls.__name__
     return ImagesOnly

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
-from revisit.errors import RevisitError
-from revisit.models import families, templates
-from revisit.models.checkpoint import brief
+from revisit.errors import RevisitError, brief
+from revisit.models import families
 from revisit.models.images import open_image
-from revisit.models.loading import check_device
 
 if TYPE_CHECKING:
     import torch
@@ -20,11 +18,48 @@ if TYPE_CHECKING:
     from revisit.models.types import ImageLike, Inputs, Processor
 
 
+MAX_TEXT = 4_000_000  # characters that a template may produce
+
+
+class Message(TypedDict):
+    """One turn of a conversation: {"type": "image"} and {"type": "text", "text": …} parts."""
+
+    role: str
+    content: list[dict[str, str]]
+
+
+def render(processor: Processor, messages: Sequence[Message], **variables: object) -> str:
+    """Format a conversation with the processor's chat template, or in a plain format if it has none, ready for the answer."""
+    if getattr(processor, "chat_template", None) is None:
+        return _plain(processor, messages)
+    try:
+        text = processor.apply_chat_template(
+            list(messages),  # type: ignore[arg-type]
+            tokenize=False,
+            add_generation_prompt=True,
+            **variables,  # type: ignore[arg-type]
+        )
+    except Exception as error:  # a template may raise anything
+        raise RevisitError(f"The chat template of this model cannot format this conversation: {brief(error)}") from None
+    if not isinstance(text, str) or len(text) > MAX_TEXT:
+        raise RevisitError(f"The chat template of this model produced more than {MAX_TEXT:,} characters.")
+    return text
+
+
+def _plain(processor: Processor, messages: Sequence[Message]) -> str:
+    if families.prefixes_images(processor):
+        return " ".join(part["text"] for message in messages for part in message["content"] if part["type"] == "text")
+    image = f"{getattr(processor, 'image_token', '<image>')}\n"
+    names = {"system": "", "user": "USER: ", "assistant": "ASSISTANT: "}
+    turns = (names[m["role"]] + "".join(part.get("text", image) for part in m["content"]) for m in messages)
+    return " ".join([*turns, "ASSISTANT:"])
+
+
 def chat_text(processor: Processor, prompt: str, images: int = 1) -> str:
     """Format a prompt with the model's chat template: images first, ready for the answer."""
     content: list[dict[str, str]] = [{"type": "image"} for _ in range(images)]
     content.append({"type": "text", "text": prompt})
-    return templates.render(processor, [{"role": "user", "content": content}])
+    return render(processor, [{"role": "user", "content": content}])
 
 
 def prepare(
@@ -49,8 +84,6 @@ def prepare(
         RevisitError: An image cannot be read, a prompt contains the model's image token, or the lists do not match.
     """
     prompts, given = _paired(processor, prompts, images)
-    if device is not None:
-        check_device(device, "device", "cpu, cuda or model.device")
     for prompt in prompts:
         check_no_image_tokens(processor, "prompt", prompt)
     opened = [[open_image(image) for image in own] for own in given]

@@ -15,7 +15,7 @@ from torch import Tensor
 from revisit.models import families
 
 if TYPE_CHECKING:
-    from revisit.models.types import Model, Processor
+    from revisit.models.types import Model, Processor, Tokenizer
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,11 @@ class Thoughts:
 
 def thoughts_of(model: Model, processor: Processor) -> Thoughts | None:
     """Return the tokens around a model's thoughts; None if its tokenizer does not have them."""
-    return find_thoughts(processor, getattr(model.config, "model_type", ""))
+    return find_thoughts(processor.tokenizer, getattr(model.config, "model_type", ""))
 
 
-def find_thoughts(processor: Processor, model_type: str) -> Thoughts | None:
+def find_thoughts(tokenizer: Tokenizer, model_type: str) -> Thoughts | None:
     """Return the tokens around the thoughts of a family's models; None if the tokenizer does not have them."""
-    tokenizer = processor.tokenizer
     ids = [tokenizer.convert_tokens_to_ids(mark) for mark in families.of(model_type).thought]
     if any(token is None or token == tokenizer.unk_token_id for token in ids):
         return None

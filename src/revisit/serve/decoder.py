@@ -17,8 +17,7 @@ from revisit.decoding.trace import RowTrace, Trace
 from revisit.explain.check import Check, check_text, settings_of
 from revisit.explain.prefill import watch_prefill
 from revisit.explain.support import ModelText, read_texts, row_layout
-from revisit.models import templates
-from revisit.models.prompts import check_no_image_tokens, encode, end_tokens
+from revisit.models.prompts import check_no_image_tokens, encode, end_tokens, render
 from revisit.models.thoughts import Thoughts, thoughts_of
 from revisit.serve.batcher import Abandoned, Ticket
 from revisit.serve.detokenizer import IncrementalDetokenizer
@@ -66,7 +65,7 @@ class Decoder:
             for part in message["content"]:
                 check_no_image_tokens(self.processor, "message", part.get("text", ""))
         template = str(getattr(self.processor, "chat_template", ""))
-        return templates.render(self.processor, request.messages, **reasoning_options(request, template))
+        return render(self.processor, request.messages, **reasoning_options(request, template))
 
     def decode(self, tickets: Sequence[Ticket], prompt_limit: int) -> None:
         """Answer all tickets, or raise; a ticket whose prompt is too long fails alone."""

@@ -15,7 +15,7 @@ from revisit import methods
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
 from revisit.methods.greedy import Greedy
-from revisit.models import templates
+from revisit.models import prompts
 from revisit.models.images import image_from_data_uri
 from revisit.serve.errors import ApiError, from_validation, printable
 from revisit.serve.limits import Limits
@@ -36,7 +36,7 @@ SETTINGS_CHARACTERS = 2_000  # of a method's settings, written as JSON
 class ChatRequest:
     """A valid request with its images decoded."""
 
-    messages: Sequence[templates.Message]
+    messages: Sequence[prompts.Message]
     images: Sequence[Image]
     method: Method
     decoding: Decoding
@@ -169,7 +169,7 @@ def _grammar(schema: Mapping[str, JsonValue] | None) -> str | None:
         raise ApiError(400, str(error), param="response_format") from None
 
 
-def _for_template(message: Message) -> templates.Message:
+def _for_template(message: Message) -> prompts.Message:
     content = [
         {"type": "image"} if part.image_url else {"type": "text", "text": part.text or ""} for part in message.content
     ]

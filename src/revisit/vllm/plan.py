@@ -147,7 +147,7 @@ def make_plan(config: Any) -> Plan:
         ranks=config.parallel_config.tensor_parallel_size,
         drafts=config.num_speculative_tokens,
         caching=bool(config.cache_config.enable_prefix_caching),
-        thoughts=tokenizer and find_thoughts(SimpleNamespace(tokenizer=tokenizer), model.hf_config.model_type),
+        thoughts=tokenizer and find_thoughts(tokenizer, model.hf_config.model_type),
     )
 
 

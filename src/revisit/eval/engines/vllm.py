@@ -151,7 +151,7 @@ class VllmEngine(Engine):
         ]
         outputs = self._generate(items, images, parameters)
         tokens = [tuple(output.outputs[0].token_ids) for output in outputs]
-        thoughts = find_thoughts(self.processor, self.described.config.model_type)
+        thoughts = find_thoughts(self.processor.tokenizer, self.described.config.model_type)
         opened = [thoughts is not None and thoughts.open_at_end(output.prompt_token_ids) for output in outputs]
         return [
             Answer(
