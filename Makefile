@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: demo test test-device test-faults test-browser test-kits test-vllm test-vllm-previous test-ray test-triton test-mlx test-llama-cpp test-floor test-torchvision lint format docs clean
+.PHONY: demo test test-device test-faults test-browser test-vllm test-vllm-previous test-ray test-triton test-mlx test-llama-cpp test-floor test-torchvision lint format docs clean
 
 # The package is installed again when its version or what is compiled in it has changed.
 BUILD  := pyproject.toml setup.py src/revisit/__init__.py src/revisit/step/compiled/kernel.c
@@ -35,16 +35,6 @@ test-device: $(VENV)/.installed  ## every method on a device that says it is CUD
 test-browser: $(VENV)/.installed  ## the pages in a real browser; needs a Chromium
 	@$(BIN)/python tests/chromium.py
 	$(BIN)/python -m pytest -m browser
-
-# inspect_ai brings a large tree of its own, which wants older versions of many packages.
-.venv-kits/.installed: $(BUILD) constraints.txt
-	test -x .venv-kits/bin/python || $(PYTHON) -m venv .venv-kits
-	grep -E '^(torch|transformers)==' constraints.txt > .venv-kits/constraints.txt
-	.venv-kits/bin/pip install -q -c .venv-kits/constraints.txt -e ".[tiny,eval,serve,inspect]" pytest pytest-timeout hypothesis
-	touch $@
-
-test-kits: .venv-kits/.installed  ## runs exported for inspect_ai, read by inspect_ai itself
-	.venv-kits/bin/python -m pytest -o addopts= -W default tests/eval/report/test_inspect_log.py
 
 # vLLM pins an older transformers and other heavy things, so it lives in an environment of its own. Its torchaudio and
 # torchcodec are CUDA builds that cannot be imported beside a CPU torch; its torchvision and Triton can, with a little help.

@@ -203,15 +203,12 @@ def check_other(program: str, arguments: list[str]) -> None:
 
 def test_settings_files_are_read(tmp_path: Path) -> None:
     from revisit.cli.serve import read_limits
-    from revisit.eval.config import load_config
     from revisit.vllm.request import parse
 
     model, _ = families.build("llava")
     kinds = {(block.page.name, block.language): block.text for block in BLOCKS}
     (tmp_path / "limits.yaml").write_text(kinds["security.md", "yaml"])
     assert read_limits(tmp_path / "limits.yaml").new_tokens == 2048
-    (tmp_path / "grid.yaml").write_text(kinds["evaluation.md", "yaml"])
-    load_config(tmp_path / "grid.yaml", {"out": str(tmp_path)})
     alphas = [
         parse(json.loads(line)["vllm_xargs"], model).alpha  # type: ignore[union-attr]
         for page in ("vllm.md", "recipes.md")
@@ -225,7 +222,6 @@ def test_settings_files_are_read(tmp_path: Path) -> None:
         assert set(point) == {METHODS.group}
     assert {name for name, language in kinds if language in ("yaml", "json", "toml")} == {
         "security.md",
-        "evaluation.md",
         "vllm.md",
         "recipes.md",
         "writing-a-method.md",

@@ -30,9 +30,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "odd/config.json").write_text('{"model_type": "no-such-family"}')
     (tmp_path / "text").mkdir()
     (tmp_path / "text/config.json").write_text('{"model_type": "gpt2"}')
-    (tmp_path / "odd.yaml").write_text("limit: five")
-    (tmp_path / "colon.yaml").write_text("limit: 5\nmodel tiny\nmethod: greedy")
-    (tmp_path / "method.yaml").write_text("method: revist")
     (tmp_path / "mine.py").write_text("raise SystemExit('this file was run')\nclass Mine: pass\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("REVISIT_CACHE", str(tmp_path / "cache"))
@@ -85,7 +82,7 @@ COMMANDS = {
     "generat photo.png": "generate",
     "compare nothing --out new/table.md": "no folder new",
     "compare nowhere": "nowhere",
-    "compare photo.png": "photo.png is not a folder",
+    "compare photo.png": "photo.png has no logs",
     "report nowhere": "nowhere",
     "bench --method greedy,revist": "Did you mean 'revisit'",
     "bench --image nowhere.png --model nothing": "nowhere.png",
@@ -115,9 +112,7 @@ COMMANDS = {
     "eval --engine vllm --limit 1 --benchmark pope": "pip install 'revisit-decoding[vllm]'",
     "eval --method greedy:alpha=1e-3": "alpha",
     "eval --data scenes:unusual:99999999999": "1,000,000",
-    "eval --config odd.yaml": "odd.yaml: limit",
-    "eval --config colon.yaml": "line 3",
-    "eval --config method.yaml": "Did you mean 'revisit'",
+    "eval --data nowhere": "nowhere",
 }
 
 

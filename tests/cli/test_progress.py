@@ -8,19 +8,7 @@ import pytest
 from rich.console import Console
 
 from revisit.cli import progress
-from revisit.cli.progress import Bars, duration, plan_text
-from revisit.eval.run import Planned
-
-
-def work(number: int, stored: int = 0, seconds: float | None = None) -> Planned:
-    return Planned("m", f"method{number}", "pope", 0, 40, stored, seconds)
-
-
-def test_a_plan_in_one_line() -> None:
-    assert plan_text([work(1), work(2)]) == "1 model × 2 methods × 1 benchmark, 80 answers"
-    known = plan_text([work(1, stored=10, seconds=2.0), work(2)])  # 70 answers of 2 s
-    assert known.endswith("80 answers, 10 of them stored, about 2 min at the speed of the stored ones")
-    assert [duration(s) for s in (27, 99, 720, 12600)] == ["27 s", "99 s", "12 min", "3.5 h"]
+from revisit.cli.progress import Bars, duration
 
 
 def piped() -> tuple[Bars, io.StringIO]:
@@ -33,13 +21,13 @@ def test_a_line_a_minute_in_pipes_and_tidy_ends(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(progress.time, "monotonic", clock)
     bars, out = piped()
     with bars:
-        bars.plan([work(1, stored=40), work(2), work(3)])
+        bars.plan(3, 120, 40)
         bars.start("first", 40, 40)
         bars.start("second", 40, 0)
         for _ in range(8):
             bars.advance(5)
     lines = out.getvalue().splitlines()
-    assert lines[0].startswith("Plan: 1 model × 3 methods")
+    assert lines[0] == "3 logs, 120 answers, 40 of them stored."
     assert lines[1] == "✓ first: 40/40 already stored"
     assert lines[2].startswith("second: ")
     assert lines[2].endswith("/40, 2 of 3")
@@ -47,10 +35,14 @@ def test_a_line_a_minute_in_pipes_and_tidy_ends(monkeypatch: pytest.MonkeyPatch)
     assert 3 < len(lines) < 8  # not one for every batch
 
 
+def test_times_for_people() -> None:
+    assert [duration(s) for s in (27, 99, 720, 12600)] == ["27 s", "99 s", "12 min", "3.5 h"]
+
+
 def test_no_bar_is_left_on_a_terminal() -> None:
     out = io.StringIO()
     with Bars(Console(file=out, width=120, force_terminal=True, force_interactive=False)) as bars:
-        bars.plan([work(1), work(2)])
+        bars.plan(2, 80, 0)
         bars.start("one", 2, 0)
         bars.advance(2)
         assert [task.description for task in bars.progress.tasks] == ["all"]
@@ -61,7 +53,7 @@ def test_no_bar_is_left_on_a_terminal() -> None:
 def test_what_follows_a_plan_is_not_counted_as_part_of_it() -> None:
     bars, _ = piped()
     with bars:
-        bars.plan([work(1, stored=40), work(2, stored=40)])
+        bars.plan(2, 80, 80)
         bars.start("first", 40, 40)
         bars.start("second", 40, 40)
         bars.start("a study", 3, 0)

@@ -51,8 +51,6 @@ class Letters(Benchmark):
     def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
         vowels = {i.id: (sum(c in "aeiou" for c in answers[i.id]) * 1.0, len(answers[i.id]) * 1.0) for i in items}
         yes = {i.id: (float(answers[i.id][0] < "n"), 1.0) for i in items}
-        if self.rule == "right":  # each answer is right or wrong
-            vowels = {i.id: (float(answers[i.id][0] < "n"), 1.0) for i in items}
         per_item = {"vowels": vowels, "yes": yes}
         return Scores({k: ratio(v.values()) for k, v in per_item.items()}, per_item, {"items": len(items)})
 

@@ -1,4 +1,4 @@
-"""Flags and YAML: what they mean together, and what raises an error."""
+"""The options of an evaluation: what they mean together, and what raises an error."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from revisit import VCD, Chain, ReVisiT
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
 from revisit.eval import benchmarks
+from revisit.eval.benchmarks import language
 from revisit.eval.benchmarks.io.places import parse_data, parse_scenes
-from revisit.eval.config import EvalConfig, load_config
+from revisit.eval.config import EvalConfig
+from revisit.eval.run import run
 from revisit.eval.spec import benchmark_label, label
 
 
@@ -27,7 +29,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def checked(tmp_path: Path, **values: Any) -> EvalConfig:
     config = EvalConfig(**{"data": str(tmp_path), **values})
     config.check()
-    _ = config.folders
     return config
 
 
@@ -71,70 +72,36 @@ def test_what_is_not_given_is_what_is_recommended_for_the_model(tmp_path: Path) 
     ]
 
 
-def test_flags_beat_the_file(tmp_path: Path, model: Path) -> None:
-    file = tmp_path / "grid.yaml"
-    file.write_text(
-        f"model: [{model}]\nmethod: [greedy, {{name: revisit, alpha: 0.01}}]\nbenchmark: chair\nlimit: 5\nbatch_size: 2\n"
-        f"data: {tmp_path}\n"
-    )
-    made = load_config(file, {"limit": 9})
-    assert (made.limit_of("chair"), made.batch_size) == (9, 2)
-    assert label(made.methods_for(str(model))[1]) == "revisit(alpha=0.01)"
-
-
 @pytest.mark.parametrize(
-    ("text", "words"),
+    "values",
     [
-        ("metod: greedy", "Did you mean 'method'"),
-        ("a: [", "is not valid YAML"),
-        ("- 1", "must contain keys and values"),
-        ("sample: 'maybe'", "sample must be"),
-        ("max_new_tokens: 0", "max_new_tokens must be"),
-        ("seeds: [0.5]", "seeds must be"),
-        ("seed: -1", "seed must be"),
-        ("limit: five", "limit must be"),
-        ("skip_bad_images: maybe", "skip_bad_images must be"),
-        ("batch_size: 2.5", "batch_size must be"),
-        ("temperature: hot", "temperature must be"),
-        ("temperature: .nan", "temperature must be"),
-        ("top_p: 0", "top_p must be"),
-        ("beams: 100000", "beams must be"),
-        ("data: 3", "data must be"),
-        ("out: 3", "out must be"),
-        ("out: [a]", "out must be"),
-        ("engine: 3", "engine must be"),
-        ("preset: 3", "preset must be"),
-        ("dtype: 3", "dtype must be"),
+        {"metod": "greedy"},
+        {"sample": "maybe"},
+        {"max_new_tokens": 0},
+        {"seeds": [0.5]},
+        {"seed": -1},
+        {"limit": "five"},
+        {"batch_size": 2.5},
+        {"temperature": float("nan")},
+        {"top_p": 0},
+        {"beams": 100000},
+        {"data": 3},
+        {"out": ["a"]},
+        {"engine": 3},
+        {"preset": 3},
+        {"dtype": 3},
     ],
+    ids=str,
 )
-def test_a_bad_file_raises_one_sentence(tmp_path: Path, text: str, words: str) -> None:
-    file = tmp_path / "grid.yaml"
-    file.write_text(text)
-    with pytest.raises(RevisitError, match=words) as raised:
-        load_config(file, {})
-    assert str(file) in str(raised.value)
+def test_a_wrong_value_raises_one_sentence_that_names_its_option(values: dict[str, Any]) -> None:
+    with pytest.raises(RevisitError, match=next(iter(values))) as raised:
+        EvalConfig(**values)
     assert len(str(raised.value).splitlines()) == 1
 
 
-def test_text_in_a_file_is_read_by_the_type_of_its_key(tmp_path: Path) -> None:
-    file = tmp_path / "grid.yaml"
-    file.write_text(
-        "sample: 'no'\nbeams: '3'\nseeds: 1,2\ndata: a,b\nmethod: [vcd, 'revisit:layers=1,2']\ntemperature: 1e-3\n"
-    )
-    made = load_config(file, {})
+def test_text_is_read_by_the_type_of_its_option() -> None:
+    made = EvalConfig(sample="no", beams="3", seeds="1,2", data="a,b", temperature="1e-3")
     assert (made.sample, made.beams, made.seeds, made.data, made.temperature) == (False, 3, (1, 2), "a,b", 0.001)
-    assert made.method == ["vcd", "revisit:layers=1,2"]
-
-
-def test_a_file_that_is_not_utf_8_raises(tmp_path: Path) -> None:
-    (tmp_path / "grid.yaml").write_bytes(b"model: \xff\xfe")
-    with pytest.raises(RevisitError, match=r"grid\.yaml is not UTF-8 text"):
-        load_config(tmp_path / "grid.yaml", {})
-
-
-def test_a_missing_file_raises(tmp_path: Path) -> None:
-    with pytest.raises(RevisitError, match="cannot be read"):
-        load_config(tmp_path / "none.yaml", {})
 
 
 @pytest.mark.parametrize(
@@ -152,6 +119,7 @@ def test_a_missing_file_raises(tmp_path: Path) -> None:
         ({"method": "revisit:alpha"}, "alpha"),
         ({"method": [{"alpha": 1}]}, "needs its name"),
         ({"method": 3}, "3 is not a name"),
+        ({"method": ReVisiT}, r"ReVisiT is a class: give an object, such as ReVisiT\(\)"),
     ],
 )
 def test_nonsense_raises(tmp_path: Path, values: dict[str, Any], words: str) -> None:
@@ -202,7 +170,7 @@ def test_seeds_are_whole_numbers_and_go_with_sampling() -> None:
     ):
         with pytest.raises(RevisitError, match=sentence):
             EvalConfig(seeds=seeds, sample=True, data="scenes:unusual:2").check()
-    with pytest.raises(RevisitError, match="--seeds needs --sample"):
+    with pytest.raises(RevisitError, match="seeds need sampling"):
         EvalConfig(seeds="0,1", data="scenes:unusual:2").check()
 
 
@@ -228,3 +196,15 @@ def test_where_a_judge_is_reached_is_no_part_of_the_measurement() -> None:
     )
     assert here.options() == there.options()
     assert here.options()["judge_model"] == "gpt-4"
+
+
+def test_nltk_data_is_required_before_the_first_answer(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The embedded model's captions of generated scenes are scored without it."""
+    monkeypatch.setattr(language, "missing_packages", lambda: ["wordnet"])
+    assert not EvalConfig(benchmark="chair").needs_nltk_data
+    assert EvalConfig(benchmark="chair", data=str(tmp_path)).needs_nltk_data
+    asked = EvalConfig(model=str(model), benchmark="chair", data="scenes:unusual:2", out=str(tmp_path / "out"))
+    with pytest.raises(RevisitError, match="NLTK data not found: wordnet"):
+        run(asked, engine_for=lambda _: pytest.fail("an engine was opened"))

@@ -11,7 +11,7 @@ from fake_grid import HashEngine, Letters, Shift
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Item
-from revisit.eval.log import Answer, Log, Request, Skipped, new_request, read_logs
+from revisit.eval.log import Answer, Log, Request, new_request, read_logs
 from revisit.eval.spec import Spec
 from revisit.explain.jsonl import encode
 
@@ -78,7 +78,8 @@ def test_a_line_of_another_log_is_not_taken(tmp_path: Path) -> None:
         Log.open(tmp_path, spec())
 
 
-def test_a_log_without_a_header_is_refilled_when_it_is_opened(tmp_path: Path) -> None:
+def test_a_log_without_a_header_hides_no_other_and_is_refilled_when_it_is_opened(tmp_path: Path) -> None:
+    opened(tmp_path, seed=1).close()
     log = opened(tmp_path)
     log.append([answer(1)])
     log.close()
@@ -86,6 +87,7 @@ def test_a_log_without_a_header_is_refilled_when_it_is_opened(tmp_path: Path) ->
     log.path.write_bytes(b"x" + lines[0] + lines[1])
     with pytest.raises(RevisitError, match="header is damaged"):
         Log.read(log.path)
+    assert [other.spec.seed for other in read_logs(tmp_path)] == [1]
     again = opened(tmp_path)
     assert again.answers == {("q1", "c1"): answer(1)}
     again.close()
@@ -113,18 +115,19 @@ def test_scores_of_another_scorer_are_not_used(tmp_path: Path) -> None:
         assert Log.read(log.path).scores is None
 
 
-def test_a_folder_without_logs_raises(tmp_path: Path) -> None:
+def test_a_folder_without_logs_raises(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for folder in (tmp_path, tmp_path / "none"):
         with pytest.raises(RevisitError, match="give the --out folder"):
             read_logs(folder)
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "a.jsonl").write_bytes(encode({"spec": {"x": 1}, "request": {}}))
-    with pytest.raises(RevisitError, match="another version"):
+    with pytest.raises(RevisitError, match="has no logs"):
         read_logs(tmp_path)
+    assert "another version" in caplog.text
 
 
 def test_every_field_of_a_log_is_documented() -> None:
     documented = (Path(__file__).parents[2] / "docs" / "research" / "run-files.md").read_text("utf-8")
-    for record in (Spec, Request, Skipped, Answer):
+    for record in (Spec, Request, Answer):
         missing = [name for name in record.model_fields if f"`{name}`" not in documented]
         assert missing == [], record

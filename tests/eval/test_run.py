@@ -21,13 +21,13 @@ from typer.testing import CliRunner
 from revisit.cli.main import app
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Item, Scores
-from revisit.eval.compare import about_added, compare
+from revisit.eval.compare import compare
 from revisit.eval.config import EvalConfig
 from revisit.eval.engines.base import ahead_of
 from revisit.eval.log import Log, item_seed, read_logs, unfinished
 from revisit.eval.report.comparisons import WRITERS, to_csv
 from revisit.eval.report.sample_browser import read_samples
-from revisit.eval.run import Reporter, planned, run
+from revisit.eval.run import Reporter, run
 from revisit.eval.statistics import metric_interval, wilson
 
 SCRIPT = Path(__file__).with_name("fake_grid.py")
@@ -352,15 +352,6 @@ def test_a_larger_limit_is_unfinished_until_its_answers_are_there(tmp_path: Path
         assert (log.scores is not None, log.answered, log.request.items) == (complete, 8, limit)
 
 
-def test_the_plan_counts_what_is_stored_and_writes_nothing(tmp_path: Path, data: Path) -> None:
-    config = make_config(tmp_path / "out", data)
-    assert [(p.items, p.stored) for p in planned(config)] == [(23, 0)] * 4
-    assert not (tmp_path / "out").exists()
-    run_here(make_config(tmp_path / "out", data, model="m1", limit=8))
-    assert [(p.model, p.stored) for p in planned(config)] == [("m1", 8), ("m1", 8), ("m2", 0), ("m2", 0)]
-    assert {p.stored for p in planned(config.replace(max_new_tokens=3))} == {0}  # other answers
-
-
 # --- unreadable images ----------------------------------------------------------------------------------------------
 
 
@@ -373,33 +364,12 @@ def images(tmp_path: Path) -> Path:
     return data
 
 
-def spoil(data: Path) -> None:
-    (data / "images" / "4.png").unlink()
-    (data / "images" / "9.png").write_bytes((data / "images" / "9.png").read_bytes()[:50])
-
-
 def test_unreadable_images_raise_before_anything_is_written(tmp_path: Path, images: Path) -> None:
-    spoil(images)
-    with pytest.raises(RevisitError, match=r"2 images cannot be read: .*4\.png.*9\.png.*--skip-bad-images"):
+    (images / "images" / "4.png").unlink()
+    (images / "images" / "9.png").write_bytes((images / "images" / "9.png").read_bytes()[:50])
+    with pytest.raises(RevisitError, match=r"2 images of letters cannot be read: .*4\.png.*9\.png"):
         run_here(make_config(tmp_path / "out", images, **ONE))
     assert not (tmp_path / "out").exists()
-
-
-def test_skipping_is_on_request_and_listed(tmp_path: Path, images: Path) -> None:
-    spoil(images)
-    (log,), _ = run_here(make_config(tmp_path / "out", images, **ONE, skip_bad_images=True))
-    assert [entry.id for entry in log.request.skipped] == ["q4", "q9"]
-    assert (log.request.items, log.answered) == (118, 118)
-    (table,) = compare(read_logs(tmp_path / "out"))
-    assert table.n == 118
-    assert any("2 items were skipped" in note for note in table.notes)
-
-
-def test_without_any_readable_image_skipping_is_not_advised_again(tmp_path: Path) -> None:
-    data = write_items(tmp_path / "data", 2)
-    (data / "images").mkdir()
-    with pytest.raises(RevisitError, match=r"2 images cannot be read: .* Fix the files and rerun the command\.$"):
-        run_here(make_config(tmp_path / "out", data, **ONE, skip_bad_images=True))
 
 
 def test_a_changed_image_is_asked_again(tmp_path: Path, images: Path) -> None:
@@ -418,66 +388,11 @@ def test_images_outside_the_data_folder_and_pipes_are_not_read(
     Image.new("RGB", (4, 4)).save(tmp_path / "outside.png")
     os.mkfifo(data / "pipe.png")
     monkeypatch.setattr(Letters, "load", lambda self, folder: [Item("q0", "What?", (folder / name,))])
-    with pytest.raises(RevisitError, match=r"1 image cannot be read: .*(outside|regular)"):
+    with pytest.raises(RevisitError, match=r"1 image of letters cannot be read: .*(outside|regular)"):
         run_here(make_config(tmp_path / "out", data, **ONE))
 
 
-# --- only visual items --------------------------------------------------------------------------------------------------
-
-
-class Plain(Shift):
-    """Plain decoding of the hash engine."""
-
-    name = "greedy"
-
-
-def test_items_that_are_answered_without_the_image_are_a_declared_subset(tmp_path: Path, images: Path) -> None:
-    methods = (Plain(), Shift(by=3))
-    config = make_config(tmp_path / "out", images, model="m1", method=methods, benchmark=Letters(rule="right"))
-    whole, _ = run_here(config)
-    logs, _ = run_here(config.replace(only_visual=True))
-    blind = next(log for log in read_logs(tmp_path / "out") if log.spec.control == "no image")
-    assert blind.scores is not None
-    wrong = {id for id in blind.scores.items if blind.scores.verdict(id) == ("wrong", True)}
-    assert 20 < len(wrong) < 100
-    for log, before in zip(logs, whole, strict=True):
-        assert (log.spec.subset, log.request.left_out) == ("only visual", 120 - len(wrong))
-        assert log.scores is not None
-        assert set(log.scores.items) == wrong
-        texts = {answer.id: answer.text for answer in before.current()}
-        assert all(texts[answer.id] == answer.text for answer in log.current())
-    first, second = compare(read_logs(tmp_path / "out"), resamples=99)
-    assert (first.variant, second.variant) == ("items all", "items only visual")
-    assert (first.n, second.n) == (120, len(wrong))
-    assert any(f"Subset only visual: {120 - len(wrong)} of 120 items" in note for note in second.notes)
-    assert list(second.values) == ["greedy", "shift(by=3)"]
-    assert list(first.values) == [*second.values, "greedy [no image]"]
-
-
-def test_added_methods_change_corrected_p_values(tmp_path: Path, data: Path) -> None:
-    config = make_config(tmp_path / "out", data, model="m1")
-    run_here(config)
-    before = read_logs(tmp_path / "out")
-    assert about_added([], compare(before, resamples=99)) == []
-    run_here(config.replace(method=Shift(by=5)))
-    (note,) = about_added(before, compare(read_logs(tmp_path / "out"), resamples=99))
-    assert "shift(by=5) added" in note
-    assert "corrected p-values of shift(by=3) have changed" in note
-
-
 # --- odd folders and configurations -------------------------------------------------------------------------------------
-
-
-def test_folders_of_earlier_versions_and_other_programs_are_left_alone(tmp_path: Path, data: Path) -> None:
-    (tmp_path / "old" / "cells").mkdir(parents=True)
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "results.json").write_text('{"mine": 1}')
-    for name in ("old", "other"):
-        for work in (lambda: run_here(make_config(tmp_path / name, data)), lambda: read_logs(tmp_path / name)):  # noqa: B023
-            with pytest.raises(RevisitError, match="use another --out") as raised:
-                work()
-            assert "\n" not in str(raised.value)
-    assert (tmp_path / "other" / "results.json").read_text() == '{"mine": 1}'
 
 
 class Notes(Reporter):

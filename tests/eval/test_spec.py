@@ -1,9 +1,8 @@
-"""What identifies answers beside their settings: code from outside, the commit, a loaded model's device, dtype and weights."""
+"""What identifies answers beside their settings: code from outside, a loaded model's device, dtype and weights."""
 
 from __future__ import annotations
 
 import copy
-import subprocess
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -18,7 +17,7 @@ from revisit import ReVisiT, methods
 from revisit.eval.benchmarks.base import Item
 from revisit.eval.engines.local import LocalEngine
 from revisit.eval.engines.vllm import VllmEngine
-from revisit.eval.spec import benchmark_label, foreign_code, git_commit, label, loaded_fingerprint
+from revisit.eval.spec import benchmark_label, foreign_code, label, loaded_fingerprint
 from revisit.methods.chain import Chain
 
 
@@ -53,20 +52,6 @@ def test_a_method_outside_the_package_is_identified_by_its_file(tmp_path: Path) 
     assert foreign_code(load("c", text.replace("1.0", "2.0"))) != first
     assert foreign_code(Chain(methods=(own, methods.get("revisit")))) == first
     assert foreign_code(methods.get("chain", methods="vcd,revisit")) == {}
-
-
-def test_the_commit_of_a_repository_around_the_environment_is_not_ours(tmp_path: Path) -> None:
-    package = tmp_path / ".venv" / "lib" / "revisit"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    (tmp_path / ".gitignore").write_text(".venv\n")
-    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
-    for command in (["init", "-q"], ["add", ".gitignore"], ["commit", "-qm", "theirs"]):
-        subprocess.run([*git, *command], check=True)
-    assert git_commit(package) is None
-    subprocess.run([*git, "add", "-f", str(package)], check=True)
-    subprocess.run([*git, "commit", "-qm", "ours"], check=True)
-    assert len(git_commit.__wrapped__(package) or "") == 40
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ import revisit
 from revisit.embedded.samples import sample
 from revisit.eval.benchmarks.base import Metric
 from revisit.eval.compare import Comparison, Value
-from revisit.eval.report.comparisons import WRITERS
+from revisit.eval.report.comparisons import comparison_sections
+from revisit.eval.report.document import Document, to_html
 from revisit.explain import page
 from revisit.explain.record import Decode
 
@@ -325,7 +326,7 @@ def test_a_comparison_fits_a_screen_and_a_phone(seen: Any, tmp_path: Path) -> No
     methods = {"greedy": values, long: values}
     table = Comparison("some-organization/a-model-with-a-long-name", "pope", "v1", 9, metrics, methods, "greedy")
     path = tmp_path / "compare.html"
-    path.write_text(WRITERS[".html"]([table]))
+    path.write_text(to_html(Document("Results", "", comparison_sections([table]))))
     for width in (1280, 390):
         seen.page.set_viewport_size({"width": width, "height": 844})
         seen.page.goto(path.as_uri())

@@ -20,7 +20,6 @@ from revisit import methods
 from revisit.cli.main import app
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks import language
-from revisit.eval.config import load_config
 
 YES_NO = [
     {"question_id": n, "image": "a.jpg", "text": "A dog?", "label": label} for n, label in ((1, "yes"), (2, "no"))
@@ -51,18 +50,6 @@ AROUND = {
     "amber/data/relation.json": {},
     "amber/data/safe_words.txt": "",
     "amber/data/query/query_all.json": [{"id": 1005, "image": "1.jpg", "query": "Is it?"}],
-}
-CONFIG = {
-    "model": ["tiny"],
-    "method": ["greedy", {"name": "revisit", "alpha": 0.1, "layers": "all"}, "vcd:alpha=1"],
-    "benchmark": ["chair", {"name": "pope", "parser": "vcd"}],
-    "data": "scenes:unusual:4",
-    "out": "nowhere",
-    "limit": 2,
-    "batch_size": 2,
-    "seeds": [0, 1],
-    "sample": True,
-    "temperature": 0.5,
 }
 
 
@@ -155,16 +142,14 @@ def score_all(folder: Path, count: int, seed: int) -> Counter[str]:
     return found
 
 
-def settings_all(folder: Path, count: int, seed: int) -> Counter[str]:
-    """Count the outcomes of the corpus and of new random evaluation files and settings."""
+def settings_all(count: int, seed: int) -> Counter[str]:
+    """Count the outcomes of the corpus and of new random settings."""
     cases = [json.loads(case) for case in recall("settings")]
     for number in range(count):
         dice = random.Random(seed * 1_000_000 + number)
-        if dice.random() < 0.4:
-            cases.append([in_file(changed(CONFIG, dice), folder / "made", dice).decode("latin-1")])
-            continue
         name = dice.choice(methods.names())
-        hints = typing.get_type_hints(methods.find(name))
+        cls = methods.find(name)
+        hints = {field: hint for field, hint in typing.get_type_hints(cls).items() if field in cls.model_fields}
         fields = [*hints, "methods", dice.choice(TEXTS)]
         chosen = {}
         for field in dice.choices(fields, k=dice.randrange(1, 4)):
@@ -173,23 +158,17 @@ def settings_all(folder: Path, count: int, seed: int) -> Counter[str]:
         cases.append([name, chosen])
     found: Counter[str] = Counter()
     for case in cases:
-        end = outcome(lambda: use(case, folder))  # noqa: B023
+        end = outcome(lambda: use(*case))  # noqa: B023
         found[end] += 1
         if end not in ("done", "rejected"):
             remember("settings", json.dumps(case).encode())
     return found
 
 
-def use(case: list[Any], folder: Path) -> None:
-    """Create a method with its settings, or check an evaluation file."""
-    if len(case) == 2:
-        name, chosen = case
-        methods.get(name, **chosen)
-        methods.get(":".join([name, *(f"{key}={text}" for key, text in chosen.items())]))
-        return
-    path = folder / "eval.yaml"
-    path.write_bytes(case[0].encode("latin-1"))
-    load_config(path, {}).check()
+def use(name: str, chosen: dict[str, Any]) -> None:
+    """Create a method with its settings."""
+    methods.get(name, **chosen)
+    methods.as_method(f"{name}:{','.join(f'{key}={text}' for key, text in chosen.items())}")
 
 
 def check(found: Counter[str]) -> None:
@@ -217,10 +196,10 @@ def test_hundreds_of_answer_files(tmp_path: Path) -> None:
     check(score_all(tmp_path, 600, seed=2))
 
 
-def test_sample_of_settings(tmp_path: Path) -> None:
-    check(settings_all(tmp_path, 100, seed=3))
+def test_sample_of_settings() -> None:
+    check(settings_all(100, seed=3))
 
 
 @pytest.mark.faults
-def test_a_thousand_settings(tmp_path: Path) -> None:
-    check(settings_all(tmp_path, 1_000, seed=4))
+def test_a_thousand_settings() -> None:
+    check(settings_all(1_000, seed=4))

@@ -34,7 +34,6 @@ def ablate(
     out: Path = typer.Option(Path("ablation"), "--out", "-o", help="Folder for answers and results."),
     dtype: str = options.DTYPE,
     device_map: str = options.DEVICE_MAP,
-    plan_only: bool = options.PLAN,
     quiet: bool = options.QUIET,
 ) -> None:
     """Run the paper's ablations; a stopped run resumes with the same command.
@@ -48,11 +47,11 @@ def ablate(
 
       revisit ablate b --benchmark pope --set layers=all --out runs/alpha
     """
-    from revisit.cli.progress import print_plan, reporter
+    from revisit.cli.progress import reporter
     from revisit.eval.config import EvalConfig
     from revisit.eval.report.terminal import print_section
     from revisit.paper.ablation import ablate as run
-    from revisit.paper.ablation import ablation_sections, paper_panels, read_panels, with_panels
+    from revisit.paper.ablation import ablation_sections, paper_panels, read_panels
 
     every = paper_panels(_main_configuration(set_, [name for entry in model for name in entry.split(",")]))
     names = [name.strip() for name in panels.split(",") if name.strip()]
@@ -73,9 +72,6 @@ def ablate(
     )
     need(*settings.packages())
     chosen = {name: every[name] for name in names}
-    if plan_only:
-        print_plan(with_panels(settings, chosen))
-        return
     with reporter(quiet, out) as progress:
         logs = run(settings, chosen, progress)
     for section in ablation_sections(read_panels(out), logs, "ablation"):

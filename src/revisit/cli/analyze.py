@@ -8,7 +8,6 @@ from shlex import quote
 import typer
 
 from revisit.cli import options
-from revisit.cli.eval import typed
 from revisit.errors import RevisitError, need, unknown
 
 CAPTIONED = ("method", "max_new_tokens", "batch_size")
@@ -66,7 +65,7 @@ def analyze(
     if study not in OPTIONS:
         raise unknown("study", study, OPTIONS)
     for name in sorted({name for names in OPTIONS.values() for name in names} - set(OPTIONS[study])):
-        if typed(context, name):
+        if options.typed(context, name):
             raise RevisitError(f"--{name.strip('_').replace('_', '-')} cannot be used with {study}.")
     if method and len(method) > 1 and study != "latency":
         raise RevisitError(f"{study} uses one method, not {len(method)}: pass --method once.")

@@ -13,7 +13,7 @@ def compare(
     folder: Path = typer.Argument(..., help="The --out folder of `revisit eval`."),
     baseline: str = typer.Option(None, help="Method to compare with; by default greedy, if it was run."),
     metric: list[str] = typer.Option([], help="Only these metrics; patterns such as 'coco_*/F1' work. Repeatable."),
-    out: Path = typer.Option(None, "--out", "-o", help="Output file; .md, .csv, .tex or .html sets the format."),
+    out: Path = typer.Option(None, "--out", "-o", help="Output file; .md or .csv sets the format."),
 ) -> None:
     """Compare the methods of a run, with paired tests and Holm's correction.
 
@@ -21,7 +21,7 @@ def compare(
 
       revisit compare runs/first
 
-      revisit compare runs/first --metric CHAIRi --metric F1 --out table.tex
+      revisit compare runs/first --metric CHAIRi --metric F1 --out table.csv
     """
     from revisit.eval.compare import compare as compare_logs
     from revisit.eval.log import read_logs, unfinished

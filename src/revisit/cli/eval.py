@@ -51,10 +51,7 @@ def evaluate(
         help="With --sample: several seeds, such as 0,1,2; tables show the mean ± standard deviation.",
     ),
     out: Path = typer.Option(Path(DEFAULT.out), "--out", "-o", help="Folder for answers and results."),
-    preset: str = typer.Option(None, help="Protocol: paper. Options on the command line override it."),
-    config: Path = typer.Option(
-        None, "--config", "-c", help="YAML file with these options as keys; the command line overrides it."
-    ),
+    preset: str = typer.Option(None, help="Protocol: paper. Other options override it."),
     sample: bool = options.SAMPLE,
     temperature: float = options.TEMPERATURE,
     top_p: float = options.TOP_P,
@@ -70,18 +67,11 @@ def evaluate(
     device_map: str = options.DEVICE_MAP,
     trust_remote_code: bool = options.TRUST_REMOTE_CODE,
     allow_incomplete: bool = options.ALLOW_INCOMPLETE,
-    skip_bad_images: bool = typer.Option(
-        False, "--skip-bad-images", help="Leave out items whose images cannot be read, and list them."
-    ),
     controls: bool = typer.Option(
         False,
         "--controls",
         help="Add plausible-only, and greedy decoding without the image, with noise, and with another item's image.",
     ),
-    only_visual: bool = typer.Option(
-        False, "--only-visual", help="Leave out items that greedy decoding answers correctly without the image."
-    ),
-    plan_only: bool = options.PLAN,
     quiet: bool = options.QUIET,
 ) -> None:
     """Evaluate methods on benchmarks; a stopped run resumes with the same command.
@@ -92,50 +82,27 @@ def evaluate(
 
       revisit eval --model llava-hf/llava-1.5-7b-hf --method greedy,revisit,vcd --benchmark pope --data ~/data
 
-      revisit eval --config grid.yaml --method greedy --method revisit:alpha=0.001
+      revisit eval --method greedy --method revisit:alpha=0.001 --sample --seeds 0,1,2
     """
-    from revisit.cli.progress import print_plan, reporter
-    from revisit.eval.benchmarks.language import require_data
-    from revisit.eval.compare import about_added, compare
-    from revisit.eval.config import load_config
-    from revisit.eval.log import LOGS, read_logs, unfinished
+    from revisit.cli.progress import reporter
+    from revisit.eval.compare import compare
+    from revisit.eval.log import read_logs, unfinished
     from revisit.eval.report.comparisons import comparison_sections
     from revisit.eval.report.terminal import print_section
     from revisit.eval.run import run
 
-    # Only what was typed beats the file.
-    given = {
-        name: str(value) if isinstance(value, Path) else value
-        for name, value in context.params.items()
-        if name not in ("config", "plan_only", "quiet") and typed(context, name)
-    }
-    settings = load_config(config, given)
+    given = {name: value for name, value in context.params.items() if name not in ("out", "quiet")}
+    settings = EvalConfig(**given | {"data": tuple(data) if data else None, "out": str(out)})
     settings.check()
     need(*settings.packages())  # all at once, and before the work
-    if settings.needs_nltk_data:
-        require_data()  # before any data is downloaded or generated
-    if plan_only:
-        print_plan(settings)
-        return
-    out = Path(settings.out)
-    before = read_logs(out) if (out / LOGS).is_dir() else []
     with reporter(quiet, out) as progress:
         run(settings, progress)
     problems: list[str] = []
     logs = read_logs(out)
     if notice := unfinished(logs):  # of an earlier command with this --out
         print(notice)
-    tables = compare(logs, problems=problems)
-    for section in comparison_sections(tables):
+    for section in comparison_sections(compare(logs, problems=problems)):
         print_section(section)
-    for note in about_added(before, tables):
-        print(note)
     for problem in problems:
         print(f"revisit: {problem}", file=sys.stderr)
-    print(f"Logs and results: {settings.out}; more with `revisit compare {quote(settings.out)}`.")
-
-
-def typed(context: typer.Context, name: str) -> bool:
-    """Whether the user gave this option. typer may have its own copy of click, so sources are compared by name."""
-    source = context.get_parameter_source(name)
-    return source is not None and source.name not in ("DEFAULT", "DEFAULT_MAP")
+    print(f"Logs and results: {out}; more with `revisit compare {quote(str(out))}`.")

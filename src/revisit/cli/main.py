@@ -24,7 +24,6 @@ from revisit.cli.compare import compare
 from revisit.cli.demo import demo
 from revisit.cli.doctor import doctor
 from revisit.cli.eval import evaluate
-from revisit.cli.export import export
 from revisit.cli.generate import generate
 from revisit.cli.lens import lens
 from revisit.cli.listing import benchmarks, methods, models
@@ -89,7 +88,7 @@ app = typer.Typer(
 )
 _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Try": (demo, generate, check, lens, methods, models),
-    "Measure": (evaluate, compare, view, report, score, export, bench, benchmarks),
+    "Measure": (evaluate, compare, view, report, score, bench, benchmarks),
     "Study": (reproduce, analyze, ablate),
     "Serve": (serve, ui),
     "Maintain": (doctor,),

@@ -44,6 +44,12 @@ def _benchmarks() -> list[str]:
 complete_methods, complete_benchmarks = completion(_methods), completion(_benchmarks)
 
 
+def typed(context: typer.Context, name: str) -> bool:
+    """Whether the user gave this option. typer may have its own copy of click, so sources are compared by name."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name not in ("DEFAULT", "DEFAULT_MAP")
+
+
 def print_json(value: object, indent: int | None = None) -> None:
     """Print JSON that the encoding of standard output can hold."""
     unicode = (sys.stdout.encoding or "").lower().startswith("utf")

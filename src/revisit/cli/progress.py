@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from statistics import fmean
 
 from rich.console import Console
 from rich.markup import escape
@@ -14,11 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.progress import TimeRemainingColumn as Remaining
 
 from revisit.errors import Interrupted
-from revisit.eval.config import EvalConfig
 from revisit.eval.log import LOGS
-from revisit.eval.report.document import Section, Table
-from revisit.eval.report.terminal import print_section
-from revisit.eval.run import Planned, Reporter, planned
+from revisit.eval.run import Reporter
 
 LINE_EVERY = 60  # seconds, without a terminal
 
@@ -47,13 +43,13 @@ class Bars(Reporter):
     def __exit__(self, *_: object) -> None:
         self.progress.stop()
 
-    def plan(self, work: Sequence[Planned]) -> None:
+    def plan(self, logs: int, answers: int, stored: int) -> None:
         """Print the plan; draw a bar for all of it if there are several logs."""
         self._clear()
-        self.note(f"Plan: {plan_text(work)}.")
-        self.planned, self.number = len(work), 0
-        if len(work) > 1:
-            self.progress.add_task("all", total=sum(each.items for each in work), completed=sum(w.stored for w in work))
+        self.note(f"{plural(logs, 'log')}, {plural(answers, 'answer')}, {stored:,} of them stored.")
+        self.planned, self.number = logs, 0
+        if logs > 1:
+            self.progress.add_task("all", total=answers, completed=stored)
 
     def start(self, title: str, total: int, done: int) -> None:
         """Draw a new bar."""
@@ -106,31 +102,6 @@ def reporter(quiet: bool, output: Path) -> Iterator[Reporter]:
             else:
                 sentence = "Stopped before the first answer."
             raise Interrupted(sentence) from None
-
-
-def plan_text(work: Sequence[Planned]) -> str:
-    """Return how much work a plan is, in one line; with an estimate of the time if some answers are stored."""
-    counts = (len({getattr(each, kind) for each in work}) for kind in ("model", "method", "benchmark"))
-    grid = " × ".join(plural(n, kind) for n, kind in zip(counts, ("model", "method", "benchmark"), strict=True))
-    answers, stored = sum(each.items for each in work), sum(each.stored for each in work)
-    known = [each.seconds for each in work if each.seconds is not None]
-    text = f"{grid}, {plural(answers, 'answer')}"
-    text += f", {stored:,} of them stored" if stored else ""
-    if known and stored < answers:
-        seconds = sum(each.missing * (each.seconds or fmean(known)) for each in work)
-        text += f", about {duration(seconds)} at the speed of the stored ones"
-    return text
-
-
-def print_plan(config: EvalConfig) -> None:
-    """Print what a configuration asks for as a table, with how much of it is stored."""
-    config.check()
-    work, several = planned(config), len(config.all_seeds) > 1
-    heads = ("Model", "Method", "Benchmark", *(["Seed"] if several else []), "Stored", "Items")
-    rows = [(*each[:3], *([str(each.seed)] if several else []), f"{each.stored:,}", f"{each.items:,}") for each in work]
-    unknown = "" if any(each.seconds for each in work) else " The time is estimated once there are answers."
-    caption = f"{plan_text(work)}.{unknown} Leave out --plan to run it; results go to {config.out}."
-    print_section(Section("Plan", [Table(heads, rows, caption, left=3)]))
 
 
 def plural(count: int, noun: str) -> str:

@@ -20,16 +20,11 @@ def report(
     Example: revisit report runs
     """
     need("scipy", "statsmodels", "matplotlib")
-    from revisit.eval.log import unfinished
     from revisit.eval.report.document import write
-    from revisit.eval.report.run_report import find_runs
     from revisit.explain.files import make_folder
     from revisit.paper.folder_report import build
 
     document = build(folder, out=out)
-    for name, logs in find_runs(folder).items():
-        if notice := unfinished(logs):
-            print(f"{name}: {notice}")
     files = write(document, make_folder(out or folder))
     print(
         f"Wrote {files[0]} ({files[0].stat().st_size / 1e6:.2g} MB) and {files[1]}; figures: {len(document.figures())}."

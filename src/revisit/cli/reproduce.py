@@ -39,9 +39,6 @@ def reproduce(
     address: str = typer.Option(None, help="With --engine ray: address of the cluster."),
     dtype: str = options.DTYPE,
     device_map: str = options.DEVICE_MAP,
-    skip_bad_images: bool = typer.Option(
-        False, "--skip-bad-images", help="Leave out items whose images cannot be read."
-    ),
     quiet: bool = options.QUIET,
 ) -> None:
     """Reproduce the paper's tables and figures; a stopped run resumes.
@@ -97,7 +94,6 @@ def reproduce(
             "address": address,
             "dtype": dtype,
             "device_map": device_map,
-            "skip_bad_images": skip_bad_images,
         },
     )
     with reporter(quiet, out / "runs") as progress:

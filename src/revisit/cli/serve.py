@@ -9,6 +9,7 @@ import typer
 
 from revisit import settings
 from revisit.cli import options
+from revisit.errors import RevisitError
 
 if TYPE_CHECKING:
     from revisit.serve.limits import Limits
@@ -23,10 +24,19 @@ LIMITS = typer.Option(
 
 def read_limits(file: Path | None) -> Limits:
     """Return the limits of a server, changed by those in the file."""
-    from revisit.eval.config import read_yaml
+    import yaml
+
     from revisit.serve.limits import Limits
 
-    return Limits() if file is None else Limits.read(read_yaml(file), str(file))
+    if file is None:
+        return Limits()
+    try:
+        values = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+    except (yaml.YAMLError, ValueError) as error:
+        raise RevisitError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise RevisitError(f"{file} must contain names and values such as `new_tokens: 2048`.")
+    return Limits.read(values, str(file))
 
 
 def serve(

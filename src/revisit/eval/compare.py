@@ -8,7 +8,7 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import stdev
 from typing import Any, TypeAlias
@@ -47,7 +47,6 @@ class Comparison:
 
     Attributes:
         values: Method -> metric -> its number.
-        by_seed: Method -> seed -> metric -> value, if there are several seeds.
         headline: The benchmark's main metric.
         variant: The settings in which it differs from other comparisons of the same benchmark and model.
         logs: What was compared.
@@ -60,7 +59,6 @@ class Comparison:
     metrics: tuple[Metric, ...]
     values: Mapping[str, Mapping[str, Value]]
     baseline: str | None
-    by_seed: Mapping[str, Mapping[int, Mapping[str, float]]] = field(default_factory=dict)
     headline: str = ""
     notes: tuple[str, ...] = ()
     variant: str = ""
@@ -103,8 +101,6 @@ def compare(
             )
     variants, found = variants_of(logs), []
     for group, same in groups.items():
-        if all(is_blind(log.spec.method) for log in same):  # that chose the items of a subset
-            continue
         try:
             made = _compare(same, baseline, metrics, resamples)
         except RevisitError as error:
@@ -131,7 +127,6 @@ def _group(log: Log) -> Group:
         "device": spec.device,
         "dtype": spec.dtype,
         "engine": spec.engine,
-        "items": spec.subset or "all",
         **spec.decoding,
     }
     return tuple((name, value_text(value)) for name, value in shared.items())
@@ -149,36 +144,6 @@ def variants_of(logs: Sequence[Log]) -> dict[Any, str]:
         own = [(name, value) for name, value in group[3:] if any(other.get(name) != value for other in alike)]
         found[path] = ", ".join(f"{name} {value}" for name, value in own)
     return found
-
-
-def control_notes(logs: Sequence[Log]) -> list[str]:
-    """Return the sentences about controls of all comparisons, from the scores alone."""
-    groups: dict[Group, dict[str, dict[str, Value]]] = {}
-    metrics: dict[Group, Metric] = {}
-    for log in logs:
-        if log.scores is not None and not log.spec.subset:
-            values = {name: Value(value) for name, value in log.scores.metrics.items()}
-            groups.setdefault(_group(log), {}).setdefault(log.spec.method, values)
-            metrics[_group(log)] = log.scores.shown[log.scores.headline]
-    return [
-        f"{dict(group)['benchmark']}, {dict(group)['model']}: {note}"
-        for group, rows in groups.items()
-        for note in about_controls(rows, metrics[group], "greedy")
-    ]
-
-
-def about_added(before: Sequence[Log], tables: Sequence[Comparison]) -> list[str]:
-    """Return a sentence for every table with tests to which a run added methods; `before` is what was there."""
-    known, notes = {log.path for log in before if log.scores is not None}, []
-    for table in tables:
-        earlier = {log.spec.method for log in table.logs if log.path in known and not is_blind(log.spec.method)}
-        added = [method for method in table.values if method not in earlier and not is_blind(method)]
-        if added and len(earlier) > 1:
-            notes.append(
-                f"{table.benchmark}, {table.title}: {', '.join(added)} added. Holm's correction covers the tests of all methods, so the "
-                f"corrected p-values of {', '.join(sorted(earlier - {table.baseline}))} have changed."
-            )
-    return notes
 
 
 def _scores(log: Log) -> Scores:
@@ -201,21 +166,10 @@ def _compare(logs: list[Log], baseline: str | None, wanted: Sequence[str], resam
     if base is not None and len(methods) > 1:
         notes += _about_tests(values)
     main = next((metric for metric in metrics if metric.name == _scores(logs[0]).headline), None)
-    left_out = logs[0].request.left_out
-    if left_out:
-        notes.append(
-            f"Subset {logs[0].spec.subset}: {left_out} of {left_out + len(_scores(logs[0]).items)} items, which greedy decoding answers "
-            "correctly without the image, are left out."
-        )
-    elif base is not None and main is not None:
+    if base is not None and main is not None:
         notes += about_controls(values, main, base)
     notes += list(dict.fromkeys(note for log in logs for note in _scores(log).notes))
-    skipped = sorted({entry.id for log in logs for entry in log.request.skipped})
-    if skipped:
-        more = "…" if len(skipped) > 5 else "."
-        items = "1 item was" if len(skipped) == 1 else f"{len(skipped)} items were"
-        notes.append(f"{items} skipped because an image cannot be read: {', '.join(skipped[:5])}{more}")
-    spec, names = logs[0].spec, [metric.name for metric in metrics]
+    spec = logs[0].spec
     return Comparison(
         model=spec.model,
         benchmark=spec.benchmark_name,
@@ -224,11 +178,6 @@ def _compare(logs: list[Log], baseline: str | None, wanted: Sequence[str], resam
         metrics=metrics,
         values=values,
         baseline=base,
-        by_seed={
-            method: {log.spec.seed: {name: _scores(log).metrics[name] for name in names} for log in runs}
-            for method, runs in methods.items()
-            if len(runs) > 1
-        },
         headline=_scores(logs[0]).headline,
         notes=tuple(notes),
         logs=tuple(logs),

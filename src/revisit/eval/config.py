@@ -1,13 +1,4 @@
-"""The options of an evaluation, from flags, a YAML file or Python. A flag beats the file.
-
-The file has the flags' names as keys, with underscores:
-
-    model: [tiny]
-    method: [greedy, revisit, {name: revisit, alpha: 0.01, layers: all}]
-    benchmark: [chair, {name: pope, parser: vcd}]
-    data: scenes:unusual:200
-    out: runs/first
-"""
+"""The options of an evaluation, from the command line or Python."""
 
 from __future__ import annotations
 
@@ -20,7 +11,14 @@ from revisit.decoding.method import METHODS, Method, as_method
 from revisit.decoding.settings import Decoding
 from revisit.errors import EXTRAS, RevisitError, unknown
 from revisit.eval.benchmarks import Benchmark, registry
-from revisit.eval.benchmarks.io.places import DEFAULT_SCENES, parse_data, resolve_data, scene_packages
+from revisit.eval.benchmarks.io.places import (
+    DEFAULT_SCENES,
+    DOWNLOAD,
+    SCENES,
+    parse_data,
+    resolve_data,
+    scene_packages,
+)
 from revisit.eval.controls import METHODS as CONTROL_METHODS
 from revisit.eval.spec import benchmark_label, label
 from revisit.models.config import EMBEDDED, describe_model, name_of
@@ -67,9 +65,7 @@ class EvalConfig(Settings):
     device_map: str | None = None
     trust_remote_code: bool = False
     allow_incomplete: bool = False
-    skip_bad_images: bool = False
     controls: bool = False
-    only_visual: bool = False
     preset: str | None = None
 
     def check(self) -> None:
@@ -79,10 +75,13 @@ class EvalConfig(Settings):
         if self.preset not in (None, "paper"):
             raise unknown("preset", self.preset, ["paper"])
         if self.seeds and not self.sample:
-            raise RevisitError("--seeds needs --sample: without sampling every seed gives the same answers.")
+            raise RevisitError("Several seeds need sampling: without it every seed gives the same answers.")
         if self.engine != "local" and not all(isinstance(model, str) for model in self.models.values()):
             raise RevisitError(f"A loaded model needs the local engine, not {self.engine}.")
-        _ = self.decoding, self.engine_options, self._places
+        _ = self.decoding, self.engine_options
+        for name, place in self._places.items():
+            if not place.startswith((SCENES, DOWNLOAD)):
+                resolve_data(place, name)
         if self.dtype not in (None, "auto"):
             from revisit.models.loading import as_dtype
 
@@ -155,7 +154,7 @@ class EvalConfig(Settings):
     def _method_entries(self) -> list[Any]:
         found = [entry if isinstance(entry, Method) else METHODS.parse(entry) for entry in _entries(self.method)]
         named = {entry.name if isinstance(entry, Method) else METHODS.find(entry[0]).name for entry in found}
-        added = CONTROL_METHODS if self.controls else CONTROL_METHODS[:1] if self.only_visual else ()
+        added = CONTROL_METHODS if self.controls else ()
         return found + [(name, {}) for name in added if name not in named]
 
     @cached_property
@@ -206,8 +205,9 @@ class EvalConfig(Settings):
 
     @property
     def needs_nltk_data(self) -> bool:
-        """Whether a score needs NLTK's data; captions of generated scenes do not."""
-        return any(b.needs_nltk and not self._places[b.name].startswith("scenes") for b in self.benchmarks)
+        """Whether a score needs NLTK's data; the embedded model's captions of generated scenes do not."""
+        scored = [self._places[benchmark.name] for benchmark in self.benchmarks if benchmark.needs_nltk]
+        return any(set(self.models) != {EMBEDDED} or not place.startswith(SCENES) for place in scored)
 
     def packages(self) -> list[str]:
         """Return the packages that the data, the scores and the engine need, so that all missing ones can be reported at once."""
@@ -238,29 +238,8 @@ def _entries(given: Any) -> list[Any]:
         return [given]
     if isinstance(given, (str, Mapping)):
         return parse_list(given)
+    if isinstance(given, type):
+        raise RevisitError(f"{given.__name__} is a class: give an object, such as {given.__name__}(), or a name.")
     if not isinstance(given, Iterable):
         raise RevisitError(f"{given!r} is not a name: give names, or mappings with a name and settings.")
     return [found for entry in given for found in _entries(entry)]
-
-
-def load_config(file: Path | None, flags: Mapping[str, Any]) -> EvalConfig:
-    """Read a file's values with the given flags on top."""
-    return EvalConfig.read(read_yaml(file) if file else {}, str(file)).replace(**flags)
-
-
-def read_yaml(path: Path) -> Mapping[str, Any]:
-    """Return the mapping in a YAML file; raise RevisitError if it cannot be read."""
-    import yaml
-
-    try:
-        value = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RevisitError(f"{path} cannot be read: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise RevisitError(f"{path} is not UTF-8 text; save it as UTF-8.") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        reason = " ".join(str(error).replace('in "<unicode string>", ', "at ").split())[:300]
-        raise RevisitError(f"{path} is not valid YAML: {reason}.") from error
-    if not isinstance(value, dict | None):
-        raise RevisitError(f"{path} must contain keys and values such as `model: tiny`, not a {type(value).__name__}.")
-    return value or {}

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 NO_IMAGE = "no image"
-ONLY_VISUAL = "only visual"  # the subset of items that plain decoding does not answer correctly without the image
 CONTROLS = (NO_IMAGE, "noise image", "other image")
 METHODS = ("greedy", "plausible-only")  # that a run with controls has, listed or not
 

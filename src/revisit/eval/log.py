@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +24,9 @@ from revisit.eval import statistics
 from revisit.eval.benchmarks.base import Benchmark, Item, Scores, ratio
 from revisit.eval.spec import Spec, environment
 from revisit.explain.files import digest, read_file, slug, write_json
-from revisit.explain.jsonl import LineFile, read_lines
+from revisit.explain.jsonl import LineFile, decode, encode, read_lines
+
+logger = logging.getLogger(__name__)
 
 LOGS = "logs"  # below the output folder
 SCORES = TypeAdapter(Scores)
@@ -51,14 +54,6 @@ class Answer(Record):
     finish: Literal["stop", "length"] = "stop"
 
 
-class Skipped(Record):
-    """An item whose image could not be read."""
-
-    id: str
-    image: str
-    reason: str
-
-
 class Request(Record):
     """What a command asked of a log."""
 
@@ -68,8 +63,6 @@ class Request(Record):
     data: str | None = None
     limit: int | None = None
     batch_size: int = 1
-    skipped: tuple[Skipped, ...] = ()
-    left_out: int = 0  # items that are not in the subset
     environment: dict[str, Any]
 
     @property
@@ -101,7 +94,6 @@ class Log:
     @classmethod
     def open(cls, folder: Path, spec: Spec) -> Log:
         """Open the log of a spec below `folder` for appending; raise RevisitError if another process has it open."""
-        check_layout(folder)
         names = "-".join(slug(name) for name in (spec.model, spec.method, spec.benchmark))
         path = folder / LOGS / f"{names}-{spec.key[:KEY]}.jsonl"
         file = LineFile(path)
@@ -124,6 +116,7 @@ class Log:
         if header is None:
             raise RevisitError(f"{path} is not a log of `revisit eval`, or its header is damaged; move it away.")
         try:
+            Request.model_validate(header["request"])
             return cls(path, Spec.model_validate(header["spec"]), rows, damaged)
         except ValidationError as error:
             raise RevisitError(f"{path} was written by another version of revisit; move it away.") from error
@@ -170,7 +163,9 @@ class Log:
             scores = _with_length(benchmark, benchmark.score(list(items), texts), texts)
             stored = {**key, "scores": _with_intervals(benchmark, scores, hashes)}
         if stored.get("asked") != self.request.asked:
-            _write_scores(self._scores_path, {**stored, "asked": self.request.asked})
+            plain = json.loads(SCORES.dump_json(stored["scores"]))
+            row = encode({**stored, "scores": plain, "asked": self.request.asked})
+            write_json(self._scores_path, json.loads(row))
         found: Scores = stored["scores"]
         self.scores = found
         return found
@@ -278,17 +273,10 @@ def _with_intervals(benchmark: Benchmark, scores: Scores, items: dict[str, str])
 def _read_scores(path: Path) -> dict[str, Any] | None:
     """Return cached scores with what they depend on; None if there are none, or if the file is damaged."""
     try:
-        record: dict[str, Any] = json.loads(read_file(path))
-        if record.pop("checksum") != digest(record):
-            return None
+        record: dict[str, Any] = decode(read_file(path))
         return {**record, "scores": SCORES.validate_python(record["scores"])}
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, RecursionError):
         return None
-
-
-def _write_scores(path: Path, stored: Mapping[str, Any]) -> None:
-    plain = {**stored, "scores": json.loads(SCORES.dump_json(stored["scores"]))}
-    write_json(path, {**plain, "checksum": digest(plain)})
 
 
 # -- many logs ------------------------------------------------------------------------------------------------------
@@ -299,12 +287,13 @@ def read_logs(folder: str | Path) -> list[Log]:
 
     Of logs that differ only in weights, code, libraries or batching, the newest is returned.
     """
-    folder = Path(folder)
-    check_layout(folder)
-    if not folder.is_dir():
-        raise RevisitError(f"{folder} is not a folder: give the --out folder of `revisit eval`.")
-    paths = sorted((folder / LOGS).glob("*.jsonl"))
-    found = sorted((Log.read(path) for path in paths), key=lambda log: log.requests[0].written)
+    folder, found = Path(folder), list[Log]()
+    for path in sorted((folder / LOGS).glob("*.jsonl")):
+        try:
+            found.append(Log.read(path))
+        except RevisitError as error:  # one damaged log does not hide the others
+            logger.warning("%s", error)
+    found.sort(key=lambda log: log.requests[0].written)
     if not found:
         raise RevisitError(f"{folder} has no logs: give the --out folder of `revisit eval`.")
     newest: dict[str, Log] = {}
@@ -314,15 +303,6 @@ def read_logs(folder: str | Path) -> list[Log]:
         if place not in newest or newest[place].request.written <= log.request.written:
             newest[place] = log
     return [log for log in found if log in newest.values()]
-
-
-def check_layout(folder: Path) -> None:
-    """Raise RevisitError for a folder with the results of another program, or of an earlier version of this one."""
-    old = folder / "cells"
-    if old.is_dir() or ((folder / "results.json").exists() and not (folder / LOGS).is_dir()):
-        raise RevisitError(
-            f"{folder} has results that this version of revisit did not write and cannot read: use another --out."
-        )
 
 
 def unfinished(logs: Sequence[Log]) -> str:

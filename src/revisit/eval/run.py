@@ -8,33 +8,32 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 from revisit.decoding.method import Method
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Benchmark, Item
-from revisit.eval.benchmarks.io import data
+from revisit.eval.benchmarks.language import require_data
 from revisit.eval.config import EvalConfig
-from revisit.eval.controls import CONTROLS, NO_IMAGE, ONLY_VISUAL, control_label, controlled
+from revisit.eval.controls import CONTROLS, controlled
 from revisit.eval.engines.base import Engine, open_engine
-from revisit.eval.log import Log, Request, Skipped, check_layout, item_hash, new_request, read_logs
+from revisit.eval.log import Log, item_hash, new_request, read_logs
 from revisit.eval.report.results import write_results
-from revisit.eval.spec import Spec, benchmark_label, label
+from revisit.eval.spec import Spec
 from revisit.explain.files import below, make_folder, read_file
 
 
 class Reporter:
     """Receives the progress of a run; this one shows nothing."""
 
-    def plan(self, work: Sequence[Planned]) -> None:
-        """Take the list of what follows, each with a `start` of its own."""
+    def plan(self, logs: int, answers: int, stored: int) -> None:
+        """Take the size of what follows; each log has a `start` of its own."""
 
     def start(self, title: str, total: int, done: int) -> None:
         """Begin a piece of work of `total` steps, of which `done` are done already."""
@@ -46,32 +45,13 @@ class Reporter:
         """Show a sentence to the reader."""
 
 
-class Planned(NamedTuple):
-    """How much work one combination of model, method, benchmark and seed is."""
-
-    model: str
-    method: str
-    benchmark: str
-    seed: int
-    items: int
-    stored: int  # answers of an earlier run
-    seconds: float | None  # per answer, in that run
-
-    @property
-    def missing(self) -> int:
-        """The answers that have to be generated."""
-        return self.items - self.stored
-
-
 @dataclass(frozen=True)
 class Questions:
-    """The items of one benchmark, with their hashes, and those whose image cannot be read."""
+    """The items of one benchmark, with their hashes."""
 
     benchmark: Benchmark
     folder: Path
     items: list[Item]
-    skipped: tuple[Skipped, ...]
-    left_out: int = 0  # items that are not in the subset
 
 
 @dataclass(frozen=True)
@@ -113,7 +93,7 @@ def evaluate(
         One log per model, benchmark, method and seed, each with its scores.
 
     Raises:
-        RevisitError: An option is wrong, or images cannot be read and `skip_bad_images` is off.
+        RevisitError: An option is wrong, or an image cannot be read.
     """
     if not isinstance(out, (str, Path)):
         raise RevisitError(f"out must be a folder, not {out!r}.")
@@ -137,35 +117,29 @@ def run(
     reporter = reporter or Reporter()
     engine_for = engine_for or (lambda model: open_engine(config.engine, model, **config.engine_options))
     config.check()
+    if config.needs_nltk_data:
+        require_data()  # before anything is downloaded, generated or answered
     out = Path(config.out)
-    check_layout(out)
     images: dict[Path, tuple[str, str]] = {}  # each image is read once per run
     questions = [read_questions(benchmark, config, images, reporter) for benchmark in config.benchmarks]
-    _check_images(questions, config)
-    reporter.plan(planned(config, {benchmark_label(asked.benchmark): len(asked.items) for asked in questions}))
     make_folder(out)
-    logs: list[Log] = []
     with ExitStack() as stack:
-        engines = {name: engine_for(model) for name, model in config.models.items()}
-        for engine in engines.values():
-            stack.callback(engine.close)
         tasks = []
-        for name, engine in engines.items():
-            asked = questions
-            if config.only_visual:
-                asked = [_only_visual(config, name, engine, each, stack, reporter) for each in questions]
-                if len(engines) > 1:
-                    engine.close()  # makes room for the next model
+        for name, model in config.models.items():
+            engine = engine_for(model)
+            stack.callback(engine.close)
             rows = _rows(config, name)
-            tasks += [task for each in asked for task in _tasks(config, engine, each, rows, stack)]
-        for number, task in enumerate(tasks):
+            tasks += [task for asked in questions for task in _tasks(config, engine, asked, rows, stack)]
+        answers = sum(len(task.questions.items) for task in tasks)
+        missing = sum(len(task.log.missing(task.questions.items)) for task in tasks)
+        reporter.plan(len(tasks), answers, answers - missing)
+        for task, following in zip(tasks, [*tasks[1:], None], strict=True):
             answer(task, config.batch_size, reporter)
             task.log.close()
-            logs.append(task.log)
-            if number + 1 < len(tasks) and tasks[number + 1].engine is not task.engine:
+            if following and following.engine is not task.engine:
                 task.engine.close()  # makes room for the next model
     write_results(out, read_logs(out))
-    return logs
+    return [task.log for task in tasks]
 
 
 def _tasks(
@@ -174,39 +148,23 @@ def _tasks(
     """Open a log for every row (method and control) and seed; all of them are on disk before the first answer."""
     about, decoding = engine.about(), config.decoding_for(asked.benchmark)
     batching = engine.batching(config.batch_size, asked.items)
-    subset, tasks = ONLY_VISUAL if asked.left_out else "", []
+    request = new_request(
+        {item.id: item.hash for item in asked.items},
+        data=str(asked.folder),
+        limit=config.limit_of(asked.benchmark.name),
+        batch_size=config.batch_size,
+    )
+    tasks = []
     changed = {name: replace(asked, items=controlled(asked.items, name)) for _, name in rows if name}
     for method, control in rows:
         given = changed.get(control, asked)
         for seed in config.all_seeds:
-            spec = Spec.of(about, method, asked.benchmark, decoding, seed, batching, control, subset)
+            spec = Spec.of(about, method, asked.benchmark, decoding, seed, batching, control)
             log = Log.open(Path(config.out), spec)
             stack.callback(log.close)
-            log.begin(_request(config, asked))
+            log.begin(request)
             tasks.append(Task(log, engine, method, given, decoding, seed))
     return tasks
-
-
-def _only_visual(
-    config: EvalConfig, model: str, engine: Engine, asked: Questions, stack: ExitStack, reporter: Reporter
-) -> Questions:
-    """Leave out the items that plain decoding answers correctly without the image, under the first seed."""
-    greedy = next(method for method in config.methods_for(model) if method.name == "greedy")
-    task = _tasks(config.replace(seeds=config.all_seeds[:1]), engine, asked, [(greedy, NO_IMAGE)], stack)[0]
-    answer(task, config.batch_size, reporter)
-    task.log.close()
-    scores, kept = task.log.scores, []
-    assert scores is not None
-    for item in asked.items:
-        told, bad = scores.verdict(item.id)
-        if not told:
-            raise RevisitError(
-                f"--only-visual needs items that are scored one by one, unlike {asked.benchmark.title}'s."
-            )
-        kept += [item] if bad else []
-    if not kept:
-        raise RevisitError(f"{task.log.title}: all items are answered correctly, so no visual item is left.")
-    return replace(asked, items=kept, left_out=len(asked.items) - len(kept))
 
 
 def _rows(config: EvalConfig, model: str) -> list[tuple[Method, str]]:
@@ -215,17 +173,6 @@ def _rows(config: EvalConfig, model: str) -> list[tuple[Method, str]]:
     greedy = next((method for method in methods if method.name == "greedy"), None)
     controls = [(greedy, control) for control in CONTROLS] if config.controls and greedy else []
     return [*((method, "") for method in methods), *controls]
-
-
-def _request(config: EvalConfig, asked: Questions) -> Request:
-    return new_request(
-        {item.id: item.hash for item in asked.items},
-        data=str(asked.folder),
-        limit=config.limit_of(asked.benchmark.name),
-        batch_size=config.batch_size,
-        skipped=asked.skipped,
-        left_out=asked.left_out,
-    )
 
 
 def answer(task: Task, batch_size: int, reporter: Reporter) -> None:
@@ -254,57 +201,32 @@ def _relative(path: Path, folder: Path) -> str:
     return below(folder, path).relative_to(below(folder, "x").parent).as_posix()
 
 
-def _check_images(questions: Sequence[Questions], config: EvalConfig) -> None:
-    """Raise RevisitError for unreadable images, unless they are to be skipped and other items are left."""
-    unread = {skipped.image: skipped.reason for asked in questions for skipped in asked.skipped}
-    left = all(asked.items for asked in questions)
-    if not unread or (config.skip_bad_images and left):
-        return
-    listed = "; ".join(f"{path} ({reason.rstrip('.')})" for path, reason in list(unread.items())[:5])
-    more = f" and {len(unread) - 5} more" if len(unread) > 5 else ""
-    skip = ", or add --skip-bad-images to leave those items out" if left else ""
-    raise RevisitError(
-        f"{len(unread)} image{'s' * (len(unread) > 1)} cannot be read: {listed}{more}. Fix the files and rerun the command{skip}."
-    )
-
-
 # -- items ----------------------------------------------------------------------------------------------------------
-
-
-def first_items(benchmark: Benchmark, config: EvalConfig) -> list[Item]:
-    """Return the first items of a benchmark, as many as are asked for."""
-    folder = config.folders[benchmark.name]
-    items = benchmark.load(folder)[: config.limit_of(benchmark.name)]
-    if not items:
-        raise RevisitError(f"Benchmark {benchmark.name!r} has no items in {folder}.")
-    return items
 
 
 def read_questions(
     benchmark: Benchmark, config: EvalConfig, images: dict[Path, tuple[str, str]], reporter: Reporter
 ) -> Questions:
-    """Read the first items of a benchmark and their images; items whose image cannot be read are set apart."""
-    folder, items = config.folders[benchmark.name], first_items(benchmark, config)
-    fetched = data.fetched_items(folder)
-    if fetched is not None and fetched < len(items):
-        raise RevisitError(
-            f"{folder} was downloaded with --limit {fetched} and has no images for other "
-            f"items: use --limit {fetched}, or download everything to a new folder with `revisit data get {benchmark.name} DIR`."
-        )
+    """Read the first items of a benchmark and their images; raise RevisitError if one cannot be read."""
+    folder = config.folders[benchmark.name]
+    items = benchmark.load(folder)[: config.limit_of(benchmark.name)]
+    if not items:
+        raise RevisitError(f"Benchmark {benchmark.name!r} has no items in {folder}.")
     if repeated := [id for id, count in Counter(item.id for item in items).items() if count > 1]:
         raise RevisitError(f"Benchmark {benchmark.name!r} has two items with the id {repeated[0]!r} in {folder}.")
     reporter.note(f"{benchmark.name}: {len(items)} items from {folder}")
-    new = [path for path in dict.fromkeys(path for item in items for path in item.images) if path not in images]
+    own = dict.fromkeys(path for item in items for path in item.images)
+    new = [path for path in own if path not in images]
     with ThreadPoolExecutor(4) as pool:
         images.update(zip(new, pool.map(lambda path: _checksum(path, folder), new), strict=True))
-    ready, skipped = [], []
-    for item in items:
-        bad = next((path for path in item.images if images[path][1]), None)
-        if bad is not None:
-            skipped.append(Skipped(id=item.id, image=str(bad), reason=images[bad][1]))
-        else:
-            ready.append(replace(item, hash=item_hash(item.prompt, [images[path][0] for path in item.images])))
-    return Questions(benchmark, folder, ready, tuple(skipped))
+    if unread := [f"{path} ({images[path][1].rstrip('.')})" for path in own if images[path][1]]:
+        more = f" and {len(unread) - 5} more" if len(unread) > 5 else ""
+        raise RevisitError(
+            f"{len(unread)} image{'s' * (len(unread) > 1)} of {benchmark.name} cannot be read: {'; '.join(unread[:5])}{more}. "
+            "Fix the files and rerun the command."
+        )
+    hashed = [replace(i, hash=item_hash(i.prompt, [images[path][0] for path in i.images])) for i in items]
+    return Questions(benchmark, folder, hashed)
 
 
 def _checksum(path: Path, folder: Path) -> tuple[str, str]:
@@ -319,36 +241,3 @@ def _checksum(path: Path, folder: Path) -> tuple[str, str]:
     except Exception as error:  # Pillow has no common error for broken files
         return "", str(error) or type(error).__name__
     return hashlib.sha256(content).hexdigest(), ""
-
-
-# -- plans ----------------------------------------------------------------------------------------------------------
-
-
-def planned(config: EvalConfig, totals: Mapping[str, int] | None = None) -> list[Planned]:
-    """Return what a configuration asks for, and how much of it is stored; nothing is written, and no model is opened.
-
-    Args:
-        config: What to run.
-        totals: Items by the label of their benchmark, if they are known already.
-    """
-    totals = totals or {benchmark_label(b): len(first_items(b, config)) for b in config.benchmarks}
-    try:
-        stored = {_names(log.spec): log for log in read_logs(Path(config.out))}
-    except RevisitError:  # nothing was run, or the run reports what is wrong
-        stored = {}
-    found = []
-    for name in config.models:
-        for benchmark in config.benchmarks:
-            items, decoding = totals[benchmark_label(benchmark)], dict(config.decoding_for(benchmark))
-            for method, control in _rows(config, name):
-                for seed in config.all_seeds:
-                    names = (name, control_label(label(method), control), benchmark_label(benchmark), seed)
-                    log = stored.get((*names, str(decoding), ONLY_VISUAL if config.only_visual else ""))
-                    answers = {a.id: a.seconds for a in log.answers.values()} if log else {}
-                    seconds = fmean(answers.values()) if any(answers.values()) else None
-                    found.append(Planned(*names, items, min(len(answers), items), seconds))
-    return found
-
-
-def _names(spec: Spec) -> tuple[str, str, str, int, str, str]:
-    return spec.model, spec.method, spec.benchmark, spec.seed, str(spec.decoding), spec.subset

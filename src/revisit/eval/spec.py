@@ -9,11 +9,10 @@ from __future__ import annotations
 import inspect
 import os
 import platform
-import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import cache, cached_property
+from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 # Files of a model folder that cannot change an answer.
 _IGNORED = {".md", ".txt", ".png", ".jpg", ".gitattributes", ".log", ".jsonl", ".csv", ".bin", ".pt", ".pth", ".h5"}
 _KEPT_TEXT = {"merges.txt", "vocab.txt"}  # tokenizers; the other .txt files are notes
-_PACKAGE = Path(revisit.__file__).resolve().parent
 _REPORTED = ("torch", "transformers", "tokenizers", "numpy", "pillow", "scipy", "statsmodels", "nltk", "datasets")
 
 
@@ -61,7 +59,6 @@ class Spec(BaseModel):
     libraries: dict[str, str | None]  # this package and those between the prompt and the text
     batching: dict[str, Any] | None  # what the answers depend on beside their item; None: nothing
     control: str = ""  # what the model gets in place of an item's image; empty: the image
-    subset: str = ""  # which items were asked; empty: all
 
     @cached_property
     def key(self) -> str:
@@ -78,7 +75,6 @@ class Spec(BaseModel):
         seed: int = 0,
         batching: dict[str, Any] | None = None,
         control: str = "",
-        subset: str = "",
     ) -> Spec:
         """Return the spec of a method and benchmark on an engine, which `about` describes."""
         return cls(
@@ -95,7 +91,6 @@ class Spec(BaseModel):
             seed=seed if decoding.temperature is not None else 0,
             batching=batching,
             control=control,
-            subset=subset,
         )
 
 
@@ -197,25 +192,6 @@ def libraries(*names: str) -> dict[str, str | None]:
     return {"revisit": revisit.__version__, **{name: version(name) for name in names}}
 
 
-@cache
-def git_commit(package: Path = _PACKAGE) -> str | None:
-    """Return the commit this package runs from, with "+changes" if the tree differs from it; None outside a checkout.
-
-    A virtual environment may be inside another repository, so the package's own file must be tracked.
-    """
-    try:
-        _git(package, "ls-files", "--error-unmatch", "__init__.py")
-        commit = _git(package, "rev-parse", "HEAD")
-        return commit + ("+changes" if _git(package, "status", "--porcelain", "--untracked-files=no") else "")
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def _git(package: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(package), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-
-
 def command_line() -> list[str]:
     """Return the command of this process, as one would type it."""
     program = Path(sys.argv[0]).name
@@ -226,7 +202,6 @@ def environment() -> dict[str, Any]:
     """Return the machine and the versions."""
     return {
         "revisit": revisit.__version__,
-        "git": git_commit(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "machine": platform.machine(),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from revisit.errors import RevisitError
-from revisit.eval.log import Log
+from revisit.eval.log import Log, unfinished
 from revisit.eval.report.document import Document, Section, Text
 from revisit.eval.report.run_report import (
     find_runs,
@@ -41,9 +41,10 @@ def build(folder: Path, *, resamples: int = 4999, out: Path | None = None) -> Do
     studies = [
         {**read_study(path), "name": slug(path.relative_to(folder).with_suffix("").as_posix(), 100)} for path in files
     ]
-    if not runs and not studies:
+    if not studies and not any(log.scores for logs in runs.values() for log in logs):
+        state = " ".join(filter(None, map(unfinished, runs.values())))
         raise RevisitError(
-            f"Nothing to report in {folder}: no logs of `revisit eval` or `ablate`, no studies of `revisit analyze`."
+            f"Nothing to report in {folder}: no finished log, no study of `revisit analyze`. {state}".strip()
         )
     captions = {name for name, place in places.items() if place.name == CAPTIONS and (place.parent / FOLDER).is_dir()}
     shown = {name: _main_logs(logs, panels.get(name, ())) for name, logs in runs.items() if name not in captions}
@@ -56,7 +57,7 @@ def build(folder: Path, *, resamples: int = 4999, out: Path | None = None) -> Do
     sections.append(provenance_section(sources_of(runs) | {f"study {study['name']}": study for study in studies}))
     models = {log.spec.model for logs in runs.values() for log in logs}
     models = models or {study["settings"]["model"] for study in studies}
-    lead = f"Models: {', '.join(sorted(models))}. Everything was measured by the commands printed below each table."
+    lead = f"Models: {', '.join(sorted(models))}. Everything was measured by the commands listed under Provenance."
     return Document("ReVisiT: results", lead, sections)
 
 

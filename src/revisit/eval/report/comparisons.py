@@ -12,24 +12,13 @@ from revisit.eval.benchmarks.base import Metric
 from revisit.eval.compare import Comparison, Value, ranks
 from revisit.eval.controls import is_blind
 from revisit.eval.log import Log
-from revisit.eval.report.document import (
-    SUPERSCRIPT,
-    Block,
-    Cell,
-    Document,
-    Section,
-    Table,
-    Text,
-    to_html,
-    to_latex,
-    to_markdown,
-)
+from revisit.eval.report.document import SUPERSCRIPT, Block, Cell, Document, Section, Table, Text, to_markdown
 from revisit.explain.records import plain_cell
 
 CSV_COLUMNS = (
     *("model", "benchmark", "scorer", "variant", "n", "method", "metric", "better", "value", "low", "high"),
     *("baseline", "difference", "difference_low", "difference_high", "p_bootstrap", "p_permutation", "p", "p_holm"),
-    *("level", "seed", "std"),
+    *("level", "std"),
 )
 
 READING = (
@@ -198,11 +187,6 @@ def comparison_sections(tables: Sequence[Comparison]) -> list[Section]:
     return [*map(comparison_section, tables), *([Section("How to read this", [Text(READING)])] if tables else [])]
 
 
-def document(tables: Sequence[Comparison]) -> Document:
-    """Build a document of comparisons."""
-    return Document(finding(tables), "", comparison_sections(tables))
-
-
 def to_csv(tables: Sequence[Comparison]) -> str:
     """Write one line per model, benchmark, method and metric, unrounded, on the scale of the printed tables."""
     out = io.StringIO()
@@ -215,10 +199,7 @@ def to_csv(tables: Sequence[Comparison]) -> str:
                 own = [plain_cell(str(text)) for text in (*about, method, metric.name, metric.better or "")]
                 value, scale = values[metric.name], metric.show
                 numbers = [_number(x * scale) for x in (value.value, value.low, value.high)]
-                writer.writerow([*own, *numbers, *_csv_test(table, value, scale), "", _number(value.std * scale)])
-                for seed, runs in table.by_seed.get(method, {}).items():
-                    line = [*own, _number(runs[metric.name] * scale)]
-                    writer.writerow([*line, *[""] * (len(CSV_COLUMNS) - len(line) - 2), seed, ""])
+                writer.writerow([*own, *numbers, *_csv_test(table, value, scale), _number(value.std * scale)])
     return out.getvalue()
 
 
@@ -236,8 +217,6 @@ def _number(value: float) -> str:
 
 
 WRITERS: dict[str, Callable[[Sequence[Comparison]], str]] = {
-    ".md": lambda tables: to_markdown(document(tables)),
+    ".md": lambda tables: to_markdown(Document(finding(tables), "", comparison_sections(tables))),
     ".csv": to_csv,
-    ".tex": lambda tables: to_latex(document(tables)),
-    ".html": lambda tables: to_html(document(tables)),
 }

@@ -1,4 +1,4 @@
-"""A document of sections with text, tables, figures and commands, and its three forms: HTML page, markdown, LaTeX."""
+"""A document of sections with text, tables, figures and commands, and its two forms: HTML page and markdown."""
 
 from __future__ import annotations
 
@@ -159,53 +159,6 @@ def to_html(document: Document) -> str:
     environment.filters |= {"anchor": anchor, "base64": lambda text: base64.b64encode(text.encode()).decode()}
     body = environment.from_string(asset("report.html")).render(document=document)
     return static_page(document.title, body, "report.css")
-
-
-# -- LaTeX ---------------------------------------------------------------------------------------------------------
-
-
-def to_latex(document: Document) -> str:
-    """Write the tables of a document with booktabs' rules: best in bold, second underlined."""
-    tables = [block for section in document.sections for block in section.blocks if isinstance(block, Table)]
-    return "% needs \\usepackage{booktabs}\n" + "\n\n".join(map(_table_latex, tables)) + "\n"
-
-
-def _table_latex(table: Table) -> str:
-    groups = " & ".join(rf"\multicolumn{{{count}}}{{c}}{{{_escape_latex(title)}}}" for title, count in table.groups)
-    heads = " & ".join(map(_escape_latex, table.heads))
-    rows = [" & ".join(map(_cell_latex, row)) + r" \\" for row in table.rows]
-    return "\n".join(
-        [
-            r"\begin{table}[t]",
-            r"\centering",
-            rf"\caption{{{_escape_latex(table.caption)}}}",
-            rf"\begin{{tabular}}{{{'l' * table.left}{'r' * (len(table.heads) - table.left)}}}",
-            r"\toprule",
-            *([f"{'& ' * table.left}{groups} \\\\"] if groups else []),
-            rf"{heads} \\",
-            r"\midrule",
-            *rows,
-            r"\bottomrule",
-            r"\end{tabular}",
-            r"\end{table}",
-        ]
-    )
-
-
-def _cell_latex(cell: Cell | str) -> str:
-    if isinstance(cell, str):
-        return _escape_latex(cell)
-    text = _escape_latex(cell.text)
-    text = {1: rf"\textbf{{{text}}}", 2: rf"\underline{{{text}}}"}.get(cell.rank, text)
-    small = _escape_latex(cell.small.replace("\n", ", "))
-    return rf"{text} {{\footnotesize {small}}}" if small else text
-
-
-def _escape_latex(text: str) -> str:
-    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    special |= {mark: f"$^{digit}$" for digit, mark in zip("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹", strict=True)}
-    special |= {"↑": r"$\uparrow$", "↓": r"$\downarrow$", "±": r"$\pm$", "−": "$-$", "α": r"$\alpha$", "×": r"$\times$"}
-    return "".join(special.get(c, "\\" + c if c in "&%$#_{}" else c) for c in text)
 
 
 def write(document: Document, folder: Path) -> list[Path]:

@@ -18,7 +18,7 @@ from revisit.decoding.method import value_text
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks import registry
 from revisit.eval.benchmarks.base import Item, Scores
-from revisit.eval.compare import control_notes, variants_of
+from revisit.eval.compare import variants_of
 from revisit.eval.log import Answer, Log, unfinished
 from revisit.eval.report.comparisons import heading, ranked
 from revisit.explain.document import check_writable, script_page, write_page
@@ -139,7 +139,7 @@ def read_samples(logs: Sequence[Log]) -> tuple[Columns, list[Sample], list[str]]
     The third value is what a reader must know, first of all whether the run is incomplete.
     """
     columns, found = Columns(logs), dict[tuple[str, str, str], Sample]()
-    notes = [*([notice] if (notice := unfinished(logs)) else []), *control_notes(logs)]
+    notes = [notice] if (notice := unfinished(logs)) else []
     known: dict[tuple[str, str | None], dict[str, Item]] = {}
     for log in logs:
         place = (log.spec.benchmark, log.request.data)
