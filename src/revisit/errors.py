@@ -40,6 +40,8 @@ EXTRAS = {
     "playwright": "browser",
     "vllm": "vllm",
     "ray": "ray",
+    "mlx_vlm": "mlx",
+    "llama_cpp": "llama-cpp",
 }
 
 

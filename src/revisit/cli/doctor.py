@@ -12,15 +12,13 @@ from revisit.cli import options
 from revisit.errors import EXTRAS, RevisitError
 
 if TYPE_CHECKING:
-    from revisit.explain.sight import Sight
     from revisit.models.facts import ModelFacts
 
 Row = tuple[str, str]
 
 
 def doctor(
-    model: str = typer.Argument(None, help="Local folder or Hub id; without --image the weights are not loaded."),
-    image: str = typer.Option(None, help="Load the model and test whether it uses this photo."),
+    model: str = typer.Argument(None, help="Local folder or Hub id; the weights are not loaded."),
     image_size: str = typer.Option("640x480", help="Image width and height, to compute the number of vision tokens."),
     batch_size: int = typer.Option(1, min=1, help="Batch size, to compute the memory of the vision states."),
     trust_remote_code: bool = options.TRUST_REMOTE_CODE,
@@ -28,47 +26,32 @@ def doctor(
 ) -> None:
     """Check the installation, or a model before it is downloaded: vision tokens, layers, memory.
 
-    With --image the model is loaded, and the photo is compared with a blank image of the same size: how much changes, which
-    words the vision tokens favor, and whether the vision path is broken.
-
     Exit status: 0 if everything works, 1 if something is not supported, 2 if the model cannot be read.
 
     Examples:
 
       revisit doctor
       revisit doctor llava-hf/llava-1.5-7b-hf --image-size 1024x768 --batch-size 8 --json
-      revisit doctor llava-hf/llava-1.5-7b-hf --image photo.jpg
     """
     size = parse_size(image_size)
-    photo = None
-    if image is not None:
-        if model is None:
-            raise RevisitError("--image needs a model, for example: revisit doctor tiny --image photo.jpg")
-        from revisit.models.images import open_image
-
-        photo = open_image(image)
-        size = photo.size
-    machine, warnings = dict(machine_rows()), list(machine_warnings())
-    facts = None
+    machine, warnings, facts = dict(machine_rows()), list(machine_warnings()), None
     if model is not None:
         from revisit.models.facts import model_facts
 
         facts = model_facts(model, image_size=size, batch=batch_size, trust_remote_code=trust_remote_code)
     problems = list(facts.problems) if facts else []
-    seen: dict[str, str] = {}
-    if photo is not None and facts is not None and facts.vision_tokens is not None:
-        from revisit import load
-        from revisit.explain.sight import check_sight
-
-        sight = check_sight(*load(model, trust_remote_code=trust_remote_code), photo)
-        seen = dict(sight_rows(sight))
-        problems += [sight.broken] if sight.broken else []
+    about = dict(model_rows(facts)) if facts else None
     if as_json:
-        about = dict(model_rows(facts)) if facts else None
-        out = {"machine": machine, "warnings": warnings, "model": about, "sight": seen, "problems": problems}
-        options.print_json(out)
+        options.print_json({"machine": machine, "warnings": warnings, "model": about, "problems": problems})
     else:
-        _print(machine, warnings, facts, seen, problems)
+        if about is not None:
+            options.print_facts(str(model), about.items())
+            for reason in problems or ["ReVisiT can be used with this model."]:
+                print(f"{'✗' if problems else '✓'} {reason}")
+            print()
+        options.print_facts("This machine", machine.items())
+        for warning in warnings:
+            print(f"! {warning}")
     if problems:
         raise typer.Exit(1)
 
@@ -162,33 +145,9 @@ def model_rows(facts: ModelFacts) -> Iterator[Row]:
     yield "vLLM", "the plug-in supports this family" if facts.vllm else "the plug-in does not support this family"
 
 
-def sight_rows(sight: Sight) -> Iterator[Row]:
-    """Yield how the photo changes the model, compared with a blank image of its size."""
-    yield "vision tokens found", f"{sight.vision_tokens:,}, of which {sight.states:.0%} change with the image"
-    yield "the answer's first token", f"{sight.next_token:.0%} of its probability changes"
-    yield "words of the vision tokens", ", ".join(sight.words) or "none that are whole words"
-
-
 def _megabytes(count: float) -> str:
     return f"{count / 2**20:,.1f} MB"
 
 
 def _listed(layers: tuple[int, ...]) -> str:
     return ", ".join(map(str, layers)) if len(layers) <= 6 else f"{layers[0]} to {layers[-1]} ({len(layers)} layers)"
-
-
-def _print(
-    machine: dict[str, str], warnings: list[str], facts: ModelFacts | None, seen: dict[str, str], problems: list[str]
-) -> None:
-    from revisit.cli.tables import print_facts
-
-    if facts is not None:
-        print_facts(facts.name, model_rows(facts))
-        if seen:
-            print_facts("\nThe photo against a blank image", seen.items())
-        for reason in problems or ["ReVisiT can be used with this model."]:
-            print(f"{'✗' if problems else '✓'} {reason}")
-        print()
-    print_facts("This machine", machine.items())
-    for warning in warnings:
-        print(f"! {warning}")

@@ -71,12 +71,11 @@ def _detail(row: dict[str, Any], settings: str, facts: Mapping[str, str], exampl
     if as_json:
         options.print_json(row, indent=2)
         return
-    from revisit.cli.tables import print_facts
     from revisit.decoding.method import value_text
     from revisit.eval.report.document import Table
     from revisit.eval.report.terminal import print_table
 
-    print_facts(row["name"], facts.items())
+    options.print_facts(row["name"], facts.items())
     print()
     lines = [(e["name"], value_text(e["default"]), e["allowed"], e["about"]) for e in row[settings]]
     if lines:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import typer
 
@@ -54,6 +54,13 @@ def print_json(value: object, indent: int | None = None) -> None:
     """Print JSON that the encoding of standard output can hold."""
     unicode = (sys.stdout.encoding or "").lower().startswith("utf")
     print(json.dumps(value, ensure_ascii=not unicode, indent=indent), flush=True)
+
+
+def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
+    """Print names with their values, one per line."""
+    print(f"{title}\n")
+    for name, value in facts:
+        print(f"{name}: {value}")
 
 
 MODEL = typer.Option(

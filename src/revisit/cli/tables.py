@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from revisit.eval.report.document import Cell, Table
@@ -15,13 +15,6 @@ if TYPE_CHECKING:
     from revisit.models.geometry import Layout
 
 MIN_SHIFT = 0.1  # share of the probability that a method must move for a step to be listed
-
-
-def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
-    """Print names with their values, one per line."""
-    print(f"{title}\n")
-    for name, value in facts:
-        print(f"{name}: {value}")
 
 
 def steps_table(answer: MethodOutput, layout: Layout | None = None) -> Table:
