@@ -76,7 +76,7 @@ def main() -> None:
     from revisit.serve.ui import add_page
 
     model, processor = load("tiny")
-    service = Service(Decoder(model, processor), "tiny", ReVisiT.recommended(model), Limits(), allow_record=True)
+    service = Service(Decoder(model, processor), "tiny", ReVisiT.recommended(model), Limits())
     app = build(service)
     add_page(app, service)
     image = sample(SAMPLE).image()

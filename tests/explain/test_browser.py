@@ -183,6 +183,16 @@ def test_only_content_words_that_an_answer_lacks_are_marked(seen: Any, tmp_path:
     assert titles == ["vcd", "greedy", "revisit, vcd", "vcd", "greedy"]
 
 
+@pytest.mark.parametrize("thoughts", [0, 2])
+def test_thoughts_are_marked_where_there_are_any(seen: Any, tmp_path: Path, thoughts: int) -> None:
+    decode = made_up.decode()
+    for step in decode.answers[0].steps[:thoughts]:
+        step.thought = True
+    seen.page.goto(page.write(tmp_path / "d.html", decode).as_uri())
+    assert seen.page.locator(".tok.thought").count() == thoughts
+    assert seen.page.locator(".marks .thought").first.is_visible() == (thoughts > 0)
+
+
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_layout_and_contrast(opened: Any, width: int, scheme: str) -> None:

@@ -121,7 +121,7 @@ def mutated(dice: random.Random) -> tuple[bytes, dict[str, str]]:
             del holder[key]
         elif action == 1 and isinstance(holder, dict):
             fields = ("", "x", "tools", "n", "seed", "temperature", "decoding", "stop", "top_k")
-            newer = ("logprobs", "top_logprobs", "response_format", "reasoning_effort", "thinking_budget", "check")
+            newer = ("logprobs", "top_logprobs", "response_format", "reasoning_effort", "check")
             holder[dice.choice((*fields, *newer))] = value(dice)
         else:
             holder[key] = value(dice)

@@ -20,8 +20,10 @@ from revisit.serve.errors import ApiError
 from revisit.serve.limits import Limits
 from revisit.serve.replies import Piece, Reply
 from revisit.serve.requests import ChatRequest
+from revisit.serve.schema import ChatBody
 
-REPLY = Reply("x", "stop", 1, 1, "revisit")
+REPLY = Reply("x", "stop", 1, 1)
+QUESTION = {"model": "m", "messages": [{"role": "user", "content": "?"}]}
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +33,9 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ticket(method: Any = None, seconds: float = 60, record: bool = False, stream: bool = True) -> Ticket:
-    request = ChatRequest([], [], method or ReVisiT(), Decoding(max_new_tokens=5), stream=stream, record=record)
+    decoding = {"record": True} if record else None
+    chat = ChatBody.model_validate({**QUESTION, "stream": stream, "decoding": decoding})
+    request = ChatRequest(chat, [], method or ReVisiT(), Decoding(max_new_tokens=5))
     return Ticket(request, "", seconds, asyncio.get_running_loop())
 
 
@@ -80,10 +84,10 @@ def test_requests_with_the_same_method_share_a_batch() -> None:
     run(test)
 
 
-def test_recorded_requests_are_decoded_alone() -> None:
+def test_recorded_requests_have_batches_of_their_own() -> None:
     async def test() -> None:
         tickets = [ticket(), ticket(record=True), ticket(), ticket(record=True)]
-        assert await batches_of(tickets, 3) == [[0, 2], [1], [3]]
+        assert await batches_of(tickets, 3) == [[0, 2], [1, 3]]
 
     run(test)
 

@@ -119,21 +119,6 @@ def test_answers_follow_the_schema(client: openai.OpenAI, method: str, stream: b
     assert reason == "stop"
 
 
-def test_values_of_a_json_answer_have_the_support_of_their_weakest_word(client: openai.OpenAI) -> None:
-    pytest.importorskip("llguidance")
-    schema = {
-        "type": "object",
-        "properties": {"a": {"const": "black dog"}, "b": {"const": [1]}},
-        "required": ["a", "b"],
-    }
-    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {**schema, "additionalProperties": False}}}
-    answer = ask(client, response_format=form, max_tokens=40, extra_body={"check": {"words": "content"}})
-    support = {word["text"]: word["support"] for word in answer.check["words"] if word["checkable"]}
-    first, second = answer.check["values"]
-    assert (first["value"], first["support"]) == ('"black dog"', min(support["black"], support["dog"]))
-    assert (second["value"], second["support"]) == ("1", None)
-
-
 def test_rows_with_and_without_a_schema_share_a_batch() -> None:
     pytest.importorskip("llguidance")
     from transformers import LogitsProcessorList

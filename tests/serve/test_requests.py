@@ -77,10 +77,11 @@ def test_all_fields_are_read() -> None:
     assert request.method == ReVisiT(alpha=0.5, layers=(1, 2))
     assert [image.size for image in request.images] == [(8, 8)]
     assert (request.decoding, request.seed) == (Decoding(max_new_tokens=7, temperature=0.5, top_p=0.9), 3)
-    assert (request.stop, request.stream, request.record) == (("x",), True, False)
-    assert request.messages == [
-        {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is this?"}]}
-    ]
+    assert (request.chat.stop, request.chat.stream, request.record) == (["x"], True, False)
+    assert request.chat.messages[0].for_template() == {
+        "role": "user",
+        "content": [{"type": "image"}, {"type": "text", "text": "What is this?"}],
+    }
 
 
 def test_omitted_fields_have_defaults() -> None:
@@ -107,14 +108,14 @@ def test_methods_need_an_image_unless_they_are_plain() -> None:
         (body(messages=[{"role": "assistant", "content": "x"}]), "last message"),
         (
             body(messages=[{"role": "user", "content": [{"type": "video"}]}]),
-            "messages[0].content[0].type: Input should be",
+            "messages[0].content[0]: Input tag 'video'",
         ),
         (body(messages=[{"role": "user", "content": 5}]), "messages[0].content: Input should be a valid array"),
         (body(max_tokens=0), "max_tokens: Input should be"),
         (body(max_tokens=True), "max_tokens: Input should be a valid integer"),
         (body(temperature="hot"), "temperature: Input should be"),
         (body(temperature=float("nan")), "should be a finite number"),
-        (body(n=2), "n: this is not supported"),
+        (body(n=2), "Unknown request field 'n'"),
         (body(max_token=5), "Did you mean 'max_tokens'"),
         (body(stop=["a"] * 5), "stop: List should have at most 4 items"),
         (body(stop=""), "stop[0]: String should have at least 1 character"),
@@ -127,7 +128,7 @@ def test_methods_need_an_image_unless_they_are_plain() -> None:
         (body(png(), decoding={"settings": {"alpha": [1]}}), "alpha must be"),
         (body(png(), stream=True, decoding={"method": "opera", "record": True}), "opera uses beam search"),
         (body(png(), decoding="revisit"), "decoding: Input should be"),
-        (body(png(), method="greedy"), '{"decoding": {"method": …}}'),
+        (body(png(), method="greedy"), "Unknown request field 'method'"),
         (body("/etc/passwd"), "must be a data URI"),
         (body("file:///etc/passwd"), "must be a data URI"),
         (body("http://127.0.0.1:1/x.png"), "nothing is fetched"),
@@ -206,7 +207,6 @@ def test_sizes_are_bounded_before_any_work(value: dict[str, Any], part: str) -> 
         body(stop=["s" * 1_000_000]),
         body("/" * 1_000),
         body(messages=[{"role": "r" * 1_000_000, "content": "x"}]),
-        body(messages=[{"role": "user", "content": "x", "k" * 1_000_000: 1}]),
         body(png(), decoding={"method": "m" * 1_000_000}),
         body(png(), decoding={"method": "z" * 60}),
         body(png(), decoding={"settings": {"k" * 1_000_000: 1}}),
@@ -220,13 +220,6 @@ def test_sizes_are_bounded_before_any_work(value: dict[str, Any], part: str) -> 
 )
 def test_little_of_the_input_is_repeated(value: dict[str, Any]) -> None:
     assert len(json.dumps(rejected(value).body())) < 1000
-
-
-def test_the_schema_documents_every_field_that_acts() -> None:
-    schema = ChatBody.model_json_schema()
-    assert {"model", "messages", "decoding", "temperature"} <= set(schema["properties"])
-    assert schema["additionalProperties"] is False
-    assert schema["properties"]["decoding"]["description"]
 
 
 def test_formats_that_start_other_programs_are_rejected() -> None:

@@ -76,19 +76,15 @@ def not_in_image(words: Sequence[str]) -> str:
 
 def payload(decode: Decode) -> dict[str, Any]:
     """Return the page's data."""
+    words = decode.patch_words
     return {
         **images_payload(decode.images, decode.layout),
-        "says": words_payload(decode.patch_words),
+        "says": None if words is None else [[[word, _p(p)] for word, p in best] for best in words],
         "objects": None if decode.objects is None else list(decode.objects),
         "prompt": decode.prompt,
         "model": decode.model,
         "answers": [answer_payload(answer, answer.wrong(decode.objects)) for answer in decode.answers],
     }
-
-
-def words_payload(words: list[list[tuple[str, float]]] | None) -> Any:
-    """Return the predictions of the vision tokens, if they are known."""
-    return None if words is None else [[[word, _p(p)] for word, p in best] for best in words]
 
 
 def answer_payload(answer: MethodOutput, wrong: set[int]) -> dict[str, Any]:
@@ -104,22 +100,15 @@ def answer_payload(answer: MethodOutput, wrong: set[int]) -> dict[str, Any]:
             rows.append(row)
         steps.append(entry)
     return {
-        **method_payload(answer.method),
+        "name": answer.name,
+        "settings": own_settings(answer.method),  # other than the defaults
+        "method": answer.method,
+        "far": selects_largest(answer.method),
         "text": answer.text,
         "layers": list(answer.trace.layers),
         "n": len(rows[0]) if rows else 0,
         "maps": base64.b64encode(b"".join(rows)).decode(),
         "steps": steps,
-    }
-
-
-def method_payload(method: dict[str, Any]) -> dict[str, Any]:
-    """Return a method's name, and its settings other than the defaults."""
-    return {
-        "name": str(method.get("name", "greedy")),
-        "settings": own_settings(method),
-        "method": method,
-        "far": selects_largest(method),
     }
 
 
@@ -136,6 +125,8 @@ def step_payload(step: StepRecord, method: Mapping[str, Any]) -> tuple[dict[str,
         ],
         "o": next((place for place, k in enumerate(shown) if step.ids[k] == step.token), -1),
     }
+    if step.thought:
+        entry["h"] = 1
     if step.changed:
         entry["was"] = instead_of(step)
     heat = heat_map(step, method)

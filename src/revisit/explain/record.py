@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 from revisit.decoding.batch import decode_texts
 from revisit.decoding.generate import beams_asked, generate
 from revisit.decoding.method import Method, method_text
-from revisit.decoding.trace import RowTrace, StepRecord, Trace, row_trace
+from revisit.decoding.trace import StepRecord, Trace, row_trace
 from revisit.errors import RevisitError
 from revisit.explain.check import Check, check_text, settings_of
 from revisit.explain.lens import whole_vocabulary
 from revisit.explain.prefill import watch_prefill
-from revisit.explain.support import ModelText, row_layout
+from revisit.explain.support import ModelText
 from revisit.explain.tokens import token_text, token_texts
 from revisit.models.config import name_of
 from revisit.models.parts import Head, ModelParts
 from revisit.models.prompts import new_tokens, prepare
-from revisit.models.thoughts import thoughts_of
+from revisit.models.thoughts import Thoughts, thoughts_of
 from revisit.words import WORDS, object_words
 
 if TYPE_CHECKING:
@@ -61,7 +61,14 @@ class MethodOutput:
 
     def wrong(self, objects: Sequence[str] | None) -> set[int]:
         """Return the steps, from 0, that write words for objects outside `objects`; none if these are not known."""
-        return wrong_steps([step.text or "" for step in self.steps], objects)
+        texts = [step.text or "" for step in self.steps]
+        spans, found, start = [] if objects is None else wrong_spans("".join(texts), objects), set(), 0
+        for number, text in enumerate(texts):
+            end = start + len(text)
+            if any(start < last and end > first for first, last in spans):
+                found.add(number)
+            start = end
+        return found
 
 
 @dataclass
@@ -73,7 +80,7 @@ class Decode:
     model: str
     layout: Layout
     answers: list[MethodOutput]
-    objects: tuple[str, ...] | None = None  # in the image, if known
+    objects: Sequence[str] | None = None  # in the image, if known
     patch_words: list[list[tuple[str, float]]] | None = None  # likeliest tokens of each vision token at the last layer
     check: Check | None = None  # of the first answer
 
@@ -141,25 +148,19 @@ def explain_many(
         outputs = [outputs_of(model, processor, inputs, methods[0], **generate_kwargs)]
     outputs += [outputs_of(model, processor, inputs, method, **generate_kwargs) for method in methods[1:]]
     name, tokenizer = model_name or name_of(model), processor.tokenizer
-    known = None if objects is None else tuple(objects)
     decodes = []
     for row, own in enumerate(images):
-        vision = seen.row(row)
-        layout = row_layout(model, processor, inputs, row, images, len(vision[layers[-1]]))
         answers = [of_method[row] for of_method in outputs]
+        records = [step for step in answers[0].steps if not step.thought]
+        tokens = [step.token for step in records if step.token is not None]
+        text = ModelText.from_trace(model, processor, inputs, row, images, seen, answers[0].text, tokens, records)
         for step in (step for answer in answers for step in answer.steps):
-            region = None if step.vision_token is None else layout.region(step.vision_token)
+            region = None if step.vision_token is None else text.layout.region(step.vision_token)
             if region is not None:
                 step.patch_row, step.patch_col = region.row + 1, region.column + 1
-        words = patch_words(seen.head, vision[layers[-1]], tokenizer)
-        first = answers[0]
-        recorded = RowTrace(records=[step for step in first.steps if not step.thought])
-        tokens = [step.token for step in recorded.records if step.token is not None]
-        read = ModelText.from_trace(
-            tokenizer, first.text, tokens, recorded, images=list(own), vision=vision, head=seen.head, layout=layout
-        )
-        check = check_text(model, tokenizer, read)
-        decodes.append(Decode(list(own), prompt, name, layout, answers, known, words, check))
+        words = patch_words(seen.head, text.vision[layers[-1]], tokenizer)
+        check = check_text(model, tokenizer, text)
+        decodes.append(Decode(list(own), prompt, name, text.layout, answers, objects, words, check))
     return decodes
 
 
@@ -168,34 +169,34 @@ def outputs_of(
 ) -> list[MethodOutput]:
     """Decode prepared inputs with a method, and record every step of every row."""
     need_single_beam(method)
-    trace, tokenizer, outputs = Trace(record=True), processor.tokenizer, []
+    trace, thoughts = Trace(record=True), thoughts_of(model, processor)
     output = generate(model, **inputs, method=method, trace=trace, processor=processor, **generate_kwargs)
-    thoughts = thoughts_of(model, processor)
-    for row, tokens in enumerate(new_tokens(output, inputs).tolist()):
-        own = row_trace(trace, row)
-        steps = own.rows[0].records
-        tokens = tokens[: len(steps)]  # without the padding behind the answer
-        for step, token, text in zip(steps, tokens, token_texts(tokenizer, tokens), strict=True):
-            add_texts(step, tokenizer, token, text)
-        opened = thoughts is not None and thoughts.open_at_end(inputs["input_ids"][row].tolist())
-        if thoughts is not None:
-            for step, in_thought in zip(steps, thoughts.split(tokens, opened).in_thought, strict=True):
-                step.thought = in_thought
-        ((answer, thought, unclosed),) = decode_texts(processor, thoughts, [tokens], [opened])
-        outputs.append(MethodOutput(answer, own, thought, unclosed))
-    return outputs
+    opened = [thoughts is not None and thoughts.open_at_end(prompt) for prompt in inputs["input_ids"].tolist()]
+    return [
+        method_output(trace, row, tokens, processor, thoughts, opened[row])
+        for row, tokens in enumerate(new_tokens(output, inputs).tolist())
+    ]
+
+
+def method_output(
+    trace: Trace, row: int, tokens: Sequence[int], processor: Processor, thoughts: Thoughts | None, opened: bool
+) -> MethodOutput:
+    """Build the output of one row of a recorded batch; fill in the texts of its steps, and which belong to a thought."""
+    own, tokenizer = row_trace(trace, row), processor.tokenizer
+    steps = own.rows[0].records
+    tokens = tokens[: len(steps)]  # without the padding behind the answer
+    inside = [False] * len(tokens) if thoughts is None else thoughts.split(tokens, opened).in_thought
+    for step, token, text, thought in zip(steps, tokens, token_texts(tokenizer, tokens), inside, strict=True):
+        step.token, step.text, step.thought = token, text, thought
+        step.texts = [token_text(tokenizer, candidate) for candidate in step.ids]
+    ((answer, thought_text, unclosed),) = decode_texts(processor, thoughts, [tokens], [opened])
+    return MethodOutput(answer, own, thought_text, unclosed)
 
 
 def need_single_beam(method: Method) -> None:
     """Raise RevisitError for a method that uses beam search, whose steps cannot be shown."""
     if method.own_beams > 1:
         raise RevisitError(f"{method.name} uses beam search and cannot be shown step by step; use another method.")
-
-
-def add_texts(step: StepRecord, tokenizer: Tokenizer, token: int, text: str) -> None:
-    """Fill in the chosen token, the text that it adds to the answer, and the texts of the candidates."""
-    step.token, step.text = token, text
-    step.texts = [token_text(tokenizer, candidate) for candidate in step.ids]
 
 
 def instead_of(step: StepRecord) -> str | None:
@@ -206,17 +207,6 @@ def instead_of(step: StepRecord) -> str | None:
 def selects_largest(method: Mapping[str, Any]) -> bool:
     """Return whether the method selects the vision token with the largest divergence."""
     return method.get("select") == "max"
-
-
-def wrong_steps(texts: Sequence[str], objects: Sequence[str] | None) -> set[int]:
-    """Return the numbers of the texts, in sequence, that contain words for objects outside `objects`."""
-    spans, found, start = [] if objects is None else wrong_spans("".join(texts), objects), set(), 0
-    for number, text in enumerate(texts):
-        end = start + len(text)
-        if any(start < last and end > first for first, last in spans):
-            found.add(number)
-        start = end
-    return found
 
 
 def wrong_spans(text: str, objects: Sequence[str]) -> list[tuple[int, int]]:

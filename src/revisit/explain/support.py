@@ -16,7 +16,7 @@ from torch import Tensor
 
 from revisit.errors import RevisitError
 from revisit.explain.checkable import WORD
-from revisit.explain.prefill import force, logit_slices
+from revisit.explain.prefill import PrefillStates, force, logit_slices
 from revisit.explain.tokens import Span, token_spans, token_text, tokens_in, word_tokens
 from revisit.hooks.states import vision_mask
 from revisit.models.geometry import Layout, layout
@@ -26,7 +26,7 @@ from revisit.models.prompts import check_no_image_tokens
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from revisit.decoding.trace import RowTrace, StepRecord
+    from revisit.decoding.trace import StepRecord
     from revisit.models.types import Inputs, Model, Processor, Tokenizer
 
 TOP = 5  # vision tokens whose mean probability is the support of a token
@@ -86,13 +86,31 @@ class ModelText:
 
     @classmethod
     def from_trace(
-        cls, tokenizer: Tokenizer, text: str, tokens: Sequence[int], recorded: RowTrace, **computed: Any
+        cls,
+        model: Model,
+        processor: Processor,
+        inputs: Inputs,
+        row: int,
+        images: Sequence[Sequence[Image]],
+        seen: PrefillStates,
+        text: str,
+        tokens: Sequence[int],
+        steps: Sequence[StepRecord],
     ) -> ModelText:
-        """Build the text of an answer, or of its beginning, from the steps that decoding recorded."""
-        whole, spans = token_spans(tokenizer, tokens)
+        """Build the text of an answer, or of its beginning, from its row's prefill and the steps that decoding recorded."""
+        whole, spans = token_spans(processor.tokenizer, tokens)
         stripped = len(whole) - len(whole.lstrip())
-        shifted = [(a - stripped, b - stripped) for a, b in spans]
-        return cls(text, tokens, shifted, steps=recorded.records, **computed)
+        vision = seen.row(row)
+        return cls(
+            text,
+            tokens,
+            [(a - stripped, b - stripped) for a, b in spans],
+            list(images[row]),
+            vision,
+            seen.head,
+            row_layout(model, processor, inputs, row, images, len(vision[seen.layers[0]])),
+            steps=steps,
+        )
 
     @property
     def words(self) -> list[tuple[int, int, list[int]]]:

@@ -15,25 +15,17 @@ Span = tuple[int, int]  # start and end in characters, end excluded
 UNFINISHED = "\ufffd"  # decoders return it for the first bytes of a character
 
 
-class TokenTexts:
-    """Yield what each token adds to the text, holding back the bytes of an unfinished character."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer, self.tokens, self.before = tokenizer, list[int](), ""
-
-    def add(self, token: int) -> str:
-        self.tokens.append(token)
-        now = self.tokenizer.decode(self.tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        if now.endswith(UNFINISHED):
-            return ""
-        before, self.before = self.before, now
-        return now[len(before) :] if now.startswith(before) else token_text(self.tokenizer, token)
-
-
 def token_texts(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
-    """Return what each token adds to the text."""
-    reader = TokenTexts(tokenizer)
-    return [reader.add(token) for token in tokens]
+    """Return what each token adds to the text; the last token of an unfinished character adds all of it."""
+    texts, before = [], ""
+    for number, token in enumerate(tokens, 1):
+        now = tokenizer.decode(tokens[:number], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        if now.endswith(UNFINISHED):
+            texts.append("")
+            continue
+        texts.append(now[len(before) :] if now.startswith(before) else token_text(tokenizer, token))
+        before = now
+    return texts
 
 
 _TEXTS: WeakKeyDictionary[Tokenizer, dict[int, str]] = WeakKeyDictionary()  # at most one entry per token

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import html
 import time
 from collections.abc import AsyncIterator, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request
-from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -29,19 +28,6 @@ if TYPE_CHECKING:
     from revisit.serve.decoder import Decoder
 
 READERS = 4  # requests that are checked, and whose images are decoded, at once
-CLIENT_LEFT = 499
-WELCOME = """<!doctype html><meta charset="utf-8"><title>ReVisiT</title>
-<meta name="viewport" content="width=device-width"><meta name="color-scheme" content="light dark">
-<style>body {{ max-width: 44rem; margin: 3rem auto; padding: 0 14px; font: 1rem/1.5 system-ui, sans-serif }}
-pre {{ overflow-x: auto }}</style>
-<h1>ReVisiT</h1>
-<p>This server answers OpenAI chat requests with the model <code>{model}</code>, decoded by <code>{method}</code>.</p>
-<pre>curl {url}v1/chat/completions -H 'content-type: application/json' \\
-  -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'</pre>
-<p><code>POST /v1/chat/completions</code> · <code>POST /v1/check</code> · <a href="/v1/models">/v1/models</a> ·
-<a href="/v1/schema">/v1/schema</a> · <a href="/health">/health</a></p>
-<p>For a page to try images and methods, run <code>revisit ui</code>.</p>
-"""
 
 
 class Service:
@@ -56,11 +42,10 @@ class Service:
         *,
         api_key: str | None = None,
         hosts: Collection[str] = LOOPBACK,
-        allow_record: bool = False,
     ) -> None:
         self.decoder, self.name, self.method, self.limits = decoder, name, method, limits
-        self.api_key, self.hosts, self.allow_record = api_key, hosts, allow_record
-        self.page: str | None = None  # shown at / in place of the welcome page
+        self.api_key, self.hosts = api_key, hosts
+        self.page: str | None = None  # of `revisit ui`, at /; its requests may be recorded
         self.batcher = Batcher(decoder.decode, limits)
         self._readers = ThreadPoolExecutor(READERS, "reader")
         self._reading: list[int] = []  # sizes of the requests that are being received or checked
@@ -85,7 +70,7 @@ class Service:
             ticket.gone = not isinstance(first, Piece)  # the answer is finished, or nobody waits for it any more
         if isinstance(first, ApiError):
             raise first
-        if ticket.request.stream:
+        if ticket.request.chat.stream:
             return StreamingResponse(
                 self._stream(ticket, first), media_type="text/event-stream", headers={"cache-control": "no-store"}
             )
@@ -137,9 +122,9 @@ class Service:
         """
         parsed = parse_body(body, kind, self.name)
         chat, text = (parsed.question(), parsed.text) if isinstance(parsed, CheckBody) else (parsed, None)
-        if chat.decoding is not None and chat.decoding.record and not self.allow_record:
-            raise ApiError(400, "This server does not record steps; `revisit ui` does.", param="decoding.record")
         request = read_request(chat, text, default=self.method, limits=self.limits, model=self.decoder.model)
+        if request.record and self.page is None:
+            raise ApiError(400, "This server does not record steps; `revisit ui` does.", param="decoding.record")
         try:
             return request, self.decoder.prompt(request)
         except RevisitError as error:
@@ -162,7 +147,7 @@ class Service:
         try:
             yield event(chunk(request, self.name, {"role": "assistant", "content": ""}))
             while isinstance(got, Piece):
-                yield event(chunk(request, self.name, got.delta(), piece=got))
+                yield event(chunk(request, self.name, got))
                 try:
                     got = await asyncio.wait_for(ticket.events.get(), max(0.0, ticket.deadline - time.monotonic()))
                 except asyncio.TimeoutError:
@@ -171,7 +156,7 @@ class Service:
                 yield event(got.body())
                 return
             yield event(chunk(request, self.name, {}, got))
-            if request.usage_chunk:
+            if request.chat.stream_options is not None and request.chat.stream_options.include_usage:
                 yield event(last_chunk(request, self.name, got))
             yield b"data: [DONE]\n\n"
         finally:
@@ -186,7 +171,6 @@ def build(service: Service) -> FastAPI:
         yield
         await asyncio.to_thread(service.close)
 
-    schemas = {"chat": ChatBody.model_json_schema(), "check": CheckBody.model_json_schema()}
     about: Json = {"id": service.name, "object": "model", "created": 0, "owned_by": "revisit"}
     app = FastAPI(
         title="revisit", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, lifespan=lifespan
@@ -206,19 +190,11 @@ def build(service: Service) -> FastAPI:
 
     @app.exception_handler(ClientDisconnect)
     async def left(request: Request, error: ClientDisconnect) -> Response:
-        return Response(status_code=CLIENT_LEFT)
+        return Response(status_code=499)
 
     @app.exception_handler(Exception)
     async def fail(request: Request, error: Exception) -> JSONResponse:
         return await reject(request, server_error())
-
-    @app.get("/")
-    async def index(request: Request) -> HTMLResponse:
-        check_host(request, service.hosts)
-        if service.page is not None:
-            return HTMLResponse(service.page, headers={"cache-control": "no-store"})
-        names = {"model": service.name, "method": service.method.name, "url": request.base_url}
-        return HTMLResponse(WELCOME.format(**{key: html.escape(str(value)) for key, value in names.items()}))
 
     @app.post("/v1/chat/completions", response_model=None)
     async def chat(request: Request) -> Response:
@@ -239,12 +215,6 @@ def build(service: Service) -> FastAPI:
         if name != service.name:
             raise unknown_model(name, service.name)
         return about
-
-    @app.get("/v1/schema")
-    async def schema(request: Request, of: Literal["chat", "check"] = "chat") -> Json:
-        """Return the JSON schema of a chat request, or of one to /v1/check."""
-        service.check_access(request)
-        return schemas[of]
 
     @app.get("/health")
     async def health() -> JSONResponse:

@@ -1,7 +1,7 @@
 """The queue of requests, and the one thread that runs the model on batches of them.
 
-Requests share a batch if they share a decoding method and either all or none of them are checked; everything else applies
-row by row. Recorded requests are decoded alone.
+Requests share a batch if they share a decoding method and either all or none of them are checked or recorded; everything else
+applies row by row.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pydantic import JsonValue
 from revisit.errors import RevisitError
 from revisit.serve.errors import ApiError, server_error
 from revisit.serve.limits import Limits
-from revisit.serve.replies import Json, Piece, Reply
+from revisit.serve.replies import Piece, Reply
 from revisit.serve.requests import ChatRequest
 
 logger = logging.getLogger(__name__)
@@ -53,21 +53,17 @@ class Ticket:
         """Whether the client has left or its time is over."""
         return self.gone or time.monotonic() > self.deadline
 
-    def can_join(self, other: Ticket) -> bool:
-        """Return whether the two can be decoded in one batch."""
-        mine, others = (
-            (ticket.request.method, ticket.request.check is None, ticket.request.text is None, ticket.request.record)
-            for ticket in (self, other)
-        )
-        return self is other or (mine == others and not self.request.record)
+    @property
+    def kind(self) -> object:
+        """What the requests of one batch have in common."""
+        request = self.request
+        return request.method, request.chat.check is None, request.text is None, request.record
 
-    def show(
-        self, text: str, record: Json | None = None, logprobs: Sequence[JsonValue] = (), thought: str = ""
-    ) -> None:
+    def show(self, text: str, logprobs: Sequence[JsonValue] = (), thought: str = "") -> None:
         """Send text that is final, if the answer is streamed."""
-        if self.request.stream and (text or record or logprobs or thought):
+        if self.request.chat.stream and (text or logprobs or thought):
             self.sent = True
-            self._send(Piece(text, record, logprobs, thought))
+            self._send(Piece(text, logprobs, thought))
 
     def finish(self, last: Reply | BaseException) -> None:
         """Send the reply, or the error; details of unexpected errors stay in the server's log."""
@@ -76,9 +72,6 @@ class Ticket:
         if not self.finished:
             self.finished = True
             self._send(last if isinstance(last, (Reply, ApiError)) else server_error())
-
-    def time_out(self) -> None:
-        self.finish(timed_out())
 
     def _send(self, event: Event) -> None:
         try:
@@ -153,7 +146,7 @@ class Batcher:
         except BaseException as error:  # the thread must outlive any batch
             self._recover(batch, error)
         for ticket in batch:
-            ticket.time_out()  # unless it is finished
+            ticket.finish(timed_out())  # unless it is finished
 
     def _recover(self, batch: list[Ticket], error: BaseException) -> None:
         """Retry alone the requests whose clients have received nothing: only one of them may be at fault."""
@@ -176,7 +169,7 @@ class Batcher:
             first = self._waiting[0]
             size = max(1, self.limits.batch // first.request.method.own_beams)
             until = time.monotonic() + BATCH_WAIT
-            while sum(ticket.can_join(first) for ticket in self._waiting) < size and not self._stopping:
+            while sum(ticket.kind == first.kind for ticket in self._waiting) < size and not self._stopping:
                 left = until - time.monotonic()
                 if left <= 0:
                     break
@@ -185,8 +178,8 @@ class Batcher:
             rest: deque[Ticket] = deque()
             for ticket in self._waiting:
                 if ticket.abandoned:
-                    ticket.time_out()
-                elif len(batch) < size and ticket.can_join(first):
+                    ticket.finish(timed_out())
+                elif len(batch) < size and ticket.kind == first.kind:
                     batch.append(ticket)
                 else:
                     rest.append(ticket)

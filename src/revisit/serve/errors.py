@@ -42,8 +42,6 @@ def from_validation(error: ValidationError, fields: Collection[str]) -> ApiError
     """Return the first error in a body; an unknown field is compared with `fields`."""
     first = error.errors(include_url=False, include_input=False)[0]
     where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).removeprefix(".")
-    if first["type"] == "extra_forbidden" and where in ("method", "settings"):
-        return ApiError(400, f'{where} belongs in decoding: {{"decoding": {{"{where}": …}}}}.', param=where)
     if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
         return ApiError(400, str(unknown("request field", printable(where, 60), fields)), param=where)
     message = first["msg"].removeprefix("Value error, ").rstrip(".")

@@ -1,7 +1,6 @@
 """The OpenAI chat protocol as far as it is supported: the fields of a request.
 
-`GET /v1/schema` returns its JSON schema. Requests for unsupported features are rejected; only fields that change no answer
-are ignored.
+Requests for unsupported features are rejected; only fields that change no answer are ignored.
 """
 
 from __future__ import annotations
@@ -20,22 +19,20 @@ from pydantic import (
 )
 
 from revisit.explain.checkable import Words, need_words, word_test
-from revisit.models import DESCRIBE
+from revisit.models import DESCRIBE, prompts
 
 FIELDS = 64  # of an object, far more than any has
 IMAGES = 8
 CHARACTERS = 65_536  # in all texts of a request
-
-
-def _unless(neutral: object) -> AfterValidator:
-    """Accept only the value that has no effect."""
-
-    def check(value: object) -> object:
-        if value is not None and value != neutral:
-            raise ValueError("this is not supported here; leave it out")
-        return value
-
-    return AfterValidator(check)
+IGNORED = {"user", "metadata", "store"}
+# Clients send these although they change nothing; any other value is rejected.
+NEUTRAL: dict[str, object] = {
+    "n": 1,
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "repetition_penalty": 1,
+    "min_p": 0,
+}
 
 
 class Body(BaseModel):
@@ -52,40 +49,8 @@ class Body(BaseModel):
         return value
 
 
-class ImageUrl(Body):
-    """An image."""
-
-    url: str = Field(description="A data URI (data:image/png;base64,…).")
-    detail: Literal["auto", "low", "high"] | None = Field(None, description="Ignored.")
-
-
-class Part(Body):
-    """A text or an image."""
-
-    type: Literal["text", "image_url"]
-    text: str | None = Field(None, description="With type text.")
-    image_url: ImageUrl | None = Field(None, description="With type image_url; a string is taken as its url.")
-
-    @field_validator("image_url", mode="before")
-    @classmethod
-    def _from_text(cls, value: object) -> object:
-        return {"url": value} if isinstance(value, str) else value
-
-    @model_validator(mode="after")
-    def _complete(self) -> Part:
-        if (self.text is None) == (self.type == "text") or (self.image_url is None) == (self.type == "image_url"):
-            raise ValueError(
-                'a part must be {"type": "text", "text": …} or {"type": "image_url", "image_url": {"url": …}}'
-            )
-        return self
-
-
 def _listed(value: object) -> object:
     return [value] if isinstance(value, str) else value
-
-
-def _as_parts(value: object) -> object:
-    return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
 def _words(value: object) -> object:
@@ -103,59 +68,70 @@ Name = Annotated[str, Field(max_length=64)]
 StopText = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-class Message(Body):
-    """One turn of the conversation."""
+class ImageUrl(Body, extra="ignore"):
+    """An image; `detail` is ignored."""
 
-    role: Literal["system", "developer", "user", "assistant"] = Field(description="developer means system.")
-    content: Annotated[list[Part], Field(min_length=1, max_length=64), BeforeValidator(_as_parts)] = Field(
-        description="A list of parts, or a text."
-    )
-    name: object = Field(None, description="Ignored.")
-    refusal: None = Field(None, description="As in answers.")
-    reasoning_content: object = Field(None, description="Ignored: templates leave out earlier thoughts.")
-
-    @model_validator(mode="after")
-    def _only_users_send_images(self) -> Message:
-        if self.role in ("system", "developer") and any(part.image_url for part in self.content):
-            raise ValueError("images belong in user messages")
-        return self
+    url: str  # a data URI
 
 
-class StreamOptions(Body):
+class TextPart(Body):
+    """A text."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ImagePart(Body):
+    """An image."""
+
+    type: Literal["image_url"]
+    image_url: Annotated[ImageUrl, BeforeValidator(lambda value: {"url": value} if isinstance(value, str) else value)]
+
+
+Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+
+
+class Message(Body, extra="ignore"):
+    """One turn of the conversation; `name`, and the fields that answers have besides their text, are ignored."""
+
+    role: Literal["system", "developer", "user", "assistant"]  # developer means system
+    content: Annotated[
+        list[Part],
+        Field(min_length=1, max_length=64),
+        BeforeValidator(lambda value: [{"type": "text", "text": value}] if isinstance(value, str) else value),
+    ]
+
+    def for_template(self) -> prompts.Message:
+        """Return the message as chat templates take it."""
+        content = [
+            {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"}
+            for part in self.content
+        ]
+        return {"role": "system" if self.role == "developer" else self.role, "content": content}
+
+
+class StreamOptions(Body, extra="ignore"):
     """Options of a streamed answer."""
 
-    include_usage: bool | None = Field(None, description="End the stream with a chunk of token counts.")
-    include_obfuscation: bool | None = Field(None, description="Ignored.")
+    include_usage: bool | None = None  # end the stream with a chunk of token counts
 
 
 class DecodingChoice(Body):
     """The decoding method of this request."""
 
-    method: Name | None = Field(default=None, description="A name of `revisit methods`; by default the server's.")
-    settings: Annotated[dict[Name, JsonValue], Field(max_length=FIELDS)] = Field(
-        default_factory=dict, description="The method's settings, as on the command line or as JSON values."
-    )
-    record: bool = Field(
-        default=False,
-        description="Add to every streamed chunk what the method did at that step, where the image's patches are and "
-        "which words they encode. On `revisit ui` only.",
-    )
+    method: Name | None = None
+    settings: Annotated[dict[Name, JsonValue], Field(max_length=FIELDS)] = Field(default_factory=dict)
+    record: bool = False  # add to the answer's `decoding` what the page shows about every step; on `revisit ui` only
     objects: list[Name] | None = Field(
-        default=None,
-        max_length=64,
-        description="With record: the objects in the image, so that words for others are marked.",
-    )
+        default=None, max_length=64
+    )  # in the image, so that the page marks words for others
 
 
 class CheckChoice(Body):
     """The words to check, and the support below which they are flagged."""
 
-    words: Annotated[list[Name], Field(max_length=64), BeforeValidator(_words)] = Field(
-        default=["objects"], description="objects (CHAIR's words for things), content, or a list of words."
-    )
-    threshold: float | None = Field(
-        default=None, ge=0, le=1, description="Words with less support are flagged; by default the model's own."
-    )
+    words: Annotated[list[Name], Field(max_length=64), BeforeValidator(_words)] = ["objects"]
+    threshold: float | None = Field(default=None, ge=0, le=1)
 
     @property
     def chosen(self) -> Words:
@@ -163,13 +139,10 @@ class CheckChoice(Body):
         return self.words[0] if self.words in (["objects"], ["content"]) else self.words  # type: ignore[return-value]
 
 
-class JsonSchema(Body):
-    """A JSON schema with its name."""
+class JsonSchema(Body, extra="ignore"):
+    """A JSON schema; the answer always follows it, so `strict` is ignored."""
 
-    name: Name | None = None
-    description: str | None = Field(None, description="Ignored.")
     schema_: dict[str, JsonValue] = Field(alias="schema", default_factory=dict)
-    strict: bool | None = Field(None, description="Ignored: the answer always follows the schema.")
 
 
 class ResponseFormat(Body):
@@ -188,52 +161,32 @@ class ResponseFormat(Body):
 class ChatBody(Body):
     """The body of POST /v1/chat/completions."""
 
-    model: str = Field(description="The name of the served model.")
-    messages: list[Message] = Field(
-        min_length=1, max_length=256, description="The conversation; the last message is the user's."
-    )
-    max_tokens: int | None = Field(
-        None, ge=1, description="Longest answer, in tokens; the server's limit if it is lower."
-    )
-    max_completion_tokens: int | None = Field(None, ge=1, description="The same; overrides max_tokens.")
-    temperature: float | None = Field(None, ge=0, le=2, description="0 or unset: greedy decoding.")
+    model: str
+    messages: list[Message] = Field(min_length=1, max_length=256)
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)  # overrides max_tokens
+    temperature: float | None = Field(None, ge=0, le=2)  # 0 or unset: greedy decoding
     top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=1, le=1 << 20)
-    seed: int | None = Field(None, ge=-(1 << 63), le=(1 << 63) - 1, description="Makes a sampled answer reproducible.")
-    stop: Annotated[list[StopText] | None, Field(max_length=4), OneOrMore] = Field(
-        None, description="The answer ends before any of these texts; at most four."
-    )
-    stream: bool | None = Field(None, description="Send the answer as server-sent events.")
+    seed: int | None = Field(None, ge=-(1 << 63), le=(1 << 63) - 1)
+    stop: Annotated[list[StopText] | None, Field(max_length=4), OneOrMore] = None
+    stream: bool | None = None
     stream_options: StreamOptions | None = None
-    decoding: DecodingChoice | None = Field(None, description="The decoding method; by default the server's.")
-    check: CheckChoice | None = Field(
-        None, description="true: add the words of the answer with their support by the image (docs/check.md)."
-    )
-
-    logprobs: bool | None = Field(
-        None, description="Add each token's log-probability in the method's distribution, before temperature and top_p."
-    )
-    top_logprobs: int | None = Field(None, ge=0, le=20, description="With logprobs: list this many likeliest tokens.")
+    decoding: DecodingChoice | None = None
+    check: CheckChoice | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
     response_format: ResponseFormat | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
-        None, description="For models whose chat template has a setting for it; none and minimal turn thoughts off."
-    )
-    thinking_budget: int | None = Field(
-        None, ge=0, le=1 << 20, description="For models whose chat template has a setting for it."
-    )
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
 
-    n: Annotated[object, _unless(1)] = None
-    tools: Annotated[object, _unless([])] = None
-    tool_choice: Annotated[object, _unless("none")] = None
-    frequency_penalty: Annotated[object, _unless(0)] = None
-    presence_penalty: Annotated[object, _unless(0)] = None
-    logit_bias: Annotated[object, _unless({})] = None
-    repetition_penalty: Annotated[object, _unless(1)] = None
-    min_p: Annotated[object, _unless(0)] = None
-
-    user: object = Field(None, description="Ignored, like the following.")
-    metadata: object = None
-    store: object = None
+    @model_validator(mode="before")
+    @classmethod
+    def _without_effect(cls, value: object) -> object:
+        """Leave out the fields that change nothing."""
+        if not isinstance(value, dict):
+            return value
+        neutral = {name for name, same in NEUTRAL.items() if value.get(name) in (None, same)}
+        return {name: field for name, field in value.items() if name not in IGNORED | neutral}
 
     @field_validator("check", mode="before")
     @classmethod
@@ -245,8 +198,8 @@ class ChatBody(Body):
     def _bounded(cls, messages: list[Message]) -> list[Message]:
         if messages[-1].role != "user":
             raise ValueError("the last message must be the user's")
-        parts = [part for message in messages for part in message.content]
-        characters, images = sum(len(part.text or "") for part in parts), sum(part.text is None for part in parts)
+        texts = [part.text for message in messages for part in message.content if isinstance(part, TextPart)]
+        characters, images = sum(map(len, texts)), sum(len(message.content) for message in messages) - len(texts)
         if characters > CHARACTERS:
             raise ValueError(f"{characters:,} characters of text; at most {CHARACTERS:,} are allowed")
         if images > IMAGES:
@@ -270,22 +223,17 @@ class ChatBody(Body):
     @property
     def images(self) -> list[str]:
         """The URIs of the images, in order of appearance."""
-        return [part.image_url.url for message in self.messages for part in message.content if part.image_url]
+        parts = [part for message in self.messages for part in message.content]
+        return [part.image_url.url for part in parts if isinstance(part, ImagePart)]
 
 
 class CheckBody(CheckChoice):
     """The body of POST /v1/check."""
 
-    model: str = Field(description="The name of the served model.")
-    image: Annotated[list[str], Field(min_length=1, max_length=IMAGES), OneOrMore] = Field(
-        description="A data URI, or a list of them."
-    )
-    text: Annotated[str, Field(max_length=CHARACTERS), AfterValidator(_checkable)] = Field(
-        description="The text to check."
-    )
-    prompt: str = Field(
-        DESCRIBE, min_length=1, max_length=CHARACTERS, description="The question that the text answers."
-    )
+    model: str
+    image: Annotated[list[str], Field(min_length=1, max_length=IMAGES), OneOrMore]
+    text: Annotated[str, Field(max_length=CHARACTERS), AfterValidator(_checkable)]
+    prompt: str = Field(DESCRIBE, min_length=1, max_length=CHARACTERS)
 
     def question(self) -> ChatBody:
         """Return the chat request that the text would answer."""

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import copy
-import ctypes
 import math
 import secrets
 import socket
 import sys
-import threading
-import time
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -33,21 +30,6 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         why = error.strerror or error
         raise RevisitError(f"Cannot listen on {host}:{port} ({why}); choose another --port.") from None
-
-
-def return_memory() -> None:
-    """Return freed memory to the system every five seconds; glibc would keep the memory of large images."""
-    try:
-        trim = ctypes.CDLL(None).malloc_trim
-    except (AttributeError, OSError, TypeError):  # another C library
-        return
-
-    def work() -> None:
-        while True:
-            time.sleep(5)
-            trim(0)
-
-    threading.Thread(target=work, name="memory", daemon=True).start()
 
 
 def configure(app: FastAPI, limits: Limits, **options: Any) -> uvicorn.Config:
@@ -115,7 +97,6 @@ def serve(
             limits,
             api_key=api_key or None,
             hosts=allowed_hosts(host, allow_hosts),
-            allow_record=page,
         )
         app, (_, bound) = build(service), listening.getsockname()[:2]
         place = f"http://{f'[{host}]' if ':' in host else host}:{bound}"
@@ -125,5 +106,4 @@ def serve(
             ready = f"The page is at {place}/{f'#key={api_key}' if api_key else ''}"
         print(f"{ready} (Ctrl-C ends it).", file=sys.stderr, flush=True)
         warnings.filterwarnings("ignore", module="PIL")  # which clients could cause at will
-        return_memory()
         uvicorn.Server(configure(app, limits)).run(sockets=[listening])

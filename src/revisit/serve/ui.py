@@ -6,9 +6,10 @@ browser; the server stores nothing.
 
 from __future__ import annotations
 
-import typing
+from typing import Literal, get_args, get_origin
 
 from fastapi import FastAPI, Request
+from fastapi.responses import HTMLResponse
 from pydantic import JsonValue
 
 from revisit import methods
@@ -18,6 +19,7 @@ from revisit.errors import RevisitError
 from revisit.explain.document import data_uri, script_page
 from revisit.models import DESCRIBE
 from revisit.models.types import Model
+from revisit.serve.access import check_host
 from revisit.serve.app import Service
 from revisit.serve.replies import Json
 
@@ -29,6 +31,11 @@ START = "if (data.answers) window.viewer = new Viewer(main, data); else window.s
 def add_page(app: FastAPI, service: Service) -> None:
     """Add the page and its sample images to a server. The page needs no key, its requests do."""
     service.page = page(service)
+
+    @app.get("/")
+    async def index(request: Request) -> HTMLResponse:
+        check_host(request, service.hosts)
+        return HTMLResponse(service.page or "", headers={"cache-control": "no-store"})
 
     @app.get("/sample/{number}")
     def sample(number: int, request: Request) -> Json:
@@ -65,7 +72,7 @@ def sample_image(number: int) -> Json:
 
 
 def method_settings(model: Model | str) -> list[Json]:
-    """List every method with the settings recommended for a model, as the page shows them."""
+    """List every method with the settings recommended for a model, and the values of those that are a choice."""
     found: list[Json] = []
     for name in methods.names():
         cls = methods.find(name)
@@ -73,18 +80,10 @@ def method_settings(model: Model | str) -> list[Json]:
             defaults = methods.as_method(name, model).settings()
         except (RevisitError, TypeError):  # has settings without defaults
             continue
-        settings = [_setting(key, cls.model_fields[key].annotation, value) for key, value in defaults.items()]
+        settings: list[JsonValue] = []
+        for key, value in defaults.items():
+            hint = cls.model_fields[key].annotation
+            choices = ("true", "false") if hint is bool else get_args(hint) if get_origin(hint) is Literal else ()
+            settings.append({"name": key, "default": value_text(value), "choices": [*map(str, choices)]})
         found.append({"name": name, "summary": cls.summary, "settings": settings})
     return found
-
-
-def _setting(name: str, hint: object, default: object) -> JsonValue:
-    """Describe the input of one setting: a choice or a text; for alpha up to 0.1 a slider over powers of ten."""
-    entry: Json = {"name": name, "kind": "text", "default": value_text(default)}
-    if typing.get_origin(hint) is typing.Literal:
-        entry |= {"kind": "choice", "choices": [str(choice) for choice in typing.get_args(hint)]}
-    elif hint is bool:
-        entry |= {"kind": "choice", "choices": ["true", "false"]}
-    elif name == "alpha" and isinstance(default, float) and 0 < default <= 0.1:
-        entry["slider"] = True
-    return entry

@@ -1,11 +1,5 @@
-// The interactive page: choose, ask, watch the answers grow. The viewer does the showing.
-// Answers are streamed chat completions; the field `decoding` of each chunk has what the viewer shows.
-function base64(bytes) {
-  let text = "";
-  for (let i = 0; i < bytes.length; i += 32768) text += String.fromCharCode(...bytes.subarray(i, i + 32768));
-  return btoa(text);
-}
-
+// The interactive page: choose, ask, read the answers. The viewer does the showing.
+// Answers are streamed chat completions; the last chunk has what the viewer shows in its field `decoding.page`.
 async function dataUri(file) {
   return new Promise((resolve, reject) => {
     const reader = new FileReader();
@@ -33,9 +27,10 @@ class Studio {
     this.samples = 0; // taken so far: the first is the demo's image
     this.tell = make("p", { class: "tell", role: "status", "aria-live": "polite" }, "Choose an image to begin.");
     this.chosen = make("div", { class: "methods" });
+    this.growing = make("p", { class: "growing", hidden: true, "aria-label": "The answer so far" });
     this.show = make("div", {});
     root.append(make("section", { class: "ask", "aria-label": "Ask" }, this.drop, this.prompt, make("div", { class: "buttons" }, this.go, this.stop),
-      make("div", { class: "line" }, this.chosen, this.add, make("label", { for: "length" }, "at most", this.length, "tokens"), this.sample, this.save), this.tell), this.show);
+      make("div", { class: "line" }, this.chosen, this.add, make("label", { for: "length" }, "at most", this.length, "tokens"), this.sample, this.save), this.tell), this.growing, this.show);
     for (const name of setup.start) this.choose(name);
     for (const kind of ["dragover", "dragleave", "drop"]) document.addEventListener(kind, (event) => {
       event.preventDefault();
@@ -86,14 +81,14 @@ class Studio {
     if (!method || this.settings[name]) return;
     if (Object.keys(this.settings).length >= 4) return this.say("At most four methods can be compared; remove one first.", true);
     this.settings[name] = {};
-    const fields = method.settings.filter((f) => !f.slider).map((f) => {
+    const alpha = method.settings.find((f) => f.name === "alpha" && Number(f.default) > 0 && Number(f.default) <= 0.1); // a slider over powers of ten
+    const fields = method.settings.filter((f) => f !== alpha).map((f) => {
       const set = (value) => { this.settings[name][f.name] = String(value); this.again(); };
       let input;
-      if (f.kind === "choice") input = make("select", { onchange: (e) => set(e.target.value) }, ...f.choices.map((c) => make("option", { value: c, selected: c === f.default }, c)));
+      if (f.choices.length) input = make("select", { onchange: (e) => set(e.target.value) }, ...f.choices.map((c) => make("option", { value: c, selected: c === f.default }, c)));
       else input = make("input", { type: "text", value: f.default, onchange: (e) => set(e.target.value) });
       return make("label", {}, f.name, input);
     });
-    const alpha = method.settings.find((f) => f.slider);
     let slider = null;
     if (alpha) {
       const shown = make("output", {}, Number(alpha.default).toExponential(0));
@@ -116,7 +111,7 @@ class Studio {
   halt(text) {
     if (this.running) this.running.abort();
     this.running = null;
-    this.stop.hidden = true; this.go.disabled = !this.image;
+    this.stop.hidden = this.growing.hidden = true; this.go.disabled = !this.image;
     if (text) this.say(text);
   }
 
@@ -128,10 +123,11 @@ class Studio {
     this.halt();
     const control = (this.running = new AbortController());
     this.stop.hidden = false; this.save.hidden = true;
-    this.say("Asking…");
     try {
       const image = this.image;
       for (const [number, [method, settings]] of methods.entries()) { // one after the other
+        this.say(`Answering with ${method}…`);
+        this.growing.textContent = ""; this.growing.hidden = false;
         await this.answer(number, image, { method, settings, record: true, objects: image.objects }, control);
         if (this.running !== control) return;
       }
@@ -171,27 +167,21 @@ class Studio {
     return found.length ? `Not supported by the image: ${found.join(", ")}` : "The check flags no word";
   }
 
-  take(number, { error, decoding, check }) { // what a chunk adds to the viewer
+  take(number, { error, choices, decoding, check }) { // what a chunk adds
     if (error) throw new Error(error.message);
-    if (check) this.viewer.checked(number, check);
+    if (choices.length) this.growing.textContent += choices[0].delta.reasoning_content || choices[0].delta.content || "";
+    if (check) this.check = check;
     if (!decoding) return;
-    if (decoding.scene && number === 0) {
-      if (this.viewer) this.viewer.dispose();
-      this.show.replaceChildren();
-      if (window.location.hash) window.history.replaceState(null, "", window.location.pathname); // the step of an earlier answer
-      this.viewer = new Viewer(this.show, { ...decoding.scene, answers: [] });
-    }
-    if (decoding.answer) {
-      this.viewer.addAnswer(decoding.answer);
-      this.say(`Answering with ${decoding.answer.name}…`);
-    }
-    if (decoding.step) this.viewer.addStep(number, decoding.step, decoding.map);
-    if (decoding.wrong) this.viewer.wrong(number, decoding.wrong);
-    if (decoding.words) Object.assign(this.viewer.data, decoding.words);
+    const answer = { ...decoding.page.answers[0], check: this.check };
+    if (number) return this.viewer.addAnswer(answer);
+    if (this.viewer) this.viewer.dispose();
+    this.show.replaceChildren();
+    if (window.location.hash) window.history.replaceState(null, "", window.location.pathname); // the step of an earlier answer
+    this.viewer = new Viewer(this.show, { ...decoding.page, answers: [answer] });
   }
 
   async download() { // this page with the answers in the place of its setup
-    const answers = this.viewer.data.answers.map(({ bytes: rows, ...answer }) => ({ ...answer, maps: base64(rows) }));
+    const answers = this.viewer.data.answers.map(({ bytes, ...answer }) => answer);
     const data = JSON.stringify({ ...this.viewer.data, answers, prompt: this.prompt.value, model: this.setup.model });
     const text = await (await this.ask("")).text();
     const saved = text.replace(/(id="data">)[^<]*/, (all, tag) => tag + data.replace(/</g, "\\u003c"));

@@ -1,6 +1,6 @@
 "use strict";
 // Shows a decode: an image with its patches, answers token by token, and the candidates of one step.
-// `new Viewer(root, data)` draws it; `addAnswer` and `addStep` let answers grow while they are decoded.
+// `new Viewer(root, data)` draws it, and `addAnswer` adds the answer of another method.
 
 
 function make(tag, attributes = {}, ...children) {
@@ -24,12 +24,13 @@ function bytes(base64) {
 
 // [start, end, word] of each content word of some steps, in lower case. The page defines FUNCTION_WORDS.
 function contentWords(steps) {
-  const text = steps.map(({ t }) => (SPECIAL.test(t) ? " ".repeat(t.length) : t)).join("");
+  const text = steps.map(answered).join("");
   return [...text.matchAll(/[\p{L}\p{N}]+(?:['’-][\p{L}\p{N}]+)*/gu)].map((found) => [found.index, found.index + found[0].length, found[0].toLowerCase()])
     .filter(([, , word]) => /\p{L}/u.test(word) && !FUNCTION_WORDS.has(word));
 }
 
 const SPECIAL = /^\s*<.*>\s*$/; // a token such as </s>
+const answered = ({ t, h }) => (h || SPECIAL.test(t) ? " ".repeat(t.length) : t); // without thoughts
 
 // The heat map is one ramp of luminance over the gray image, from 0 (disagrees) to 1 (agrees); base.css has the same colors in its legend.
 const DARK = [18, 20, 42, 0.25], BRIGHT = [255, 205, 60, 0.8];
@@ -185,7 +186,8 @@ class Stage {
 }
 
 // What the marks mean; the style sheet hides those that the answers do not have.
-const LEGEND = [["changed", "changed by the method"], ["differs", "not in another answer"], ["wrong", "not in the image"], ["doubted", "flagged by the check"]];
+const LEGEND = [["changed", "changed by the method"], ["differs", "not in another answer"], ["wrong", "not in the image"], ["doubted", "flagged by the check"],
+  ["thought", "part of a thought"]];
 const ACCOUNT = "At every step ReVisiT keeps the plausible next tokens, checks which of those words each image patch supports, selects the patch (or the few patches) that agrees most with the model, and multiplies the two distributions: words that the image does not support become less likely.";
 const KEYS = [["← →", "previous, next step"], ["↑ ↓", "other answer"], ["n p", "next, previous change"], ["Home End", "first, last step"],
   ["h", "heat map"], ["g", "patch grid"], ["o", "image alone"], ["?", "this help"]];
@@ -227,7 +229,7 @@ class Viewer {
     data.answers.forEach((answer, i) => this.addCard(i));
     this.compare();
     this.life = new AbortController();
-    this.follow = true; // the newest token of the first answer is shown, until the reader picks one
+    this.follow = true; // until the reader picks a word
     document.addEventListener("keydown", (event) => this.key(event), { signal: this.life.signal });
     window.addEventListener("hashchange", () => this.goToHash(), { signal: this.life.signal });
     this.first();
@@ -269,7 +271,7 @@ class Viewer {
     return true;
   }
 
-  remember(i, s) { // the address of the step that is shown; not while an answer grows
+  remember(i, s) { // the address of the step that is shown; on the interactive page, once the reader has picked one
     if (this.follow && !this.data.prompt) return;
     const address = `#${i ? `answer=${i + 1}&` : ""}step=${s + 1}`;
     if (window.location.hash !== address) try { window.history.replaceState(null, "", address); } catch (error) { /* not allowed in a frame */ }
@@ -301,9 +303,9 @@ class Viewer {
     const changed = step.was !== undefined;
     const special = SPECIAL.test(step.t);
     const told = [`step ${s + 1}`, changed ? `instead of “${step.was.trim()}”` : "", step.v > 0.0005 ? `${percent(step.v)} % of probability moved` : "",
-      step.w ? "not in the image" : ""].filter(Boolean).join(", ");
+      step.w ? "not in the image" : "", step.h ? "part of a thought" : ""].filter(Boolean).join(", ");
     const button = make("button", {
-      type: "button", class: `tok${changed ? " changed" : ""}${step.w ? " wrong" : ""}${special ? " special" : ""}`,
+      type: "button", class: `tok${changed ? " changed" : ""}${step.w ? " wrong" : ""}${step.h ? " thought" : ""}${special ? " special" : ""}`,
       "aria-pressed": "false", tabindex: "-1", title: told, "aria-label": `${step.t.trim() || "blank"}, ${told}`,
       onclick: () => { this.follow = false; this.select(i, s, true); }, onmouseenter: () => this.select(i, s, false),
       onmouseleave: () => { if (this.pinned) this.select(...this.pinned, false); },
@@ -332,20 +334,6 @@ class Viewer {
     card.changes.hidden = !changed;
   }
 
-  addStep(i, step, map) { // an answer grows
-    const answer = this.data.answers[i];
-    if (map) {
-      const row = bytes(map), all = new Uint8Array(answer.bytes.length + row.length);
-      all.set(answer.bytes); all.set(row, answer.bytes.length);
-      step.m = answer.bytes.length / row.length;
-      answer.bytes = all;
-    }
-    answer.steps.push(step);
-    this.addToken(i, answer.steps.length - 1);
-    this.count(i);
-    if (this.follow && i === 0) this.select(i, answer.steps.length - 1, true, false);
-  }
-
   compare() { // mark the content words that another answer lacks
     const { answers } = this.data, words = answers.map(({ steps }) => contentWords(steps));
     const known = words.map((found) => new Set(found.map(([, , word]) => word)));
@@ -360,15 +348,8 @@ class Viewer {
     });
   }
 
-  wrong(i, steps) { // steps of an answer that name an object that is not in the image
-    steps.forEach((s) => {
-      this.data.answers[i].steps[s].w = 1;
-      this.note(i, s, "wrong", "not in the image");
-    });
-  }
-
   checked(i, check) { // mark the words that the image does not support
-    const answer = this.data.answers[i], text = answer.steps.map(({ t }) => (SPECIAL.test(t) ? " ".repeat(t.length) : t)).join("");
+    const answer = this.data.answers[i], text = answer.steps.map(answered).join("");
     answer.check = check;
     let at = text.trimStart().length - text.length; // places in the checked text, which has no leading blanks
     answer.steps.forEach(({ t }, s) => {
@@ -406,7 +387,7 @@ class Viewer {
     this.mark(i, s, true);
     if (focus && document.activeElement !== this.cards[i].buttons[s]) this.cards[i].buttons[s].focus({ preventScroll: false });
     this.show();
-    if (pin && !(this.follow && !this.data.prompt)) this.reveal(); // not while an answer grows
+    if (pin && !(this.follow && !this.data.prompt)) this.reveal();
   }
 
   fold(folded) {
