@@ -1,4 +1,4 @@
-"""A file server on the loopback interface, with byte ranges and failing transfers."""
+"""A file server on the loopback interface, with failing transfers."""
 
 from __future__ import annotations
 
@@ -13,24 +13,16 @@ class FileServer:
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
         self.cut: dict[str, list[int]] = {}
-        self.headers: dict[str, dict[str, str]] = {}
-        self.no_ranges: set[str] = set()
         self.status: dict[str, list[int]] = {}  # statuses to answer with first
-        self.requests: list[tuple[str, str | None]] = []  # (path, Range header)
+        self.requests: list[str] = []
         self.sent: list[str] = []  # paths whose content was sent
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
-            def do_HEAD(self) -> None:
-                self.answer(body=False)
-
             def do_GET(self) -> None:
-                self.answer(body=True)
-
-            def answer(self, body: bool) -> None:
-                outer.answer(self, body)
+                outer.answer(self)
 
             def log_message(self, *args: Any) -> None:
                 pass
@@ -41,36 +33,25 @@ class FileServer:
         self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
         self.thread.start()
 
-    def answer(self, handler: Any, body: bool) -> None:
-        path, wanted = handler.path, handler.headers.get("Range")
-        self.requests.append((path, wanted))
+    def answer(self, handler: Any) -> None:
+        path = handler.path
+        self.requests.append(path)
         if self.status.get(path):
             return self.short(handler, self.status[path].pop(0))
         if path not in self.files:
             return self.short(handler, 404)
-        content, first = self.files[path], 0
-        if wanted and path not in self.no_ranges:
-            first = int(wanted.removeprefix("bytes=").split("-")[0])
-            if first >= len(content):
-                return self.short(handler, 416)
-        part = content[first:]
-        handler.send_response(206 if first or (wanted and path not in self.no_ranges) else 200)
-        if wanted and path not in self.no_ranges:
-            handler.send_header("Content-Range", f"bytes {first}-{len(content) - 1}/{len(content)}")
-        for name, value in self.headers.get(path, {}).items():
-            handler.send_header(name, value)
-        handler.send_header("Content-Length", str(len(part)))
+        content = self.files[path]
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(content)))
         handler.end_headers()
-        if not body:
-            return None
         self.sent.append(path)
         if self.cut.get(path):
-            handler.wfile.write(part[: self.cut[path].pop(0)])
+            handler.wfile.write(content[: self.cut[path].pop(0)])
             handler.wfile.flush()
             handler.close_connection = True
             handler.connection.close()
             return None
-        handler.wfile.write(part)
+        handler.wfile.write(content)
         return None
 
     def short(self, handler: Any, status: int) -> None:

@@ -29,7 +29,7 @@ def stand_in_data(out: Path) -> Path:
     folder = out / FOLDER
     if not folder.is_dir():
         with new_folder(folder) as root:
-            draft = Draft(root)
+            draft = Draft(root, root)
             fill(root, "unusual", PICTURES, seed=0)
             for relabel in (_pope, _mmmu, _vqav2, _coco, _llava_bench):
                 relabel(draft)

@@ -50,14 +50,14 @@ class _Manifest:
 def plugin() -> Iterator[Any]:
     names = ["lmms_eval", "lmms_eval.api", "lmms_eval.api.model", "lmms_eval.models", "lmms_eval.models.registry_v2"]
     if importlib.util.find_spec("lmms_eval") is not None:
-        yield importlib.import_module("revisit.eval.lmms_eval.model")
+        yield importlib.import_module("revisit.eval.lmms_eval")
         return
     for name in names:
         sys.modules[name] = types.ModuleType(name)
     sys.modules["lmms_eval.api.model"].lmms = _Lmms  # type: ignore[attr-defined]
     sys.modules["lmms_eval.models.registry_v2"].ModelManifest = _Manifest  # type: ignore[attr-defined]
-    yield importlib.import_module("revisit.eval.lmms_eval.model")
-    for name in [*names, "revisit.eval.lmms_eval.model"]:
+    yield importlib.import_module("revisit.eval.lmms_eval")
+    for name in [*names, "revisit.eval.lmms_eval"]:
         sys.modules.pop(name, None)
 
 
@@ -141,8 +141,8 @@ def test_what_is_not_supported_raises(plugin: Any, folder: Path, monkeypatch: py
     model = plugin.Revisit(pretrained=str(folder), method="greedy")
     with pytest.raises(RevisitError, match="does not support likelihood tasks"):
         model.loglikelihood([])
-    with pytest.raises(RevisitError, match="has a str"):
-        plugin._upright("video.mp4")
+    with pytest.raises(RevisitError, match="multi-round"):
+        model.generate_until_multi_round([])
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(RevisitError, match="runs in one process"):
         plugin.Revisit(pretrained=str(folder))
@@ -156,7 +156,7 @@ def test_stop_strings(plugin: Any) -> None:
 
 
 def test_the_entry_point_names_the_class(plugin: Any) -> None:
-    manifest = importlib.import_module("revisit.eval.lmms_eval").manifests()
+    manifest = plugin.manifests()
     module, _, name = manifest.simple_class_path.rpartition(".")
     assert manifest.model_id == "revisit"
     assert getattr(importlib.import_module(module), name) is plugin.Revisit

@@ -14,9 +14,7 @@ def get(
     benchmark: str = typer.Argument(help="A name from `revisit benchmarks`; or nltk."),
     folder: Path = typer.Argument(None, metavar="DIR", help="A new folder; not needed for nltk."),
     source: str = typer.Option(
-        None,
-        "--from",
-        help="A mirror of the authors' servers; or, for benchmarks on the Hub, OWNER/NAME or a folder with the dataset.",
+        None, "--from", help="For benchmarks on the Hub: another dataset OWNER/NAME, or a folder with its files."
     ),
     limit: int = typer.Option(None, min=1, help="Download only the first items."),
     set_: list[str] = typer.Option([], "--set", help="Option of the benchmark, key=value."),
@@ -31,8 +29,6 @@ def get(
 
       revisit data get chair data/coco --limit 100
 
-      revisit data get vqav2 data/vqav2 --limit 500
-
       revisit data get mmmu data/mmmu --from downloads/MMMU
 
       revisit data get nltk
@@ -41,30 +37,24 @@ def get(
         from revisit.eval.benchmarks import language
 
         need("nltk")
-        if source is not None:
-            raise RevisitError("NLTK's data comes from NLTK's server; to use a copy, set NLTK_DATA instead of --from.")
         typer.echo(f"License of NLTK's data: {language.LICENSE}.", err=True)
         place = (folder or language.data_folder()).expanduser().resolve()
         typer.echo(f"{place}: NLTK's data for CHAIR and AMBER, by NLTK {language.get_data(place)}")
         if folder is not None:
             typer.echo(f"Use it with: export NLTK_DATA={quote(str(place))}")
         return
-    from revisit.eval.benchmarks import find
-
-    about_it = find(benchmark)
-    if folder is None:
-        raise RevisitError(f"DIR is missing: revisit data get {benchmark} DIR.")
     from revisit.cli.progress import progress_bar
+    from revisit.eval.benchmarks import find
     from revisit.eval.benchmarks.io import data
     from revisit.registry import parse_assignments
 
-    typer.echo(f"License of {about_it.title}'s data: {about_it.license}.", err=True)
+    known = find(benchmark)
+    if folder is None:
+        raise RevisitError(f"DIR is missing: revisit data get {benchmark} DIR.")
+    typer.echo(f"License of {known.title}'s data: {known.license}.", err=True)
     with progress_bar() as bar:
         task = bar.add_task(benchmark, total=limit)
         options = parse_assignments(set_)
         about = data.get(benchmark, folder, source, limit, lambda n: bar.update(task, completed=n), **options)
-    name = about["benchmark"]
-    items = f"{about['items']} items and " if "items" in about else ""
-    revision = f" at {about['revision'][:12]}" if about["revision"] else ""
-    typer.echo(f"{folder}: {items}{about['images']} images of {name} from {about['source']}{revision}")
-    typer.echo(f"Use it with: revisit eval --benchmark {name} --data {quote(f'{name}={folder}')}")
+    typer.echo(f"{folder}: {about['images']} images of {known.name} from {about['source']}")
+    typer.echo(f"Use it with: revisit eval --benchmark {known.name} --data {quote(f'{known.name}={folder}')}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from revisit.errors import RevisitError
@@ -10,8 +10,6 @@ from revisit.explain.records import AnswerRow
 
 if TYPE_CHECKING:
     from revisit.eval.benchmarks.base import Item
-
-QUESTIONS = ("question", "prompt", "query")  # where a row may repeat the question that it answers
 
 
 def attach(
@@ -38,24 +36,4 @@ def attach(
         if name in found:
             raise RevisitError(f"{answer.where} answers {name!r} a second time (first at {found[name].where}).")
         found[name] = answer
-    _check_questions(found, {item.id: item.prompt for item in items})
     return {name: answer.text for name, answer in found.items()}
-
-
-def _check_questions(found: Mapping[str, AnswerRow], prompts: Mapping[str, str]) -> None:
-    """Raise RevisitError if rows repeat another question than that of their item."""
-    for name, answer in found.items():
-        asked = _plain(prompts.get(name, "").partition("\n")[0])
-        said = next((str(answer.record[field]) for field in QUESTIONS if answer.record.get(field)), "")
-        repeated = _plain(said)
-        if asked and " " in repeated and asked not in repeated and repeated not in asked:
-            raise RevisitError(
-                f"{answer.where} has the question {said!r}, but item {name!r} asks {prompts[name]!r}: the rows are shuffled, or "
-                "belong to other data files."
-            )
-
-
-def _plain(text: str) -> str:
-    """Return the letters and digits of a text; "imange" is a misprint in VCD's files."""
-    lower = text.lower().replace("<image>", " ").replace("imange", "image")
-    return " ".join("".join(c if c.isalnum() else " " for c in lower).split())

@@ -11,7 +11,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from revisit.errors import RevisitError
@@ -40,22 +40,14 @@ class Remote:
         folder = PurePosixPath(self.path).parent
         return tuple(str(folder / member) for member in self.members) or (self.path,)
 
-    def mirrored(self, mirror: str | None) -> Remote:
-        """Return the same file on another server, which has `https://host/path` at `MIRROR/host/path`."""
-        if mirror is None:
-            return self
-        return replace(self, urls=tuple(f"{mirror.rstrip('/')}/{url.partition('://')[2]}" for url in self.urls))
-
 
 def fetch_all(remotes: Iterable[Remote], folder: Path, progress: Progress | None = None) -> None:
     """Download every file that is not yet below `folder`; raise RevisitError at the first that cannot be downloaded."""
-    remotes = list(remotes)
     waiting = [r for r in remotes if not all((folder / place).exists() for place in r.results)]
-    before = len(remotes) - len(waiting)
     with ThreadPoolExecutor(CONNECTIONS) as pool:
         jobs = [pool.submit(fetch, remote, folder) for remote in waiting]
         try:
-            for done, job in enumerate(jobs, before + 1):
+            for done, job in enumerate(jobs, 1):
                 job.result()
                 if progress is not None:
                     progress(done)
@@ -70,9 +62,10 @@ def fetch(remote: Remote, folder: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f"{target.name}.part")
     if not any(_download(url, part) for url in remote.urls):
-        raise RevisitError(f"{' or '.join(remote.urls)} was not found (status 404); the files may have moved.")
+        raise RevisitError(f"{' or '.join(remote.urls)} was not found; the files may have moved.")
     try:
-        _check(remote, part)
+        if remote.sha256 and (found := file_digest(part)) != remote.sha256:
+            raise RevisitError(f"its SHA-256 is {found[:12]}…, not {remote.sha256[:12]}…")
         if remote.members:
             with zipfile.ZipFile(part) as archive:
                 _unpack(archive, remote.members, target.parent)
@@ -103,10 +96,8 @@ def _download(url: str, part: Path) -> bool:
             return True
         except urllib.error.HTTPError as error:
             with error:
-                if error.code == 404:
+                if error.code in (404, 410):
                     return False
-                if error.code < 500 and error.code not in (408, 425, 429):
-                    raise RevisitError(f"{url} failed with status {error.code}.") from error
                 problem = f"status {error.code}"
         except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
             problem = str(getattr(error, "reason", error)) or type(error).__name__
@@ -114,16 +105,6 @@ def _download(url: str, part: Path) -> bool:
     raise RevisitError(
         f"{url} could not be downloaded after {ATTEMPTS} attempts ({problem}); run the same command again to resume."
     )
-
-
-def _check(remote: Remote, part: Path) -> None:
-    """Raise RevisitError for a wrong SHA-256, or for an image that cannot be opened."""
-    if remote.sha256 and (found := file_digest(part)) != remote.sha256:
-        raise RevisitError(f"its SHA-256 is {found[:12]}…, not {remote.sha256[:12]}…")
-    if remote.path.endswith((".jpg", ".png")):
-        from revisit.models.images import open_image
-
-        open_image(part)
 
 
 def _unpack(archive: zipfile.ZipFile, members: Iterable[str], folder: Path) -> None:

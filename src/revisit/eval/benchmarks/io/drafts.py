@@ -21,7 +21,7 @@ class Draft:
         source: The folder of the dataset. Rows may name images below it, and no others.
     """
 
-    def __init__(self, root: Path, source: Path | None = None) -> None:
+    def __init__(self, root: Path, source: Path) -> None:
         self.root, self.source = root, source
         self.images: dict[str, str] = {}  # requested path -> path below root, with its suffix
         self._lines: dict[str, list[str]] = {}
@@ -45,8 +45,7 @@ class Draft:
 
     def close(self) -> None:
         """Write the files that grew line by line."""
-        while self._lines:
-            path, lines = self._lines.popitem()
+        for path, lines in self._lines.items():
             self.text(path, "".join(lines))
 
     def _target(self, path: str) -> Path:
@@ -58,8 +57,6 @@ class Draft:
         """Return the encoded image in a column of a dataset: bytes, or the path of a file of the dataset."""
         found = (value.get("bytes") or value.get("path")) if isinstance(value, Mapping) else value
         if isinstance(found, str):
-            if self.source is None:
-                raise RevisitError(f"{where}: its image is a separate file: leave --limit out to download all files.")
             return read_file(below(self.source, found), MAX_BYTES)
         if not isinstance(found, bytes) or not found:
             raise RevisitError(f"{where} has no image.")

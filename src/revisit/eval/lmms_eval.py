@@ -1,15 +1,20 @@
-"""The lmms-eval model: answers requests with the same engine as `revisit eval`."""
+"""lmms-eval: every decoding method as its model `revisit`, with the same engine as `revisit eval`.
+
+    lmms-eval --model revisit --model_args pretrained=llava-hf/llava-1.5-7b-hf,method=revisit,alpha=1e-5 --tasks pope
+
+Settings of the method are model arguments and not `--gen_kwargs`, because lmms-eval's answer cache depends on the former. The
+`lmms_eval.models` entry point loads this module.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lmms_eval.api.model import lmms
-from PIL import Image
-from tqdm import tqdm
+from lmms_eval.models.registry_v2 import ModelManifest
 
 from revisit import methods
 from revisit.decoding.settings import Decoding
@@ -25,6 +30,11 @@ logger = logging.getLogger(__name__)
 
 # Arguments of `generate_until` requests that are used; any other is reported once.
 USED = {"max_new_tokens", "temperature", "top_p", "num_beams", "do_sample", "until"}
+
+
+def manifests() -> ModelManifest:
+    """Return the entry that lmms-eval registers."""
+    return ModelManifest(model_id="revisit", simple_class_path="revisit.eval.lmms_eval.Revisit")
 
 
 class Revisit(lmms):
@@ -54,9 +64,7 @@ class Revisit(lmms):
         self.method = methods.as_method(method, describe_model(pretrained, trust_remote_code), **settings)
         self.batch_size = int(batch_size) if str(batch_size).isdigit() else 1  # "auto" is not supported
         self.draw_seed = draw_seed
-        self.engine = LocalEngine(
-            pretrained, dtype=dtype, device_map=device_map or device, trust_remote_code=trust_remote_code
-        )
+        self.engine = LocalEngine(pretrained, dtype, device_map or device, trust_remote_code)
         self._warned: set[str] = set()
 
     @property
@@ -67,24 +75,19 @@ class Revisit(lmms):
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
         """Return one text per request, in their order."""
         answers: dict[int, str] = {}
-        bar = tqdm(total=len(requests), desc=f"revisit ({self.method.name})", disable=not requests)
         for numbers, arguments in self._batches(requests):
-            decoding = self._decoding(arguments)
             items, images = [], []
             for number in numbers:
                 context, _, doc_to_visual, doc_id, task, split = requests[number].args
                 visuals = doc_to_visual(self.task_dict[task][split][doc_id]) if doc_to_visual else []
-                images.append([_upright(image) for image in visuals or []])
-                name = f"{task}/{split}/{doc_id}"
+                images.append([open_image(image) for image in visuals or []])
                 for token in vision_texts(self.engine.loaded[1]):  # tasks may write one of their own
                     context = context.replace(token, "")
-                items.append(Item(name, context))
-            found = self.engine.answer(self.method, decoding, self.draw_seed, items, images)
+                items.append(Item(f"{task}/{split}/{doc_id}", context))
+            found = self.engine.answer(self.method, self._decoding(arguments), self.draw_seed, items, images)
             for number, answer in zip(numbers, found, strict=True):
                 answers[number] = cut(answer.text, arguments.get("until"))
                 self.cache_hook.add_partial("generate_until", (requests[number].args[0], arguments), answers[number])
-            bar.update(len(numbers))
-        bar.close()
         return [answers[number] for number in range(len(requests))]
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
@@ -95,18 +98,15 @@ class Revisit(lmms):
         """Raise RevisitError: there is no conversation to continue."""
         raise RevisitError("The lmms-eval model `revisit` does not support multi-round tasks.")
 
-    def _batches(self, requests: Sequence[Any]) -> list[tuple[list[int], dict[str, Any]]]:
-        """Return (request numbers, their generation arguments): equal arguments, similar prompt length, longest first."""
+    def _batches(self, requests: Sequence[Any]) -> Iterator[tuple[list[int], dict[str, Any]]]:
+        """Yield (request numbers, their generation arguments): equal arguments, similar prompt length, longest first."""
         groups: dict[str, list[int]] = {}
         for number, request in enumerate(requests):
             groups.setdefault(json.dumps(request.args[1], sort_keys=True, default=repr), []).append(number)
-        batches = []
         for numbers in groups.values():
             numbers.sort(key=lambda n: -len(requests[n].args[0]))
-            arguments = dict(requests[numbers[0]].args[1])
             for start in range(0, len(numbers), self.batch_size):
-                batches.append((numbers[start : start + self.batch_size], arguments))
-        return batches
+                yield numbers[start : start + self.batch_size], dict(requests[numbers[0]].args[1])
 
     def _decoding(self, arguments: Mapping[str, Any]) -> Decoding:
         """Read a request's generation arguments; those that are not used are named once in the log."""
@@ -130,10 +130,3 @@ def cut(text: str, until: Any) -> str:
         if stop and stop != "\n\n":
             text = text.split(stop, 1)[0]
     return text.strip()
-
-
-def _upright(image: Any) -> Image.Image:
-    """Return an image as upright RGB."""
-    if not isinstance(image, Image.Image):
-        raise RevisitError(f"The model `revisit` supports images only; this task has a {type(image).__name__}.")
-    return open_image(image)
