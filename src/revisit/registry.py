@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, Uni
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from revisit.errors import RevisitError, did_you_mean, unknown, unknown_setting
+from revisit.errors import RevisitError, brief, did_you_mean, unknown, unknown_setting
 
 if TYPE_CHECKING:
     from pydantic import ValidationInfo
@@ -228,7 +228,9 @@ class Registry(Generic[S]):
         try:
             found = point.load()
         except Exception as error:  # another package may raise anything
-            raise RevisitError(f"{where} could not be loaded: {type(error).__name__}: {error}.") from error
+            raise RevisitError(
+                f"{where} could not be loaded: {type(error).__name__}: {brief(error).rstrip('.')}."
+            ) from error
         self.check(found, where)
         return self.registered.setdefault(point.name, found)
 
@@ -262,7 +264,9 @@ def class_from_file(path: Path, name: str, kind: str) -> Any:
             spec.loader.exec_module(sys.modules[module])
         except (Exception, SystemExit) as error:  # a user's file may raise anything
             del sys.modules[module]
-            raise RevisitError(f"{path} could not be run: {type(error).__name__}: {error}.") from error
+            raise RevisitError(
+                f"{path} could not be run: {type(error).__name__}: {brief(error).rstrip('.')}."
+            ) from error
     if not hasattr(sys.modules[module], name):
         raise RevisitError(f"{path} has no class {name!r}; write path/to/file.py:Class.")
     return getattr(sys.modules[module], name)

@@ -12,19 +12,10 @@ API_KEY = "REVISIT_API_KEY"  # read by `revisit serve` and `revisit ui` with the
 
 def flag(name: str, default: bool) -> bool:
     """Read a switch; unset or empty means the default."""
-    value = os.environ.get(name, "").strip()
-    if not value:
-        return default
-    on = truth(value)
-    if on is None:
+    value = os.environ.get(name, "").strip().lower()
+    if value not in ("", "1", "true", "yes", "on", "0", "false", "no", "off"):
         raise RevisitError(f"{name}={value!r} in the environment is not valid: use 1 or 0.")
-    return on
-
-
-def truth(text: str) -> bool | None:
-    """Read 1, true, yes, on or 0, false, no, off in any case; return None for anything else."""
-    word = text.strip().lower()
-    return True if word in ("1", "true", "yes", "on") else False if word in ("0", "false", "no", "off") else None
+    return value in ("1", "true", "yes", "on") if value else default
 
 
 def compiled_step() -> bool:

@@ -188,6 +188,28 @@ def test_broken_classes_of_a_file_raise_one_sentence(tmp_path: Path, cls: str, s
         revisit.generate(model, **inputs, method=f"chain:methods={named}" if chained else named, max_new_tokens=2)
 
 
+def test_a_file_that_registers_a_name_twice_raises_one_sentence(tmp_path: Path) -> None:
+    code = "import revisit\n\n@revisit.methods.register\nclass Mine(revisit.PlausibleOnly):\n    name = 'twice'\n"
+    for file in ("a.py", "b.py"):
+        (tmp_path / file).write_text(code)
+    as_method(f"{tmp_path}/a.py:Mine")
+    with pytest.raises(RevisitError, match=r"a method named 'twice' already exists; choose another name\.$") as raised:
+        as_method(f"{tmp_path}/b.py:Mine")
+    assert ".." not in str(raised.value)
+
+
+def test_the_parts_of_a_model_are_found_without_a_call() -> None:
+    class Depth(Greedy):
+        name = "depth"
+
+        def begin(self, run: Any) -> Any:
+            assert run.parts.depth == 4
+            return super().begin(run)
+
+    model, _ = families.build("llava")
+    revisit.generate(model, **families.inputs("llava", ["hi"], [[families.image(1)]]), method=Depth(), max_new_tokens=1)
+
+
 def test_a_class_without_begin_that_nobody_registered() -> None:
     class Mine(revisit.Method):
         name = "mine"

@@ -182,6 +182,8 @@ def test_an_assistant_with_another_vocabulary_raises() -> None:
     tiny, _ = revisit.load("tiny")
     with pytest.raises(RevisitError, match="vocabulary"):
         decode("llava", one("llava"), assistant_model=tiny)
+    with pytest.raises(RevisitError, match="must be a loaded model, not a str"):
+        decode("llava", one("llava"), assistant_model="tiny")
 
 
 needs_chunks = pytest.mark.skipif(
@@ -230,7 +232,12 @@ def test_a_captured_image_spans_chunks() -> None:
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"prompt_lookup_num_tokens": 3, "num_beams": 2}, "Beam search"), ({"prompt_lookup_num_tokens": 0}, "above 0")],
+    [
+        ({"prompt_lookup_num_tokens": 3, "num_beams": 2}, "Beam search"),
+        ({"prompt_lookup_num_tokens": 0}, "above 0"),
+        ({"assistant_early_exit": 0}, "from 1 to 4, not 0"),
+        ({"assistant_early_exit": 5}, "from 1 to 4, not 5"),
+    ],
 )
 def test_beams_and_empty_drafts_raise_one_sentence(options: dict[str, int], words: str) -> None:
     model, _ = families.build("llava")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import families
-from revisit import PAI, DeCo, DoLa, ReVisiT, methods
+from revisit import DeCo, DoLa, ReVisiT, methods
 from revisit.decoding.generate import generate
 from revisit.errors import RevisitError
 from revisit.models.prompts import prepare
@@ -21,8 +21,6 @@ NO_LAYERS: list[Any] = [None, 1.5, object(), b"last", []]
     [
         ("code", {"request": [1]}),
         ("code", {"bos": "x"}),
-        ("icd", {"around": [[1]]}),
-        ("icd", {"around": [None]}),
         ("pai", {"alpha": "inf"}),
         ("revisit", {"weight": 1e308}),
         ("revisit", {"weight": float("nan")}),
@@ -44,7 +42,6 @@ def test_a_value_of_another_type_raises(name: str, settings: dict[str, Any]) -> 
     [
         (ReVisiT, {"normalize": "perhaps"}, "normalize"),
         (ReVisiT, {"normalize": None}, "normalize"),
-        (PAI, {"at_prompt": "perhaps"}, "at_prompt"),
         *((cls, {"layers": bad}, "layers") for cls in (ReVisiT, DoLa, DeCo) for bad in NO_LAYERS),
         (ReVisiT, {"select": "random", "neighbors": 8}, "neighbors"),
         (ReVisiT, {"select": "soft", "neighbors": 2}, "neighbors"),

@@ -106,7 +106,14 @@ def test_shapes_that_do_not_match_raise() -> None:
     ):
         with pytest.raises(RevisitError, match=part):
             refine_logits(items, head, row)
-    for wrong in ({"select": "least"}, {"weight": "much"}, {"divergence": "jds"}, {"alpha": 0.0}, {"neighbors": 0}):
+    for wrong in (
+        {"select": "least"},
+        {"weight": "much"},
+        {"divergence": "jds"},
+        {"alpha": 0.0},
+        {"neighbors": 0},
+        {"phase": "answer"},
+    ):
         with pytest.raises(RevisitError, match=next(iter(wrong))):
             refine_logits(states, head, logits, ReVisiT(**wrong))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from transformers import GenerationConfig
 
 from revisit.decoding.method import Method, MethodLike, as_method
 from revisit.decoding.settings import Drawing
-from revisit.errors import RevisitError, brief, did_you_mean
+from revisit.errors import RevisitError, brief
 from revisit.models import families
 from revisit.models.families import IMAGE_INPUTS
 from revisit.models.parts import describe, unsupported
@@ -78,32 +77,18 @@ def generate(
     kwargs |= {"trace": trace, "processor": processor}
     absent = ("trace", "processor", *IMAGE_INPUTS)  # transformers does not expect None for these
     kwargs = {name: value for name, value in kwargs.items() if value is not None or name not in absent}
+    for name in kwargs.keys() & (type(chosen).model_fields.keys() - vars(GenerationConfig()).keys()):
+        text = f"{chosen.name}:{name}={kwargs[name]}"
+        raise RevisitError(f"{name} is a setting of the method, not an argument of generate: pass method={text!r}.")
     try:
         output: GenerateOutput | Tensor = model.generate(*args, custom_generate=chosen, **kwargs)  # type: ignore[operator]
     except (ValueError, TypeError, ImportError) as error:
         if Method.__call__.__code__ in (frame.f_code for frame, _ in walk_tb(error.__traceback__)):
             raise
-        raise _argument_error(error, chosen, kwargs) from error
+        raise RevisitError(
+            f"transformers cannot generate with these arguments, or with the model's generation_config.json: {brief(error)}"
+        ) from error
     return output
-
-
-def _argument_error(error: Exception, method: Method, arguments: Mapping[str, Any]) -> RevisitError:
-    """Return what is wrong with the arguments, from an error that transformers raised before it called the method."""
-    if "model_kwargs" in str(error) and (found := re.search(r"\['(\w+)'", str(error))):
-        name = found[1]
-        if name == "seed":
-            return RevisitError("generate takes no seed: call transformers.set_seed before it.")
-        if name in type(method).model_fields:
-            text = f"{method.name}:{name}={arguments[name]}"
-            return RevisitError(
-                f"{name} is a setting of the method, not an argument of generate: pass method={text!r}."
-            )
-        hint = did_you_mean(name, [*vars(GenerationConfig()), "generation_config", "logits_processor"])
-        return RevisitError(f"Neither generate nor the model has an argument {name!r}.{hint}")
-    given = ", ".join(f"{name}={value!r}" for name, value in arguments.items() if isinstance(value, (str, int, float)))
-    return RevisitError(
-        f"transformers cannot generate with these arguments ({given[:200]}), or with the model's generation_config.json: {brief(error)}"
-    )
 
 
 def beams_asked(model: Model, kwargs: Mapping[str, Any]) -> int:

@@ -116,6 +116,8 @@ class MethodProcessor(LogitsProcessor):
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # type: ignore[override]
         self.run.raw = scores
+        if isinstance(self.run.loop_model, Speculation):
+            self.run.recorder.mark()  # the counters are undone if the token before is rejected
         return self.step(input_ids, scores)
 
 
@@ -180,7 +182,6 @@ class Loop:
         step = checked(self.run, self.run.method, step)
         if self._speculates:
             self.run.loop_model = Speculation(self.run, self._others)
-            step = undoable(self.run, step)
         last = [FallbackProcessor(self.run, self._others)] if self._others else []
         output: GenerateOutput | Tensor = self._function(
             self.run.loop_model,
@@ -259,16 +260,6 @@ def phase_of(run: Run, method: Method) -> Callable[[Tensor], Tensor] | None:
             f"The tokenizer of {describe(run.model)} has no tokens {opening} and {closing} for thoughts: leave out phase."
         )
     return thoughts.inside if method.phase == "thought" else lambda input_ids: ~thoughts.inside(input_ids)
-
-
-def undoable(run: Run, step: StepFunction) -> StepFunction:
-    """Wrap a step for a drafted position, whose counters are undone if the token before it is rejected."""
-
-    def undoable_step(input_ids: Tensor, logits: Tensor) -> Tensor:
-        run.recorder.mark()
-        return step(input_ids, logits)
-
-    return undoable_step
 
 
 @contextmanager
@@ -387,7 +378,10 @@ def _check_forwards(
     method: Method, model: Model, mode: GenerationMode, config: GenerationConfig, assistant: Any
 ) -> None:
     """Raise RevisitError for speculative decoding and chunked prefill where they would not be exact."""
-    if assistant is not None and text_config(assistant.config).vocab_size != text_config(model.config).vocab_size:
+    text = text_config(model.config)
+    if assistant is not None and not hasattr(assistant, "generate"):
+        raise RevisitError(f"assistant_model must be a loaded model, not a {type(assistant).__name__}.")
+    if assistant is not None and text_config(assistant.config).vocab_size != text.vocab_size:
         raise RevisitError(
             "The assistant_model has another vocabulary than the model: use one with the same tokenizer, or prompt_lookup_num_tokens."
         )
@@ -395,6 +389,11 @@ def _check_forwards(
         raise RevisitError(
             f"{method.name} cannot decode speculatively, because its steps depend on more than the logits of one position: remove "
             "assistant_model, prompt_lookup_num_tokens or assistant_early_exit, or use another method."
+        )
+    early = config.assistant_early_exit
+    if early is not None and not (isinstance(early, int) and 1 <= early <= text.num_hidden_layers):
+        raise RevisitError(
+            f"assistant_early_exit must be a number of decoder layers from 1 to {text.num_hidden_layers}, not {early!r}."
         )
     if config.prefill_chunk_size is None:
         return

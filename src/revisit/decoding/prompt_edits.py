@@ -5,13 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from revisit.decoding.method import Method
 from revisit.decoding.run import Run
 from revisit.errors import RevisitError
 from revisit.hooks.pixels import prompt_inputs
@@ -145,42 +143,32 @@ def _valid(run: Run, inputs: dict[str, Any]) -> Tensor:
 logger = logging.getLogger(__name__)
 
 
-class PromptEditing(Method):
-    """A method that edits the prompt.
+def image_edges(run: Run) -> tuple[int, ...]:
+    """Return the ids of the tokens around an image in this model's prompts; raise RevisitError if they are unknown."""
+    family = families.of(run.model.config.model_type)
+    if family.image_edges is None:
+        raise RevisitError(
+            f"{type(run.method).__name__} needs to know which tokens open and close an image in the prompts of "
+            f"{type(run.model).__name__}, which are unknown for this family: use another method."
+        )
+    return tuple(sorted(families.edge_ids(run.processor.tokenizer, family))) if family.image_edges else ()
 
-    Args:
-        around: Ids of the tokens that open, close and divide an image, which belong to it if they are next to it. None takes
-            those of the model's family; empty means that there are none.
-    """
 
-    around: tuple[Annotated[int, Field(ge=0, lt=1 << 31)], ...] | None = None
+def prompt_without_image(run: Run, mask: Tensor) -> dict[str, Any]:
+    """Return the inputs of the prompt without its image; `mask` are the vision positions (rows, T)."""
+    around = image_edges(run)
+    return edited(run, mask, lambda _, ids, vision: without_image(ids, vision, around), pixels=False)
 
-    def boundaries(self, run: Run) -> tuple[int, ...]:
-        """Return the ids of the tokens around an image in this model's prompts; raise RevisitError if they are unknown."""
-        if self.around is not None:
-            return self.around
-        family = families.of(run.model.config.model_type)
-        if family.image_edges is None:
+
+def text_ids(run: Run, ids: Sequence[int]) -> Tensor:
+    """Return token ids as a tensor (n,); raise RevisitError for one that is outside the vocabulary or marks an image."""
+    size = run.model.get_input_embeddings().weight.shape[0]
+    for token in ids:
+        if not 0 <= token < size or token in run.parts.vision_ids:
             raise RevisitError(
-                f"{type(self).__name__} needs to know which tokens open and close an image in the prompts of {type(run.model).__name__}, "
-                "which are unknown for this family: pass their ids as around, or an empty list if there are none."
+                f"{type(run.method).__name__}: its words contain token {token}, which is not a text token of this model (0 to {size - 1})."
             )
-        return tuple(sorted(families.edge_ids(run.processor.tokenizer, family))) if family.image_edges else ()
-
-    def without_image(self, run: Run, mask: Tensor) -> dict[str, Any]:
-        """Return the inputs of the prompt without its image; `mask` are the vision positions (rows, T)."""
-        around = self.boundaries(run)
-        return edited(run, mask, lambda _, ids, vision: without_image(ids, vision, around), pixels=False)
-
-    def text_ids(self, run: Run, ids: Sequence[int]) -> Tensor:
-        """Return token ids as a tensor (n,); raise RevisitError for one that is outside the vocabulary or marks an image."""
-        size = run.model.get_input_embeddings().weight.shape[0]
-        for token in ids:
-            if not 0 <= token < size or token in run.parts.vision_ids:
-                raise RevisitError(
-                    f"{type(self).__name__}: its words contain token {token}, which is not a text token of this model (0 to {size - 1})."
-                )
-        return run.input_ids.new_tensor(ids)
+    return run.input_ids.new_tensor(ids)
 
 
 def word_ids(processor: Processor, words: str) -> tuple[int, ...]:

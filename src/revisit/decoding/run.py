@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Generator
 from contextlib import ExitStack
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,8 +17,8 @@ from revisit.decoding.recorder import EndedRows, Recorder
 from revisit.decoding.trace import Trace
 from revisit.errors import RevisitError
 from revisit.hooks.attention import AttentionHook, Call, watching
+from revisit.hooks.branch import CACHE, StandIn
 from revisit.hooks.early_exits import EarlyExits
-from revisit.hooks.stand_in import CACHE, StandIn
 from revisit.hooks.states import Capture, VisionStates, no_image, vision_mask
 from revisit.models.families import IMAGE_INPUTS
 from revisit.models.parts import ModelParts, describe
@@ -49,7 +50,6 @@ class Run:
     raw: Tensor | None = None  # (rows, V) the model's own logits at this step
     contrasting: bool = False  # whether the running forward has no clean rows
     clean_shift: int = 0  # columns of padding that the KV cache has before the clean prompt
-    parts: ModelParts = field(init=False)
 
     def __post_init__(self, into: Trace) -> None:
         config = self.generation_config
@@ -61,6 +61,11 @@ class Run:
         self._length = 0  # tokens of each row that `forward` has run
         ended = EndedRows(self.input_ids.shape[1], self.beams)
         self.recorder = Recorder(into, self.method, len(self.input_ids), ended, self.stack)
+
+    @cached_property
+    def parts(self) -> ModelParts:
+        """The model's decoder, layers, final norm and head; RevisitError if it keeps no vision tokens in its sequence."""
+        return ModelParts.of(self.model)
 
     @property
     def processor(self) -> Processor:
@@ -84,12 +89,11 @@ class Run:
     # -- the prompt ---------------------------------------------------------------------------------------------
 
     def find_vision_tokens(self, *, required: bool = True) -> Tensor:
-        """Find the model's parts and the prompt's vision positions (rows, T).
+        """Find the prompt's vision positions (rows, T), and count them in the trace.
 
         Raises:
             RevisitError: No prompt has an image, and `required` is true.
         """
-        self.parts = ModelParts.of(self.model)
         mask = self._vision_mask(required)
         counts = mask.sum(-1).tolist()  # vision tokens of each row
         if not any(counts):
@@ -111,10 +115,6 @@ class Run:
         embeds = self.model_kwargs.get("inputs_embeds")
         only_embeds = embeds is not None and self.input_ids.shape[1] == 0
         if self.user_mask is not None:
-            if not isinstance(self.user_mask, Tensor):
-                raise RevisitError(
-                    f"vision_mask must be a tensor (batch, length), True at vision positions, not {type(self.user_mask).__name__}."
-                )
             mask = self.user_mask.to(self.input_ids.device).bool()
             length = embeds.shape[1] if embeds is not None and only_embeds else self.input_ids.shape[1]
             wanted = (self.input_ids.shape[0] // self.copies, length)
@@ -286,16 +286,19 @@ class Run:
         self._length = length
         self.recorder.step_back(length)
 
-    @property
-    def can_look_ahead(self) -> bool:
-        """Whether `look_ahead` works in this call: not with embeddings as the prompt, or a contrasted branch in the KV cache."""
-        return self.input_ids.shape[1] > 0 and (self.loop_model is self.model or type(self.loop_model) is StandIn)
-
     def look_ahead(self, input_ids: Tensor, token: Tensor) -> Generator[Tensor]:
-        """Yield the tokens that greedy decoding continues with, the given first token (rows,), then one more each time.
+        """Generate the tokens that greedy decoding continues with: the given first token (rows,), then one more each time.
 
         Hooks treat these forwards as contrasted ones. Close the generator before the next step: it crops the KV cache.  -> (rows, n)
         """
+        if not self.input_ids.shape[1] or (self.loop_model is not self.model and type(self.loop_model) is not StandIn):
+            raise RevisitError(
+                f"{type(self.method).__name__} looks ahead, which needs the prompt as input_ids and a KV cache without a contrasted run: "
+                "use it alone, or in a chain without contrastive methods."
+            )
+        return self._ahead(input_ids, token)
+
+    def _ahead(self, input_ids: Tensor, token: Tensor) -> Generator[Tensor]:
         kwargs = dict(self.model_kwargs)  # of the prompt
         cache: Cache | None = kwargs.get(CACHE)
         ids, known = torch.cat([input_ids, token[:, None]], dim=1), self.input_ids.shape[1]

@@ -19,7 +19,7 @@ from transformers.generation.candidate_generator import AssistedCandidateGenerat
 
 from revisit.decoding.run import Run
 from revisit.errors import RevisitError, brief
-from revisit.hooks.stand_in import StandIn
+from revisit.hooks.branch import StandIn
 from revisit.hooks.states import hooks_paused
 from revisit.models.parts import describe
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from revisit.errors import RevisitError, as_path, need
+from revisit.errors import RevisitError, need
 
 if TYPE_CHECKING:
     import pandas
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from revisit.models.types import Tokenizer
 
 
-@dataclass(repr=False)
+@dataclass
 class StepRecord:
     """One step of one row: its candidates, the likeliest (after the method) first, and how the method chose."""
 
@@ -33,7 +33,7 @@ class StepRecord:
     layer: int | None = None  # index into the decoder's hidden states: 0 is the projector's output
     vision_token: int | None = None  # index of the selected one in the row, from 0
     divergence: float | None = None
-    divergences: Tensor | None = None  # (layers, vision tokens), float32 on the CPU
+    divergences: Tensor | None = field(default=None, repr=False)  # (layers, vision tokens), float32 on the CPU
     weight: float | None = None  # of the vision side in the fusion
     thought: bool = False  # whether it belongs to a thought, of a model that thinks; filled in by `ask`
     text: str | None = None  # of the chosen token; None if no processor was found
@@ -61,15 +61,8 @@ class StepRecord:
         listed = sum(abs(after - before) for before, after in zip(self.base, self.final, strict=True))
         return min(1.0, 0.5 * (listed + abs(sum(self.base) - sum(self.final))))
 
-    def __repr__(self) -> str:
-        chosen = repr(self.text) if self.text is not None else self.token
-        where = "" if self.vision_token is None else f", vision token {self.vision_token} at layer {self.layer}"
-        return (
-            f"StepRecord({self.step}: {chosen} of {self.plausible_tokens}{where}{', changed' if self.changed else ''})"
-        )
 
-
-@dataclass(repr=False)
+@dataclass
 class RowTrace:
     """Counters and records of one row, which in beam search is one beam of an item."""
 
@@ -84,10 +77,6 @@ class RowTrace:
     def copy(self) -> RowTrace:
         """Return a copy whose counters can change independently."""
         return replace(self, plausible_tokens=[*self.plausible_tokens], records=[*self.records])
-
-    def __repr__(self) -> str:
-        counts = f"vision_tokens={self.vision_tokens}, step_count={self.step_count}, applied={self.applied}, changed={self.changed}"
-        return f"RowTrace({counts}, records={len(self.records)})"
 
 
 @dataclass(repr=False)
@@ -134,14 +123,8 @@ class Trace:
 
     def save(self, path: str | Path) -> Path:
         """Write the trace as JSON, and return the path."""
-        path = as_path(path)
-        text = json.dumps(self.to_dict(), ensure_ascii=False)
-        try:
-            path.write_text(text, encoding="utf-8")
-        except OSError as error:
-            why = error.strerror if path.parent.exists() else f"there is no folder {path.parent}; create it first"
-            raise RevisitError(f"The trace could not be written to {path}: {why}.") from None
-        return path
+        Path(path).write_text(json.dumps(self.to_dict(), ensure_ascii=False), encoding="utf-8")
+        return Path(path)
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a table with one line per recorded step; needs pandas and `Trace(record=True)`."""

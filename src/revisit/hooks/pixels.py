@@ -69,9 +69,9 @@ def transformed_images(run: Run, mask: Tensor, draw: DrawTransform, seed: int) -
         for number, image in enumerate(pixels.split(counts)):
             numbers = image.detach().to("cpu", torch.float32)
             if packed and grids is not None:
-                layout: PackedLayout | PatchLayout | TileLayout = PackedLayout(run, grids[number])
+                layout: PackedLayout | TileLayout = PackedLayout(run, grids[number])
             elif numbers.ndim == 3 or grids is not None:
-                layout = PatchLayout(run, number)
+                raise _unknown_layout(run)
             else:
                 size = None if known is None or len(known) != len(pixels) else torch.as_tensor(known[first]).tolist()
                 layout = TileLayout(run, numbers, size)
@@ -171,30 +171,6 @@ class PackedLayout:
     def pixels(self, pixels: Tensor, views: list[Tensor]) -> Tensor:
         laid = pixels.view(self.packed).permute(0, 6, 5, 1, 3, 7, 2, 4, 8).shape
         return views[0].view(laid).permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(pixels.shape)
-
-
-class PatchLayout:
-    """Patches of one image, row by row and padded, whose places are an input (Gemma 4): (1, n, patch · patch · channels)."""
-
-    def __init__(self, run: Run, number: int) -> None:
-        patch = getattr(getattr(run.model.config, "vision_config", None), "patch_size", None)
-        places = run.inputs.get("image_position_ids")
-        if not isinstance(patch, int) or places is None:
-            raise _unknown_layout(run)
-        columns, rows = (int(n) + 1 for n in places[number].amax(0))
-        self.grid = (rows, columns, patch, patch, -1)
-
-    def views(self, pixels: Tensor) -> list[Tensor]:
-        used = pixels[0, : self.grid[0] * self.grid[1]].view(self.grid)
-        return [used.permute(4, 0, 2, 1, 3).flatten(3, 4).flatten(1, 2)[None]]  # (1, channels, height, width)
-
-    def pixels(self, pixels: Tensor, views: list[Tensor]) -> Tensor:
-        rows, columns, patch, _, _ = self.grid
-        # -> (channels, rows, patch, columns, patch)
-        apart = views[0][0].unflatten(2, (columns, patch)).unflatten(1, (rows, patch))
-        result = pixels.clone()
-        result[0, : rows * columns] = apart.permute(1, 3, 2, 4, 0).reshape(rows * columns, -1)
-        return result
 
 
 class TileLayout:

@@ -22,12 +22,13 @@ from revisit.decoding.contrastive import Contrastive
 from revisit.decoding.method import StepFunction
 from revisit.decoding.prompt_edits import (
     Edit,
-    PromptEditing,
     around_image,
     edited,
+    image_edges,
     image_span,
     in_place_of_image,
     starts_with_bos,
+    text_ids,
 )
 from revisit.decoding.run import Run
 from revisit.hooks.pixels import item_digests
@@ -55,7 +56,7 @@ def contrast(logits: Tensor, described: Tensor, power: float) -> Tensor:
     return scores.masked_fill(~plausible(logits, d) | (logits == -math.inf), -math.inf)
 
 
-class CODE(PromptEditing, Contrastive):
+class CODE(Contrastive):
     """CODE; the defaults are those of its command line.
 
     Args:
@@ -84,8 +85,8 @@ class CODE(PromptEditing, Contrastive):
         mask = run.find_vision_tokens()
         head, tail = around_image(run.processor, self.request)
         first = starts_with_bos(run.processor) if self.bos else ()
-        self.text_ids(run, (*head, *tail, *first))  # raises for ids that are not text
-        written = descriptions(run, mask, (head, tail), self.boundaries(run), self.description_tokens)
+        text_ids(run, (*head, *tail, *first))  # raises for ids that are not text
+        written = descriptions(run, mask, (head, tail), image_edges(run), self.description_tokens)
         words = [run.input_ids.new_tensor([*first, *ids]) for ids in written]
         text = edited(run, mask, lambda item, ids, vision: in_place_of_image(ids, vision, words[item]), pixels=False)
         branch = self.branch(run, text)

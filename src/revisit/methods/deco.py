@@ -47,14 +47,12 @@ class DeCo(Method):
         layers: Hidden states that may correct: "late" (20 to 28 of 32, scaled to the decoder's depth) or indices.
         top_p: Probability mass that the candidates reach.
         top_k: Most candidates.
-        norm: Apply the decoder's "final" norm to the early states (as published), or "none".
     """
 
     alpha: Strength = 0.6
     layers: Literal["late"] | LayerNumbers = "late"
     top_p: PositiveShare = 0.9
     top_k: Count = 20
-    norm: Literal["none", "final"] = "final"
 
     name = "deco"
     summary = "correct the final logits by the earlier layer that is most confident about a candidate"
@@ -65,7 +63,7 @@ class DeCo(Method):
         run.find_vision_tokens(required=False)
         depth = run.parts.depth
         layers = layers_of_32(20, 28, depth, 1) if self.layers == "late" else check_layers(self, self.layers, depth)
-        exits = run.early_exits(layers, final_norm=self.norm == "final")
+        exits = run.early_exits(layers, final_norm=True)
 
         def step(input_ids: Tensor, logits: Tensor) -> Tensor:
             assert run.raw is not None

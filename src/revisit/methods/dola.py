@@ -77,7 +77,6 @@ class DoLa(Method):
     Args:
         layers: Candidate layers, "low" (long answers), "high" (short ones), "all", or indices; one index is static DoLa.
         relative_top: Plausibility threshold relative to the likeliest token; 0 keeps every token.
-        norm: Apply the decoder's "final" norm to the early states, or "none" as the published code.
         per_row: Choose a layer for every row; False chooses one for the whole batch, as published, so that a row depends
             on the others.
         precision: "float32", or "model" to keep early logits in the model's dtype, as transformers does.
@@ -85,7 +84,6 @@ class DoLa(Method):
 
     layers: Literal["low", "high", "all"] | LayerNumbers = "low"
     relative_top: Share = 0.1
-    norm: Literal["none", "final"] = "none"
     per_row: bool = True
     precision: Literal["float32", "model"] = "float32"
 
@@ -102,7 +100,7 @@ class DoLa(Method):
     def begin(self, run: Run) -> StepFunction:
         run.find_vision_tokens(required=False)
         layers = candidate_layers(self.layers, run.parts.depth, run.parts.tied)
-        exits = run.early_exits(layers, final_norm=self.norm == "final")
+        exits = run.early_exits(layers)
 
         def step(input_ids: Tensor, logits: Tensor) -> Tensor:
             assert run.raw is not None

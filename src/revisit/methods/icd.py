@@ -17,20 +17,20 @@ from revisit.decoding.contrastive import Contrastive, contrast
 from revisit.decoding.method import StepFunction
 from revisit.decoding.prompt_edits import (
     EditItem,
-    PromptEditing,
     after_image,
     edited,
+    image_edges,
     space_after_image,
     system_turn,
+    text_ids,
     with_beginning,
     word_ids,
 )
 from revisit.decoding.run import Run
-from revisit.errors import RevisitError
 from revisit.registry import Share, Strength
 
 
-class ICD(PromptEditing, Contrastive):
+class ICD(Contrastive):
     """ICD; the defaults are those of its program for LLaVA.
 
     Args:
@@ -66,24 +66,19 @@ class ICD(PromptEditing, Contrastive):
         return cls.sid(**{"sentence": "You are a confused object detector.", **overrides})
 
     def begin(self, run: Run) -> StepFunction:
-        if run.inputs.get("qformer_input_ids") is not None:
-            raise RevisitError(
-                "ICD does not support models that read the instruction in a Q-Former: use a model with its image in the prompt, "
-                "such as LLaVA, Qwen-VL or InternVL."
-            )
         mask = run.find_vision_tokens()
         edit = self._after_image(run) if self.place == "image" else self._as_system(run)
         branch = self.branch(run, edited(run, mask, edit, pixels=True))
         return self.contrasted(run, branch, mask.any(-1), lambda l, other, _: contrast(l, other, self.alpha, self.beta))
 
     def _after_image(self, run: Run) -> EditItem:
-        around = self.boundaries(run)
+        around = image_edges(run)
         words = self.sentence + ("" if space_after_image(run.processor) else "\n")
-        sentence = self.text_ids(run, word_ids(run.processor, words))
+        sentence = text_ids(run, word_ids(run.processor, words))
         return lambda _item, ids, vision: after_image(ids, vision, around, sentence)
 
     def _as_system(self, run: Run) -> EditItem:
-        system, user = (self.text_ids(run, ids) for ids in system_turn(run.processor, self.sentence))
-        sentence = self.text_ids(run, word_ids(run.processor, self.sentence + " "))
+        system, user = (text_ids(run, ids) for ids in system_turn(run.processor, self.sentence))
+        sentence = text_ids(run, word_ids(run.processor, self.sentence + " "))
         bos = run.generation_config.bos_token_id
         return lambda _item, ids, _vision: with_beginning(ids, sentence, system, user, bos)

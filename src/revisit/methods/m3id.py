@@ -15,7 +15,7 @@ from torch import Tensor
 
 from revisit.decoding.contrastive import Contrastive, cut
 from revisit.decoding.method import StepFunction
-from revisit.decoding.prompt_edits import PromptEditing
+from revisit.decoding.prompt_edits import prompt_without_image
 from revisit.decoding.run import Run
 from revisit.registry import Share, Strength, WholeNumber
 
@@ -43,7 +43,7 @@ def contrast(
     return cut(scores, logits, beta)
 
 
-class M3ID(PromptEditing, Contrastive):
+class M3ID(Contrastive):
     """M3ID; the defaults are those of RITUAL's code, which most comparisons use.
 
     Args:
@@ -79,7 +79,7 @@ class M3ID(PromptEditing, Contrastive):
 
     def begin(self, run: Run) -> StepFunction:
         mask = run.find_vision_tokens()
-        branch = self.branch(run, self.without_image(run, mask))
+        branch = self.branch(run, prompt_without_image(run, mask))
 
         def combine(logits: Tensor, other: Tensor, step: int) -> Tensor:
             w = weight(step + self.start, self.decay, self.cap)

@@ -18,7 +18,7 @@ from typing_extensions import Self
 
 from revisit.decoding.contrastive import Contrastive, cut
 from revisit.decoding.method import StepFunction
-from revisit.decoding.prompt_edits import PromptEditing
+from revisit.decoding.prompt_edits import prompt_without_image
 from revisit.decoding.run import Run
 from revisit.errors import RevisitError
 from revisit.hooks.attention import Call
@@ -36,7 +36,7 @@ def amplify(scores: Tensor, image: Tensor, alpha: float) -> Tensor:
     return (scores + alpha * scores.abs()).where(image[:, None, None] & scores.isfinite(), scores)
 
 
-class PAI(PromptEditing, Contrastive):
+class PAI(Contrastive):
     """PAI; the defaults are those of its documentation.
 
     Args:
@@ -44,16 +44,15 @@ class PAI(PromptEditing, Contrastive):
         gamma: Strength of the guidance; None runs without guidance and its second branch.
         beta: Plausibility threshold relative to the likeliest token; 0 keeps every token.
         first_layer: The first decoder layer (from 0) whose attention is changed.
-        at_prompt: Also change the attention of the prefill; None does so only without guidance, as published.
 
-    Only the newest position's attention is changed; with `use_cache=False`, its effect on earlier steps is lost.
+    Only the newest position's attention is changed, that of the prefill only without guidance, as published. With
+    `use_cache=False`, its effect on earlier steps is lost.
     """
 
     alpha: Strength = 0.2
     gamma: Strength | None = 1.1
     beta: Share = 0.1
     first_layer: WholeNumber = 2
-    at_prompt: bool | None = None
 
     name = "pai"
     summary = "raise attention to the image, and guide away from the text alone"
@@ -82,13 +81,12 @@ class PAI(PromptEditing, Contrastive):
             self._attend(run, mask)
         if self.gamma is None:
             return lambda input_ids, logits: run.decode_by(input_ids, logits, logits, acted=has_image)
-        gamma, branch = self.gamma, self.branch(run, self.without_image(run, mask))
+        gamma, branch = self.gamma, self.branch(run, prompt_without_image(run, mask))
         return self.contrasted(run, branch, has_image, lambda l, other, _: guide(l, other, gamma, self.beta))
 
     def _attend(self, run: Run, mask: Tensor) -> None:
         """Change the attention of the clean rows for the rest of the call."""
         first = min(self.first_layer, run.parts.depth - 1)
-        at_prompt = self.gamma is None if self.at_prompt is None else self.at_prompt
         forwards = 0
 
         def attention_hook(call: Call) -> Callable[[Tensor], Tensor] | None:
@@ -96,7 +94,7 @@ class PAI(PromptEditing, Contrastive):
             if call.layer < first or run.contrasting:
                 return None
             forwards += call.layer == first
-            if forwards == 1 and not at_prompt:
+            if forwards == 1 and self.gamma is not None:
                 return None
             image = call.columns(mask, run.clean_shift)  # (rows, n)
             return call.attend(amplify(call.scores()[: len(mask)], image, self.alpha))

@@ -74,7 +74,6 @@ class ObjectWords:
 
     tokenizer: Tokenizer
     begins: Tensor  # (V,) bool
-    alone: frozenset[int]  # tokens that write a word and begin no other one
     kinds: dict[str, int]  # a word or its plural -> row of `agrees`
     agrees: Tensor  # (kinds, V) bool
     pattern: re.Pattern[str]  # every word, the longest first
@@ -95,21 +94,16 @@ class ObjectWords:
             raise RevisitError("SADT: this model's tokenizer has none of the words: list others.")
         begins = torch.zeros(size, dtype=torch.bool)
         begins[[tokens[0] for tokens in written]] = True
-        longer = {tokens[0] for tokens in written if len(tokens) > 1}
-        alone = frozenset(tokens[0] for tokens in written if len(tokens) == 1) - longer
         choice = "|".join(_whole(form) for form in sorted(kinds, key=len, reverse=True))
-        return cls(tokenizer, begins, alone, kinds, agrees, re.compile(choice))
+        return cls(tokenizer, begins, kinds, agrees, re.compile(choice))
 
-    def begun(self, before: Sequence[int], ahead: Sequence[int], *, final: bool = False) -> tuple[str | None, bool]:
-        """Return the object word that some tokens write after others, and whether more tokens could still change this.
-
-        With `final`, a word may end with the last token.
-        """
+    def begun(self, before: Sequence[int], ahead: Sequence[int]) -> tuple[str | None, bool]:
+        """Return the object word that some tokens write after others, and whether more tokens could still change this."""
         start, text = self._text(before[-CONTEXT:]), self._text([*before[-CONTEXT:], *ahead])
         begin = len(start if text.startswith(start) else start.rstrip("\ufffd"))  # bytes of an unfinished character
         rest = text[begin:].lstrip()
         begin = len(text) - len(rest)
-        if not final and any(form.startswith(rest) for form in self.kinds):
+        if any(form.startswith(rest) for form in self.kinds):
             return None, True
         return next((m[0] for m in self.pattern.finditer(text) if m.start() == begin), None), False
 
@@ -237,30 +231,25 @@ class Reader:
         The host waits once, and once more for each token of a word that is completed.  (rows,)
         """
         favorites = logits.argmax(-1)  # (rows,)
+        ahead = run.look_ahead(input_ids, favorites)
         has_image = self.inside.any(-1).repeat_interleave(self.copies).to(favorites.device)
         begun = (self.begins.to(favorites.device)[favorites] & has_image).tolist()
         rows = [row for row, begins in enumerate(begun) if begins]
         if not rows:
             return None
         before = input_ids[rows, run.input_ids.shape[1] :].tolist()
-        first = favorites[rows].tolist()
         found: dict[int, str | None] = {}
-        if run.can_look_ahead:
-            open_rows = dict(zip(rows, before, strict=True))
-            longest = max(map(len, self.objects.kinds)) + 2  # tokens without letters never complete a word
-            with closing(run.look_ahead(input_ids, favorites)) as ahead:
-                for tokens in islice(ahead, longest):  # (rows, n)
-                    for row in list(open_rows):
-                        word, more = self.objects.begun(open_rows[row], tokens[row].tolist())
-                        if not more:
-                            found[row] = word
-                            del open_rows[row]
-                    if not open_rows:
-                        break
-        else:
-            for row, said, token in zip(rows, before, first, strict=True):
-                if token in self.objects.alone:
-                    found[row] = self.objects.begun(said, [token], final=True)[0]
+        open_rows = dict(zip(rows, before, strict=True))
+        longest = max(map(len, self.objects.kinds)) + 2  # tokens without letters never complete a word
+        with closing(ahead):
+            for tokens in islice(ahead, longest):  # (rows, n)
+                for row in list(open_rows):
+                    word, more = self.objects.begun(open_rows[row], tokens[row].tolist())
+                    if not more:
+                        found[row] = word
+                        del open_rows[row]
+                if not open_rows:
+                    break
         if not any(found.values()):
             return None
         kind = torch.full_like(favorites, -1)

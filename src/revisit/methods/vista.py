@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 from typing_extensions import Self
 
-from revisit.decoding.method import LayerNumbers, StepFunction, check_layers, layers_of_32
-from revisit.decoding.prompt_edits import PromptEditing
+from revisit.decoding.method import LayerNumbers, Method, StepFunction, check_layers, layers_of_32
+from revisit.decoding.prompt_edits import prompt_without_image
 from revisit.decoding.run import Run
 from revisit.errors import RevisitError
 from revisit.hooks.branch import last_states
@@ -46,7 +46,7 @@ def added(with_image: Tensor, without: Tensor) -> Tensor:
     return direction.masked_fill(small, 0.0)
 
 
-class VISTA(PromptEditing):
+class VISTA(Method):
     """VISTA; the defaults are those of its script for captions.
 
     Args:
@@ -104,8 +104,7 @@ class VISTA(PromptEditing):
 
     def _steer(self, run: Run, mask: Tensor) -> None:
         """Steer the clean rows' states for the rest of the call."""
-        without_image = self.without_image(run, mask)
-        with_image, without = last_states(run, None), last_states(run, without_image)
+        with_image, without = last_states(run, None), last_states(run, prompt_without_image(run, mask))
         hooks, rows = Hooks(run.stack), len(mask)
         for number, mlp in enumerate(run.parts.mlps):
             direction = added(with_image[number].float(), without[number].float())  # (rows, d)

@@ -52,6 +52,8 @@ def refine_logits(
         raise RevisitError(
             "refine_logits: the setting once needs the tokens generated so far: pass written, of shape (B, n)."
         )
+    if getattr(rule, "phase", "both") != "both":
+        raise RevisitError("refine_logits takes one step, whatever part of the answer it belongs to: leave out phase.")
     step = choose(projection, rule, logits.device, implementation)
     padded = PaddedStates.of_items(items, copies=len(logits) // len(items))
     draws = torch.rand(len(logits), 1, dtype=torch.double, device=logits.device) if rule.select == "random" else 0.0
