@@ -8,13 +8,11 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
-from revisit import ReVisiT, load
+from revisit import ask
 from revisit.decoding.trace import StepRecord
 from revisit.embedded.samples import sample
 from revisit.explain import page, record
 from revisit.explain.document import data_uri
-from revisit.methods.greedy import Greedy
-from revisit.models import DESCRIBE
 
 DOCS = Path(__file__).parent.parent / "docs"
 WIDTH, MARGIN, SIDE = 640, 24, 216
@@ -111,12 +109,8 @@ def drawing(decode: record.Decode, theme: str) -> str:
 
 
 def main() -> None:
-    model, processor = load("tiny")
     shown = sample("demo")
-    methods = [ReVisiT.recommended(model), Greedy()]
-    decode = record.explain(
-        model, processor, [shown.image()], DESCRIBE, methods, max_new_tokens=128, objects=shown.nouns
-    )
+    decode = ask("tiny", shown.image(), compare_with="greedy", max_new_tokens=128, objects=shown.nouns).decode
     for theme in COLORS:
         (DOCS / "images" / f"hero-{theme}.svg").write_text(drawing(decode, theme), "utf-8")
     page.write(DOCS / "demo.html", decode, title="ReVisiT demo")

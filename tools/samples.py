@@ -22,7 +22,6 @@ from revisit.embedded import samples
 from revisit.embedded.catalog import BY_NOUN
 from revisit.embedded.scenes import Scene, render, scene
 from revisit.explain import record
-from revisit.methods.greedy import Greedy
 
 PROMPT = "Please describe this image in detail."
 SEED, MOST = 1, 500
@@ -36,8 +35,7 @@ def named(text: str) -> set[str]:
 
 def shows_the_method(model: object, processor: object, drawn: Scene) -> bool:
     """Return whether all three conditions hold for a scene."""
-    methods = [revisit.ReVisiT.recommended(model), Greedy()]
-    decode = record.explain(model, processor, [render(drawn)], PROMPT, methods, max_new_tokens=128)
+    decode = revisit.ask((model, processor), render(drawn), PROMPT, compare_with="greedy", max_new_tokens=128).decode
     with_it, plain = (named(answer.text) - set(drawn.nouns) for answer in decode.answers)
     if with_it or not plain:
         return False

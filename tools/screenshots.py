@@ -11,13 +11,12 @@ from typing import Any
 
 from PIL import Image
 
-from revisit import ReVisiT, lens, load
+from revisit import ReVisiT, ask, lens, load
 from revisit.embedded.samples import sample
 from revisit.eval.config import EvalConfig
 from revisit.eval.report import sample_browser
 from revisit.eval.run import run
-from revisit.explain import page, record
-from revisit.methods.greedy import Greedy
+from revisit.explain import page
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 import chromium
@@ -80,15 +79,8 @@ def main() -> None:
     app = build(service)
     add_page(app, service)
     image = sample(SAMPLE).image()
-    decode = record.explain(
-        model,
-        processor,
-        [image],
-        PROMPT,
-        [ReVisiT.recommended(model), Greedy()],
-        max_new_tokens=128,
-        objects=sample(SAMPLE).nouns,
-    )
+    options = {"compare_with": "greedy", "max_new_tokens": 128, "objects": sample(SAMPLE).nouns}
+    decode = ask((model, processor), image, PROMPT, **options).decode
     words = ["cat", "book", "oven", "motorcycle", "teddybear", "bed"]
     looked = lens((model, processor), image, words)
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=PORT, log_level="error", ws="none"))

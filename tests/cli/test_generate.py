@@ -125,7 +125,6 @@ def test_compared_methods_use_the_models_recommendation(run: Callable[..., Done]
             "generate a.png --method nope",
             "lens",
             "check nope.jpg x",
-            "check a.png ...",
         ),
         *("serve --method nope", "serve --host 0.0.0.0", "serve --limits nope.yaml", "doctor --image-size 3"),
     ],

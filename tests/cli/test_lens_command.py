@@ -35,7 +35,7 @@ def test_tables_and_page(folder: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert "words, layer 3" in result.output
     assert "LensView" in (tmp_path / "l.html").read_text("utf-8")
-    assert "the 2 of 16 patches" in run(image, *common, "--patches", "2").output
+    assert "the 16 of 16 patches" in run(image, *common).output
 
 
 @pytest.mark.parametrize(

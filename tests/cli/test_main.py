@@ -24,9 +24,9 @@ import families
 import revisit
 from revisit import RevisitError, errors
 from revisit.cli import options
-from revisit.cli.generate import chosen_method
 from revisit.cli.listing import describe
 from revisit.cli.main import app, main
+from revisit.cli.options import chosen_method
 from revisit.decoding.method import METHODS
 from revisit.embedded import sprites
 from revisit.eval.benchmarks.registry import BENCHMARKS
@@ -94,10 +94,9 @@ def test_a_missing_extra_without_an_early_check(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_methods_of_a_command_line() -> None:
     assert chosen_method("vcd", []) == ("vcd", {})
-    assert chosen_method("revisit:alpha=1e-3,layers=all", ["alpha=0.1"]) == (
-        "revisit",
-        {"alpha": "0.1", "layers": "all"},
-    )
+    assert chosen_method("revisit:layers=all", ["alpha=0.1"]) == ("revisit", {"alpha": "0.1", "layers": "all"})
+    with pytest.raises(RevisitError, match="--method and --set give alpha different values"):
+        chosen_method("revisit:alpha=1e-3", ["alpha=0.1"])
     assert chosen_method("revisit:layers=2,4,alpha=1e-3", []) == ("revisit", {"layers": "2,4", "alpha": "1e-3"})
     assert chosen_method("chain:methods=vcd,revisit", []) == ("chain", {"methods": "vcd,revisit"})
     with pytest.raises(RevisitError, match="key=value"):

@@ -20,7 +20,7 @@ from revisit.eval.config import EvalConfig
 from revisit.eval.engines.base import Engine
 from revisit.eval.log import Answer, Log, item_seed
 from revisit.eval.run import run
-from revisit.explain.jsonl import read_lines
+from revisit.explain.files import read_lines
 
 
 class Letters(Benchmark):

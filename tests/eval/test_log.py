@@ -13,7 +13,7 @@ from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Item
 from revisit.eval.log import Answer, Log, Request, new_request, read_logs
 from revisit.eval.spec import Spec
-from revisit.explain.jsonl import encode
+from revisit.explain.files import encode
 
 
 def spec(**changes: object) -> Spec:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import io
-import json
 import weakref
 from pathlib import Path
 from typing import Any
@@ -76,10 +75,13 @@ def test_images_of_a_list_share_a_prompt() -> None:
         revisit.ask_many(pair, images[0])
 
 
-def test_save_as_page_and_as_trace(answer: revisit.Answer, tmp_path: Path) -> None:
-    page = answer.save(tmp_path / "page.html").read_text("utf-8")
-    assert page.startswith("<!doctype html>")
-    assert json.loads(answer.save(tmp_path / "trace.json").read_text())["method"]["name"] == "revisit"
+def test_runs_that_cannot_be_shown_raise() -> None:
+    for options, message in (
+        ({"num_beams": 2}, "Beam search cannot be shown"),
+        ({"method": "opera"}, "uses beam search"),
+    ):
+        with pytest.raises(revisit.RevisitError, match=message):
+            revisit.ask(families.llava(), families.image(1), **options)
 
 
 def test_all_displays_count_steps_from_1(answer: revisit.Answer) -> None:

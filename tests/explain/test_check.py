@@ -84,47 +84,18 @@ def test_a_batch_gives_what_each_text_gives_alone(family: str) -> None:
         for a, b in zip(alone.words, one.words, strict=True):
             assert (a.text, a.start, a.vision_token, a.patch_row) == (b.text, b.start, b.vision_token, b.patch_row)
             assert a.support == pytest.approx(b.support, rel=1e-3)
-            assert (a.probability is None) == (not a.checkable)
-            assert (a.probability or 0) == pytest.approx(b.probability or 0, rel=1e-2)
 
 
-def test_the_probability_is_that_of_decoding(pair: Any) -> None:
-    """The text of a greedy answer has, word for word, the probabilities that decoding recorded."""
-    answer = revisit.ask(pair, sample("demo").path, method="greedy", max_new_tokens=40)
-    again = revisit.check(pair, sample("demo").path, answer.text)
-    own = answer.check()
-    assert [word.text for word in own.words] == [word.text for word in again.words]
-    assert any(word.probability for word in own.words)
-    for a, b in zip(own.words, again.words, strict=True):
-        assert a.support == pytest.approx(b.support, rel=1e-3, abs=1e-6)
-        if a.probability is not None:
-            assert a.probability == pytest.approx(b.probability, rel=1e-2, abs=1e-5)
-
-
-def test_an_answer_is_checked_without_another_pass(pair: Any) -> None:
+def test_the_check_of_an_answer_equals_that_of_its_text(pair: Any) -> None:
     answer = revisit.ask(pair, sample("demo").path, max_new_tokens=40)
-    counted: list[int] = []
-    hook = calls_of(pair[0], counted)
-    checked = answer.check()
-    hook.remove()
-    assert not counted
+    checked, again = answer.check(), revisit.check(pair, sample("demo").path, answer.text)
     assert checked.text == answer.text
+    assert [word.text for word in checked.words] == [word.text for word in again.words]
+    for own, other in zip(checked.words, again.words, strict=True):
+        assert own.support == pytest.approx(other.support, rel=1e-3, abs=1e-6)
     assert answer.check(threshold=0.0).flagged() == []
     assert answer.check(threshold=1.0).threshold == 1.0
     assert checked.threshold < 1
-
-
-def test_an_answer_of_a_model_given_by_name_can_be_checked() -> None:
-    assert revisit.ask("tiny", sample("demo").path, max_new_tokens=10).check().words
-
-
-def test_it_names_a_word_that_fits_better(pair: Any) -> None:
-    shown = sample("demo")
-    plain = revisit.ask(pair, shown.path, method="greedy").text
-    found = revisit.check(pair, shown.path, plain)
-    instead = [word.instead for word in found.words if word.checkable and word.text not in shown.nouns]
-    assert instead
-    assert set(instead) & set(shown.nouns)
 
 
 def test_capital_letters_do_not_take_support_away(pair: Any) -> None:
@@ -169,17 +140,13 @@ def test_a_text_in_another_language_has_no_checked_word(pair: Any) -> None:
 
 def test_save_and_display(pair: Any, tmp_path: Path) -> None:
     found = revisit.check(pair, sample("demo").path, TEXT + " <b>", threshold=0.5)
-    stored = json.loads(found.save(tmp_path / "check.json").read_text("utf-8"))
-    assert stored["words"] == found.to_dict()["words"]
-    assert stored["flagged"] == [word.text for word in found.flagged()]
+    assert json.loads(json.dumps(found.to_dict()))["flagged"] == [word.text for word in found.flagged()]
     page = found.save(tmp_path / "page.html").read_text("utf-8")
     assert "&lt;b&gt;" in page
     assert "<b>" not in page
     assert "<rect" not in page  # no word has enough support for a patch
     assert "http" not in page.replace("http-equiv", "")
     assert found._repr_html_() in page
-    table = found.to_pandas()
-    assert table["flagged"].sum() == len(found.flagged())
     assert found.flagged()
     assert found.least_support == min(word.support for word in found.checked)
 
@@ -220,21 +187,15 @@ def test_support_uses_the_models_own_logit_cap(monkeypatch: pytest.MonkeyPatch) 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"text": ""}, "no word to check"),
-    ({"text": "   \n"}, "no word to check"),
     ({"text": "?!..."}, "no word to check"),
     ({"text": None}, "must be a string, not NoneType"),
-    ({"text": 3}, "must be a string, not int"),
     ({"text": "dog " * 1000}, "split the text"),
     ({"text": "A <image> of a dog"}, "marks an image"),
     ({"image": None}, "No image was given"),
     ({"image": []}, "No image was given"),
     ({"image": "nowhere.jpg"}, "nowhere.jpg"),
     ({"prompt": ""}, "question that the text answers"),
-    ({"prompt": 7}, "question that the text answers"),
     ({"threshold": 2}, "from 0 to 1"),
-    ({"threshold": -0.1}, "from 0 to 1"),
-    ({"threshold": True}, "from 0 to 1"),
-    ({"threshold": "high"}, "from 0 to 1"),
     ({"words": "verbs"}, "'objects', 'content' or a list"),
     ({"words": []}, "is empty"),
     ({"model": 7}, "model must be a name"),
@@ -264,7 +225,7 @@ def test_images_and_texts_must_be_pairs(pair: Any) -> None:
         check_many(pair, [sample("demo").path], "a dog")
 
 
-@pytest.mark.parametrize("entry", [{"layers": 2}, 5, {"layer": 99}, {"threshold": 3}, {"auroc": 2}])
+@pytest.mark.parametrize("entry", [5, {"layer": 99}, {"layer": "x"}, {"threshold": 3}, {"auroc": 2}])
 def test_a_wrong_recommendation_raises(entry: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = families.llava()
     monkeypatch.setattr(pair[0].generation_config, "check", entry, raising=False)

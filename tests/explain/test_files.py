@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from revisit.errors import RevisitError
-from revisit.explain.files import below, file_digest, make_folder, read_file, write_json
-from revisit.explain.jsonl import LineFile, decode, encode, read_lines
+from revisit.explain.files import (
+    LineFile,
+    below,
+    decode,
+    encode,
+    file_digest,
+    make_folder,
+    read_file,
+    read_lines,
+    write_json,
+)
 from revisit.explain.records import plain_cell
 
 
@@ -52,25 +62,25 @@ def test_any_row_is_one_line_and_comes_back(row: dict[str, object]) -> None:
 
 def test_every_cut_of_the_last_line_costs_that_line_only(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    with LineFile(path) as file:
+    with closing(LineFile(path)) as file:
         file.append([{"n": 1}, {"n": 2, "text": "ünï\ncode"}])
     data = path.read_bytes()
     start = data.index(b"\n") + 1
     for cut in range(start, len(data)):
         path.write_bytes(data[:cut])
         assert read_lines(path) == ([{"n": 1}], 0)
-        with LineFile(path) as file:
+        with closing(LineFile(path)) as file:
             assert file.rows == [{"n": 1}]
             file.append([{"n": 2, "text": "ünï\ncode"}])
         assert path.read_bytes() == data
     path.write_bytes(data[:start] + b"\0" * 200_000)
-    with LineFile(path):
+    with closing(LineFile(path)):
         assert path.read_bytes() == data[:start]
 
 
 def test_every_changed_character_is_found(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    with LineFile(path) as file:
+    with closing(LineFile(path)) as file:
         file.append([{"n": 1}, {"n": 2, "text": "a dog"}, {"n": 3}])
     data = path.read_bytes()
     lines = data.splitlines(keepends=True)
@@ -85,8 +95,9 @@ def test_every_changed_character_is_found(tmp_path: Path) -> None:
 
 HOLD = """
 import sys, time, pathlib
-from revisit.explain.jsonl import LineFile
-with LineFile(pathlib.Path(sys.argv[1])) as file:
+from contextlib import closing
+from revisit.explain.files import LineFile
+with closing(LineFile(pathlib.Path(sys.argv[1]))) as file:
     file.append([{"n": 1}])
     print("held", flush=True)
     time.sleep(60)
@@ -101,15 +112,16 @@ def test_two_processes_on_one_file_and_a_dead_holder(tmp_path: Path) -> None:
         with pytest.raises(RevisitError, match="in use"):
             LineFile(path)
         holder.send_signal(signal.SIGKILL)
-    with LineFile(path) as file:
+    with closing(LineFile(path)) as file:
         assert file.rows == [{"n": 1}]
 
 
 FILL = """
 import pathlib, resource, sys
+from contextlib import closing
 from revisit.errors import RevisitError
-from revisit.explain.jsonl import LineFile
-with LineFile(pathlib.Path(sys.argv[1])) as file:
+from revisit.explain.files import LineFile
+with closing(LineFile(pathlib.Path(sys.argv[1]))) as file:
     file.append([{"n": 1}])
     resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300))
     try:

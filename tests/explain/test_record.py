@@ -8,11 +8,10 @@ import torch
 
 import families
 import revisit
-from revisit import ReVisiT, RevisitError, Trace
+from revisit import ReVisiT, Trace
 from revisit.decoding.trace import StepRecord
 from revisit.explain import record
 from revisit.explain.tokens import token_texts
-from revisit.methods.greedy import Greedy
 from revisit.models.prompts import new_tokens, prepare
 
 
@@ -20,9 +19,9 @@ from revisit.models.prompts import new_tokens, prepare
 def decoded() -> record.Decode:
     model, processor = families.build("llava")
     image = families.image(1, (90, 60))
-    return record.explain(
-        model, processor, [image], "hi", [ReVisiT(alpha=0.05), Greedy()], max_new_tokens=8, do_sample=False
-    )
+    return revisit.ask(
+        (model, processor), image, "hi", ReVisiT(alpha=0.05), compare_with="greedy", max_new_tokens=8
+    ).decode
 
 
 def test_an_answer_equals_that_of_generate(decoded: record.Decode) -> None:
@@ -89,14 +88,6 @@ def test_texts_wait_for_complete_characters() -> None:
     tokens = tokenizer("aé☃", add_special_tokens=False)["input_ids"]
     pieces = token_texts(tokenizer, tokens)
     assert pieces == ["a", "", "é", "", "", "☃"]
-
-
-def test_runs_that_cannot_be_recorded_raise() -> None:
-    model, processor = families.build("llava")
-    with pytest.raises(RevisitError, match="no decoding method"):
-        record.explain(model, processor, [families.image(1)], "hi", [])
-    with pytest.raises(RevisitError, match="Beam search cannot be shown"):
-        record.explain(model, processor, [families.image(1)], "hi", [Greedy()], num_beams=2)
 
 
 def test_labels_contain_settings_other_than_the_defaults() -> None:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from paper_data import stand_in_data
-from revisit.explain.jsonl import read_lines
+from revisit.explain.files import read_lines
 from revisit.paper.catalog import ROWS
 
 

@@ -26,7 +26,7 @@ from revisit.eval.run import run
 sys.path.insert(0, str(Path(__file__).parents[1] / "eval"))
 from fake_grid import HashEngine, make_config, numbers_of, write_items
 
-from revisit.explain.jsonl import read_lines
+from revisit.explain.files import read_lines
 
 SERVER = Path(__file__).with_name("grid_server.py")
 ITEMS = 60

@@ -21,7 +21,7 @@ from revisit.eval.benchmarks import get
 from revisit.eval.benchmarks.base import Metric, Scores
 from revisit.eval.config import EvalConfig
 from revisit.eval.statistics import Interval
-from revisit.explain.jsonl import read_lines
+from revisit.explain.files import read_lines
 from revisit.methods.icd import ICD
 from revisit.methods.revisit import ReVisiT
 from revisit.methods.vcd import VCD

@@ -14,9 +14,9 @@ import httpx
 import pytest
 
 import families
+from revisit import ask
 from revisit.decoding.method import Method
 from revisit.embedded.samples import sample
-from revisit.explain import record
 from revisit.explain.page import payload
 from revisit.methods.greedy import Greedy
 from revisit.methods.revisit import ReVisiT
@@ -71,9 +71,7 @@ def uri() -> str:
 
 def explained(method: Method, objects: tuple[str, ...] | None = None) -> dict[str, Any]:
     """Return the data that `explain` shows for the same question."""
-    model, processor = families.build("llava")
-    image, options = families.image(1), {"max_new_tokens": 6, "do_sample": False}
-    decode = record.explain(model, processor, [image], "hi", [method], objects=objects, **options)
+    decode = ask(families.build("llava"), families.image(1), "hi", method, objects=objects, max_new_tokens=6).decode
     shown: dict[str, Any] = json.loads(json.dumps({**payload(decode), "prompt": "", "model": ""}))
     return shown
 

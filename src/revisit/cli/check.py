@@ -50,7 +50,7 @@ def check(
     """Check which words of a text the image supports.
 
     A file of texts can have any layout that `revisit score chair` reads. The folder --out then contains checks.jsonl (one line
-    per text), summary.csv and index.html, which lists the words with the least support first.
+    per text) and index.html, which shows the texts with the least support first.
 
     Exit status: 0 if no word is flagged, 1 if a word is flagged, 2 for wrong input, 3 if there was no word to check or some
     texts could not be checked.
@@ -139,15 +139,13 @@ def _print(found: Check, html: Path | None, as_json: bool) -> None:
             (
                 word.text,
                 f"{word.support:.2f}",
-                "" if word.probability is None else f"{word.probability:.2f}",
                 f"#{word.vision_token}" if word.patch_row is None else f"{word.patch_row},{word.patch_col}",
-                (word.instead or "") if word in flagged else "",
                 "yes" if word in flagged else "",
             )
             for word in found.checked
         ]
         if rows:
-            heads = ("word", "support", "model's probability", "patch", "fits better", "flagged")
+            heads = ("word", "support", "patch", "flagged")
             print_table(Table(heads, rows, ""))
         for note in found.notes:
             print(note)

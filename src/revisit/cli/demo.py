@@ -31,24 +31,20 @@ def demo(
     """
     from rich.console import Console
 
-    from revisit import load
+    from revisit import ask
     from revisit.cli.tables import steps_table
     from revisit.errors import RevisitError
     from revisit.eval.report.document import Cell, Table
     from revisit.eval.report.terminal import print_table
     from revisit.explain import page, record
     from revisit.explain.files import make_folder
-    from revisit.methods.greedy import Greedy
-    from revisit.methods.revisit import ReVisiT
     from revisit.models import photo
 
     if model == photo.NAME and scene is not None:
         raise RevisitError("--scene selects a scene for tiny; it cannot be used with --model photo.")
     image, nouns, place = _photo() if model == photo.NAME else _sample() if scene is None else _scene(scene)
     image.save(make_folder(output) / "demo.png")
-    loaded, processor = load(model)
-    methods = [ReVisiT.recommended(loaded), Greedy()]
-    decode = record.explain(loaded, processor, [image], DESCRIBE, methods, max_new_tokens=128, objects=nouns)
+    decode = ask(model, image, compare_with="greedy", objects=nouns, max_new_tokens=128).decode
     console = Console()
     console.print(f"\nThe image ({output / 'demo.png'}) shows: [bold]{', '.join(nouns)}[/] (place: {place}).\n")
     rows = [(Cell(a.name, 1, record.own_settings(a.method)), a.text) for a in reversed(decode.answers)]

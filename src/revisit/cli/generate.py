@@ -72,15 +72,16 @@ def generate(
     # Images are opened before torch is imported, so that bad files fail at once.
     groups = [paths] if together else [[path] for path in paths]
     opened = [[open_image(path) for path in group] for group in groups]
-    method, settings = chosen_method(method, set_)
+    method, settings = options.chosen_method(method, set_)
+    methods.get(method, **settings)  # before the model is loaded, so that a wrong setting fails at once
     others = compared_methods(method, compare_with) if html is not None else []
 
     import torch
 
-    from revisit import Trace
+    from revisit import Trace, ask
     from revisit import generate as decode
     from revisit.cli.loading import load_for_image
-    from revisit.explain import page, record
+    from revisit.explain import page
     from revisit.models.prompts import generated_text, prepare
 
     loaded, processor = load_for_image(
@@ -95,9 +96,6 @@ def generate(
     )
     chosen = methods.as_method(method, loaded, **settings)
     compared = [methods.as_method(name, loaded, **own) for name, own in others]
-    if recorded:
-        for shown in (chosen, *compared):
-            record.need_single_beam(shown)
     beams = beams if beams > 1 else chosen.own_beams
     generation: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": sample, "num_beams": beams}
     if sample:
@@ -113,9 +111,8 @@ def generate(
             torch.manual_seed(seed)
         decoded, trace = None, Trace()
         if recorded:
-            decoded = record.explain(
-                loaded, processor, opened[number], prompt, [chosen, *compared], model_name=model, **generation
-            )
+            pair = loaded, processor
+            decoded = ask(pair, opened[number], prompt, chosen, compare_with=compared, **generation).decode
             text, trace = decoded.answers[0].text, decoded.answers[0].trace
         else:
             inputs = prepare(processor, [prompt], [opened[number]], loaded.device)
@@ -139,17 +136,6 @@ def generate(
         if decoded is not None and html is not None:
             several = html.with_name(f"{html.stem}-{number + 1}{html.suffix}")
             print(f"Wrote {page.write(several if len(groups) > 1 else html, decoded)}", file=sys.stderr)
-
-
-def chosen_method(text: str, assignments: list[str]) -> tuple[str, dict[str, Any]]:
-    """Return a method's name and validated settings, from its text and from `--set`, which takes precedence."""
-    from revisit.methods import get, parse_method
-    from revisit.registry import parse_assignments
-
-    name, own = parse_method(text)
-    settings = {**own, **parse_assignments(assignments)}
-    get(name, **settings)  # before the model is loaded, so that a wrong setting fails at once
-    return name, settings
 
 
 def compared_methods(method: str, compare_with: list[str]) -> list[tuple[str, dict[str, Any]]]:

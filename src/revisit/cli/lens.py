@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 import typer
 
@@ -14,14 +13,9 @@ from revisit.errors import RevisitError
 def lens(
     images: list[str] = typer.Argument(None, help="Image files, which share one prompt."),
     words: str = typer.Option(None, help="Words to compare, for example dog,cat,cup."),
-    objects: bool = typer.Option(False, "--objects", help="Also compare the object words of CHAIR."),
     model: str = options.MODEL,
     layer: int = typer.Option(None, min=0, help="Layer to show; by default the last."),
-    norm: Literal["none", "final"] = typer.Option(
-        "none", help="'final' applies the decoder's last norm to the layers below it."
-    ),
     top: int = typer.Option(5, min=1, help="Tokens to keep for each patch."),
-    patches: int = typer.Option(20, min=1, help="Patches to list."),
     html: Path = typer.Option(None, help="Write a self-contained page: click a patch, move through the layers."),
     any_image: bool = options.ANY_IMAGE,
     trust_remote_code: bool = options.TRUST_REMOTE_CODE,
@@ -39,15 +33,9 @@ def lens(
 
     if not images:
         raise RevisitError("No image was given; for example: revisit lens photo.jpg --words dog,cat,cup")
-    sets: dict[str, list[str]] = {}
-    if objects:
-        from revisit.words import WORDS
-
-        sets["objects"] = sorted(WORDS)
-    if words is not None:
-        sets["words"] = list(dict.fromkeys(word.strip() for word in words.split(",") if word.strip()))
-        if len(sets["words"]) < 2:
-            raise RevisitError(f"--words needs at least two different words, separated by commas, not {words!r}.")
+    compared = list(dict.fromkeys(word.strip() for word in (words or "").split(",") if word.strip()))
+    if words is not None and len(compared) < 2:
+        raise RevisitError(f"--words needs at least two different words, separated by commas, not {words!r}.")
     if html is not None:
         check_page(html, images)
     opened = [open_image(path) for path in images]
@@ -65,17 +53,13 @@ def lens(
         trust_remote_code=trust_remote_code,
         allow_incomplete=allow_incomplete,
     )
-    seen = read(pair, opened, sets, norm=norm, top=top)
+    seen = read(pair, opened, compared, top=top)
     at = len(seen.layers) - 1 if layer is None else layer
     if at >= len(seen.layers):
         raise RevisitError(
             f"There is no layer {layer}; this model's hidden states are numbered 0 to {seen.layers[-1]}."
         )
-    for reading in seen.readings:
-        if reading.maps is not None:
-            print_table(words_table(seen, reading, at))
-        elif not sets:
-            print_table(patches_table(seen, reading, at, patches))
+    print_table((words_table if compared else patches_table)(seen, seen.readings[-1], at))
     for note in [*seen.notes, *([f"Patches are not available: {seen.layout.reason}"] if seen.layout.reason else [])]:
         print(note)
     if html is not None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import typer
 
+from revisit.errors import RevisitError
 from revisit.models import DESCRIBE
 from revisit.registry import MAX_BEAMS, MAX_SEED
 
@@ -61,6 +63,18 @@ def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
     print(f"{title}\n")
     for name, value in facts:
         print(f"{name}: {value}")
+
+
+def chosen_method(text: str, assignments: list[str]) -> tuple[str, dict[str, Any]]:
+    """Return a method's name and settings, from its text and from `--set`."""
+    from revisit.methods import parse_method
+    from revisit.registry import parse_assignments
+
+    name, own = parse_method(text)
+    settings = {**own, **parse_assignments(assignments)}
+    if twice := [key for key, value in own.items() if settings[key] != value]:
+        raise RevisitError(f"--method and --set give {', '.join(twice)} different values; remove one of them.")
+    return name, settings
 
 
 MODEL = typer.Option(

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from revisit import settings
 from revisit.cli import options
 from revisit.errors import RevisitError
+from revisit.settings import API_KEY as API_KEY_VARIABLE
 
 if TYPE_CHECKING:
     from revisit.serve.limits import Limits
 
 HOST = typer.Option("127.0.0.1", help="Address to listen on; other machines need an API key.")
-API_KEY = typer.Option(None, envvar=settings.API_KEY, help="API key that clients must send.")
+API_KEY = typer.Option(None, envvar=API_KEY_VARIABLE, help="API key that clients must send.")
 ALLOW_HOST = typer.Option([], "--allow-host", help="Another host name to accept, '*' for any. Repeatable.")
 LIMITS = typer.Option(
     None, metavar="FILE", help="YAML file with other limits, for example `new_tokens: 2048`; see docs/security.md."
@@ -66,17 +66,15 @@ def serve(
 
       revisit serve --model llava-hf/llava-1.5-7b-hf --device-map auto --set alpha=1e-5 --port 8080
     """
-    from revisit.methods import parse_method
-    from revisit.registry import parse_assignments
     from revisit.serve.server import serve as run
 
-    name_of_method, own = parse_method(method)
+    name_of_method, settings = options.chosen_method(method, set_)
     run(
         model,
         host=host,
         port=port,
         method=name_of_method,
-        settings={**own, **parse_assignments(set_)},
+        settings=settings,
         limits=read_limits(limits),
         api_key=api_key,
         anonymous=anonymous,

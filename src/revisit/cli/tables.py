@@ -68,19 +68,19 @@ def words_table(lens: Lens, read: Reading, layer: int) -> Table:
     assert read.maps is not None
     maps = read.maps[layer]  # (tokens, words)
     winners, rows = maps.argmax(-1), []
-    for number in sorted(range(len(read.words)), key=lambda n: -float(maps[:, n].max())):
+    for number in sorted(range(len(read.entries)), key=lambda n: -float(maps[:, n].max())):
         best = int(maps[:, number].argmax())
         share, mean = (f"{float(value):.1%}" for value in (maps[best, number], maps[:, number].mean()))
         first = str(int((winners == number).sum()))
-        rows.append((read.words[number], share, place(best, lens.layout), mean, first))
+        rows.append((read.entries[number], share, place(best, lens.layout), mean, first))
     heads = ("word", "highest", "in patch (row, column)", "mean", "patches where it ranks first")
     about = "The shares of a patch add up to 100 % among these words only."
     return Table(heads, rows, f"{read.name}, layer {lens.layers[layer]}. {about}")
 
 
-def patches_table(lens: Lens, read: Reading, layer: int, most: int = 20) -> Table:
-    """List the predictions of the patches with the most probable words at a layer."""
-    order = read.probabilities[layer, :, 0].argsort(descending=True)[:most].tolist()
+def patches_table(lens: Lens, read: Reading, layer: int) -> Table:
+    """List the predictions of the 20 patches with the most probable words at a layer."""
+    order = read.probabilities[layer, :, 0].argsort(descending=True)[:20].tolist()
     shown = f"the {len(order)} of {lens.layout.tokens} patches with the most probable word"
     title = f"{read.name}, layer {lens.layers[layer]}: {shown}"
     rows = []

@@ -23,8 +23,7 @@ from revisit.errors import RevisitError
 from revisit.eval import statistics
 from revisit.eval.benchmarks.base import Benchmark, Item, Scores, ratio
 from revisit.eval.spec import Spec, environment
-from revisit.explain.files import digest, read_file, slug, write_json
-from revisit.explain.jsonl import LineFile, decode, encode, read_lines
+from revisit.explain.files import LineFile, decode, digest, encode, read_file, read_lines, slug, write_json
 
 logger = logging.getLogger(__name__)
 

@@ -8,16 +8,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from revisit.decoding.generate import beams_asked
 from revisit.decoding.method import as_method
-from revisit.errors import RevisitError, as_path
+from revisit.errors import RevisitError
 from revisit.explain import page
-from revisit.explain.check import Check
+from revisit.explain.check import Check, check_text, settings_of
 from revisit.explain.document import notebook_frame, save_as
-from revisit.explain.record import Decode, MethodOutput, explain_many, instead_of, label
+from revisit.explain.prefill import watch_prefill
+from revisit.explain.record import Decode, MethodOutput, instead_of, label, outputs_of, patch_words
+from revisit.explain.support import ModelText
 from revisit.models import DESCRIBE
 from revisit.models.config import name_of
 from revisit.models.images import open_image
 from revisit.models.loading import loaded_pair
+from revisit.models.parts import ModelParts
+from revisit.models.prompts import prepare
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -82,54 +87,58 @@ def ask_many(
     batch_size: int = 8,
     **generate_kwargs: Any,
 ) -> list[Answer]:
-    """Ask the same question about many images, each in its own prompt.
+    """Ask the same question about many images, each in its own prompt; an entry that is a list puts its images into one.
 
-    Examples:
-        >>> for answer in revisit.ask_many(model, sorted(Path("photos").glob("*.jpg")), "What is on the table?"):
-        ...     print(answer)
+        for answer in revisit.ask_many(model, sorted(Path("photos").glob("*.jpg")), "What is on the table?"):
+            print(answer)
 
-    Args:
-        model: As for `ask`.
-        images: The images; an entry that is a list puts its images into one prompt.
-        question: The question about each image.
-        method: As for `ask`.
-        compare_with: As for `ask`.
-        objects: As for `ask`; the same for all images.
-        max_new_tokens: The longest answer, in tokens.
-        batch_size: Images decoded together. In float32 on a CPU the answers do not depend on it, unless tokens are sampled.
-        **generate_kwargs: Passed to `generate`.
-
-    Returns:
-        One answer per image, in order.
-
-    Raises:
-        RevisitError: If the model, an image, the method or an argument cannot be used.
+    `batch_size` images are decoded together; in float32 on a CPU the answers do not depend on it, unless tokens are sampled. The
+    other arguments are those of `ask`.
     """
     if not isinstance(images, (list, tuple)):
         raise RevisitError(f"ask_many needs a list of images, not {type(images).__name__}; for one image use ask.")
-    if not isinstance(batch_size, int) or batch_size < 1:
-        raise RevisitError(f"batch_size must be a whole number of at least 1, not {batch_size!r}.")
     if not isinstance(question, str) or not question.strip():
         raise RevisitError(f"The question must be a non-empty string, not {question!r}.")
     given: list[list[Any]] = [list(entry) if isinstance(entry, (list, tuple)) else [entry] for entry in images]
     if not given or not all(given):
         raise RevisitError("No image was given; pass at least one.")
-    if objects is not None and (
-        not isinstance(objects, (list, tuple, set, frozenset)) or not all(isinstance(name, str) for name in objects)
-    ):
+    if isinstance(objects, str):
         raise RevisitError(f"objects must be a list of the objects in the image, such as ['cat'], not {objects!r}.")
+    if set_here := {"method", "trace", "processor", "custom_generate", "num_return_sequences"} & generate_kwargs.keys():
+        raise RevisitError(f"{', '.join(sorted(set_here))} is set by `ask`; remove it (the trace is always kept).")
     as_method(method)  # before loading, so that mistakes fail at once
     opened = [[open_image(image) for image in entry] for entry in given]
     loaded, processor = loaded_pair(model, "ask")
+    if beams_asked(loaded, generate_kwargs) > 1:
+        raise RevisitError(
+            "Beam search cannot be shown step by step, because beams are reordered; remove num_beams, or use revisit.generate."
+        )
     name = str(model) if isinstance(model, (str, Path)) and not Path(model).is_dir() else name_of(loaded)
     others: list[Any] = list(compare_with) if isinstance(compare_with, (list, tuple)) else [compare_with]
     methods = [as_method(entry, loaded) for entry in (method, *others)]
+    for each in methods:
+        if each.own_beams > 1:
+            raise RevisitError(f"{each.name} uses beam search and cannot be shown step by step; use another method.")
     options = {"max_new_tokens": max_new_tokens, "do_sample": False, **generate_kwargs}
+    layers = sorted({settings_of(loaded)[0], ModelParts.of(loaded).depth})
     found: list[Answer] = []
     for start in range(0, len(opened), batch_size):
         batch = opened[start : start + batch_size]
-        decodes = explain_many(loaded, processor, batch, question, methods, model_name=name, objects=objects, **options)
-        found += map(Answer, decodes)
+        inputs = prepare(processor, [question] * len(batch), batch, loaded.device)
+        with watch_prefill(loaded, inputs, layers) as seen:
+            outputs = [outputs_of(loaded, processor, inputs, methods[0], **options)]
+        outputs += [outputs_of(loaded, processor, inputs, other, **options) for other in methods[1:]]
+        for row, own in enumerate(batch):
+            answers = [of_method[row] for of_method in outputs]
+            tokens = [step.token for step in answers[0].steps if step.token is not None and not step.thought]
+            text = ModelText.from_prefill(loaded, processor, inputs, row, batch, seen, answers[0].text, tokens)
+            for step in (step for answer in answers for step in answer.steps):
+                region = None if step.vision_token is None else text.layout.region(step.vision_token)
+                if region is not None:
+                    step.patch_row, step.patch_col = region.row + 1, region.column + 1
+            words = patch_words(seen.head, text.vision[layers[-1]], processor.tokenizer)
+            check = check_text(loaded, processor.tokenizer, text)
+            found.append(Answer(Decode(own, question, name, text.layout, answers, objects, words, check)))
     return found
 
 
@@ -189,9 +198,7 @@ class Answer:
         return self.decode.check if threshold is None else replace(self.decode.check, threshold=threshold)
 
     def save(self, path: str | Path) -> Path:
-        """Write the page (.html) or the trace (.json); return the path."""
-        if as_path(path).suffix.lower() == ".json":
-            return self.trace.save(path)
+        """Write the page (.html); return the path."""
         return save_as(path, lambda: page.render(self.decode))
 
     def __str__(self) -> str:

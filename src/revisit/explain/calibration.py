@@ -8,8 +8,7 @@ measures the AUROC at that layer.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,23 +31,14 @@ Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
-class Calibration:
-    """The recommended settings of `check` for a model.
+class Calibration(NamedTuple):
+    """The recommended settings of `check` for a model, and how they were measured."""
 
-    Attributes:
-        layer: The hidden state whose vision tokens are read.
-        threshold: Words with less support are flagged.
-        auroc: AUROC of support for present against absent objects, on images that chose neither.
-        words: Object words in the model's own captions of those images.
-        absent: How many of them name an absent object.
-    """
-
-    layer: int
-    threshold: float
-    auroc: float
-    words: int
-    absent: int
+    layer: int  # the hidden state whose vision tokens are read
+    threshold: float  # words with less support are flagged
+    auroc: float  # of support for present against absent objects, on images that chose neither
+    words: int  # object words in the model's own captions of those images
+    absent: int  # those of them that name an absent object
 
 
 def calibrate(
@@ -61,19 +51,10 @@ def calibrate(
     max_new_tokens: int = 512,
     advance: Callable[[int], None] = lambda _: None,
 ) -> Calibration:
-    """Recommend a layer and a threshold for `check` from images whose objects are known.
+    """Recommend a layer and a threshold for `check` from images and the COCO categories of the objects in each.
 
-    Args:
-        model: A loaded model.
-        processor: Its processor.
-        images: The images.
-        objects: The COCO categories of the objects in each image.
-        batch_size: Images described together.
-        max_new_tokens: The longest caption, in tokens.
-        advance: Called with the number of images after each batch.
-
-    Raises:
-        RevisitError: If the captions of either half name only present objects, or only absent ones.
+    `advance` is called with the number of images after each batch. Raises RevisitError if the captions of either half name only
+    present objects, or only absent ones.
     """
     layers, half = candidate_layers(model), len(images) // 2
     supports: tuple[list[list[float]], list[list[float]]] = ([], [])  # of each half: one row per object word
@@ -86,13 +67,9 @@ def calibrate(
         captions = generated_text(processor, output, inputs)
         kept = [row for row, caption in enumerate(captions) if object_words().search(caption)]
         if kept:
-            batch, prompts, captions = (
-                [batch[row] for row in kept],
-                prompts[: len(kept)],
-                [captions[row] for row in kept],
-            )
-            inputs = encode(processor, prompts, batch, model.device)
-            read = read_texts(model, processor, inputs, prompts, batch, captions, layers)
+            shown, prompts = [batch[row] for row in kept], prompts[: len(kept)]
+            inputs = encode(processor, prompts, shown, model.device)
+            read = read_texts(model, processor, inputs, prompts, shown, [captions[row] for row in kept], layers)
             for row, text in zip(kept, read, strict=True):
                 number = start + row
                 words = [(text.text[a:b], at[0]) for a, b, at in text.words if is_object(text.text[a:b])]

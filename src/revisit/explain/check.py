@@ -5,16 +5,18 @@
 
 from __future__ import annotations
 
+import html
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from revisit.errors import RevisitError, need
-from revisit.explain import check_page
+from revisit.errors import RevisitError
 from revisit.explain.checkable import Words, check_options, need_words, word_test
-from revisit.explain.document import save_as
+from revisit.explain.document import asset, data_uri, save_as, static_page
 from revisit.explain.support import ModelText, Word, read_texts, support
 from revisit.models import DESCRIBE
 from revisit.models.config import name_of
@@ -24,7 +26,6 @@ from revisit.models.parts import ModelParts
 from revisit.models.prompts import chat_text, check_no_image_tokens, encode
 
 if TYPE_CHECKING:
-    import pandas
     from PIL.Image import Image
 
     from revisit.models.types import ImageLike, Model, Processor, Tokenizer
@@ -87,24 +88,16 @@ class Check:
             "notes": self.notes,
         }
 
-    def to_pandas(self) -> pandas.DataFrame:
-        """Return a table with one row for each word."""
-        need("pandas")
-        import pandas
-
-        return pandas.DataFrame(self.to_dict()["words"])
-
     def save(self, path: str | Path) -> Path:
-        """Write a page (.html) or the words (.json); return the path."""
-        text = json.dumps(self.to_dict(), ensure_ascii=False, indent=2) + "\n"
-        return save_as(path, lambda: check_page.page([self]), lambda: text)
+        """Write the page (.html); return the path."""
+        return save_as(path, lambda: page([self]))
 
     def __repr__(self) -> str:
         words = ", ".join(word.text for word in self.flagged()) or "none"
         return f"Check({len(self.words)} words, flagged: {words})"
 
     def _repr_html_(self) -> str:
-        return check_page.fragment(self)
+        return fragment(self)
 
 
 def check(
@@ -151,17 +144,7 @@ def check_many(
     words: Words = "objects",
     batch_size: int = 8,
 ) -> list[Check]:
-    """Check several texts, each against its own image; see `check`.
-
-    Args:
-        model: As for `check`.
-        images: The image, or list of images, of each text.
-        texts: The texts.
-        prompt: The question that the texts answer.
-        threshold: As for `check`.
-        words: As for `check`.
-        batch_size: Texts in one forward pass.
-    """
+    """Check several texts, each against its own image or list of images, `batch_size` in one forward pass; see `check`."""
     if isinstance(texts, str) or len(images) != len(texts):
         raise RevisitError(f"Each text needs its own image, but there are {len(images)} images and {len(texts)} texts.")
     for text in texts:
@@ -194,8 +177,10 @@ def check_text(
         text.text, support(text, layer, tokenizer, word_test(words)), threshold, name_of(model), text.images, notes
     )
     if not found.checked:
-        why = ", because by default only English names of objects are; see `words`" if words == "objects" else ""
-        found.notes.append(f"No word was checked{why}.")
+        others = ": by default these are English names of objects; words (--words) selects others" * (
+            words == "objects"
+        )
+        found.notes.append(f"No word was checked{others}.")
     return found
 
 
@@ -203,13 +188,14 @@ def settings_of(model: Model, threshold: float | None = None) -> tuple[int, floa
     """Return layer and threshold from `check` in the model's generation_config.json, and caveats for the reader."""
     depth = ModelParts.of(model).depth
     own = getattr(model.generation_config, "check", None) or {}
-    if not isinstance(own, Mapping) or not set(own) <= {"layer", "threshold", "auroc"}:
-        raise RevisitError("`check` in the model's generation_config.json may contain layer, threshold and auroc only.")
-    layer, recommended, measured = own.get("layer", depth), own.get("threshold", THRESHOLD), own.get("auroc", 1)
-    if not isinstance(layer, int) or not 0 <= layer <= depth or not 0 <= recommended <= 1 or not 0 <= measured <= 1:
+    try:
+        layer, recommended, measured = own.get("layer", depth), own.get("threshold", THRESHOLD), own.get("auroc", 1)
+        valid = layer in range(depth + 1) and 0 <= recommended <= 1 and 0 <= measured <= 1
+    except (AttributeError, TypeError):
+        valid = False
+    if not valid:
         raise RevisitError(
-            f"`check` in the model's generation_config.json is invalid: layer must be from 0 to {depth}, threshold and auroc from "
-            "0 to 1."
+            f"`check` in the model's generation_config.json must have a layer from 0 to {depth}, and a threshold and an auroc from 0 to 1."
         )
     notes = []
     if threshold is None and "threshold" not in own:
@@ -222,3 +208,75 @@ def settings_of(model: Model, threshold: float | None = None) -> tuple[int, floa
             f"Checks by this model are unreliable: its AUROC for present against absent objects is {measured:.2f}."
         )
     return layer, recommended if threshold is None else threshold, notes
+
+
+# -- the page -------------------------------------------------------------------------------------------------------
+
+
+def page(checks: Sequence[Check], lead: str = "", names: Sequence[str] = ()) -> str:
+    """Render one page with these checks, in order; `names` are their headings."""
+    flagged = sum(bool(check.flagged()) for check in checks)
+    title = (
+        headline(checks[0]) if len(checks) == 1 else f"{flagged} of the {len(checks)} texts shown have flagged words"
+    )
+    body = "".join(fragment(check, name) for check, name in zip_longest(checks, names, fillvalue=""))  # type: ignore[arg-type]
+    return static_page(title, body, "check.css", lead or f"Checked with {checks[0].model}")
+
+
+def headline(check: Check) -> str:
+    """Return the result of a check in one sentence."""
+    words = [f"‘{word.text}’" for word in check.flagged()]
+    if words:
+        return f"The image does not support {', '.join(words[:-1])}{' or ' * (len(words) > 1)}{words[-1]}"
+    return (
+        f"No word is flagged: the image supports {', '.join(f'‘{word.text}’' for word in check.checked)}"
+        if check.checked
+        else "No word was checked"
+    )
+
+
+def fragment(check: Check, name: str = "") -> str:
+    """Render one check as HTML for a notebook or a page: the image, the text, and a bar for each word."""
+    key = f"c{zlib.crc32(json.dumps(check.to_dict()).encode()):08x}"
+    flagged = check.flagged()
+    shown = [(n, word) for n, word in enumerate(check.words) if word.checkable]
+    rules = "".join(
+        f"#{key}:has(.w{n}:hover) .p{n}, #{key}:has(.w{n}:focus) .p{n} {{ visibility: visible }}" for n, _ in shown
+    )
+    text, bars, at = "", "", 0
+    for n, word in shown:
+        marked = _marked(word, n, word in flagged)
+        text += html.escape(check.text[at : word.start]) + marked
+        track = f'<dd class="track"><i style="width: {100 * word.support:.1f}%"></i></dd>'
+        bars += f"<dt>{marked}</dt>{track}<dd>{word.support:.2f}</dd>"
+        at = word.end
+    text += html.escape(check.text[at:])
+    notes = "".join(f"<p class=note>{html.escape(note)}</p>" for note in check.notes)
+    legend = f"Support from 0 to 1. Words below the dashed line ({check.threshold:.2f}) are flagged; point at another to see its patch."
+    images = "".join(_image(check, number, shown) for number in range(len(check.images)))
+    head = f"<h2>{html.escape(name)}</h2>" if name else ""
+    chart = (
+        f'<dl class=supports style="--threshold: {100 * check.threshold:.1f}%">{bars}</dl><p class=legend>{legend}</p>'
+    )
+    parts = f"{head}<p class=text>{text}</p>{chart if shown else ''}{notes}"
+    return f"<style>{asset('check.css')}{rules}</style><div class=check id={key}>{images}<div>{parts}</div></div>"
+
+
+def _marked(word: Word, number: int, flagged: bool) -> str:
+    title = f"support {word.support:.2f}"
+    kind = "word flagged" if flagged else "word"
+    return f'<span class="{kind} w{number}" tabindex=0 title="{title}">{html.escape(word.text)}</span>'
+
+
+def _image(check: Check, number: int, shown: Sequence[tuple[int, Word]]) -> str:
+    image = check.images[number]
+    boxes = ""
+    for n, word in shown:  # the best patch of a flagged word shows nothing
+        if word.box is not None and word.image == number + 1 and word.support >= check.threshold:
+            x0, y0, x1, y1 = word.box
+            boxes += f'<rect class="p{n}" x="{x0}" y="{y0}" width="{x1 - x0:.1f}" height="{y1 - y0:.1f}"/>'
+    size = f'width="{image.width}" height="{image.height}"'
+    return (
+        f'<svg viewBox="0 0 {image.width} {image.height}" {size} role="img" aria-label="The image">'
+        f'<image href="{data_uri(image)}" {size}/>{boxes}</svg>'
+    )

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from revisit.errors import RevisitError
-from revisit.explain.files import below
-from revisit.explain.jsonl import LineFile
-from revisit.explain.records import IMAGES, AnswerRow, plain_cell, read_answers
+from revisit.explain.files import LineFile, below
+from revisit.explain.records import IMAGES, AnswerRow, read_answers
 from revisit.models.config import name_of
 from revisit.models.images import open_image
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from revisit.models.types import Model, Processor
 
 IDS = ("image_id", "id", "question_id", "index", "doc_id")
-LINES, TABLE, PAGE = "checks.jsonl", "summary.csv", "index.html"
+LINES, PAGE = "checks.jsonl", "index.html"
 SHOWN = 100  # texts on the page, those with the least support first
 
 
@@ -78,21 +77,13 @@ def check_captions(
     batch_size: int = 8,
     advance: Callable[[int], None] = lambda _: None,
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Check the captions that `out` does not contain yet.
+    """Check the captions that the folder `out` does not contain yet, with these options of `check_many`.
 
-    Args:
-        model: The pair (model, processor).
-        captions: All captions of the file.
-        out: The folder of the results.
-        settings: The options of `check_many`.
-        batch_size: Texts in one forward pass.
-        advance: Called with the number of finished captions.
-
-    Returns:
-        All checks, those with the least support first, and one sentence for each caption that failed.
+    Returns all checks, those with the least support first, and one sentence for each caption that failed. `advance` is called with
+    the number of finished captions.
     """
     failures: list[str] = []
-    with LineFile(out / LINES) as file:
+    with closing(LineFile(out / LINES)) as file:
         done = _stored(file, {"model": name_of(model[0]), **settings})
         left = [caption for caption in captions if caption.key not in done]
         advance(len(captions) - len(left))
@@ -138,17 +129,9 @@ def _stored(file: LineFile, settings: dict[str, Any]) -> dict[tuple[int, str, st
 
 
 def write_summary(out: Path, lines: Sequence[dict[str, Any]], captions: Sequence[Caption]) -> None:
-    """Write the table of all texts and the page of those with the least support."""
-    from revisit.explain.check import Check
-    from revisit.explain.check_page import page
+    """Write the page of the texts with the least support."""
+    from revisit.explain.check import Check, page
 
-    with (out / TABLE).open("w", encoding="utf-8", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(["number", "id", "image", "least_support", "flagged", "text"])
-        for line in lines:
-            least, flagged = f"{line['least_support']:.4f}", " ".join(line["flagged"])
-            cells = (str(line["number"]), line["id"], line["image"], least, flagged, line["text"])
-            table.writerow(map(plain_cell, cells))
     files = {caption.number: caption.image for caption in captions}
     top = lines[:SHOWN]
     checks = [Check.from_dict(line, [open_image(files[line["number"]])]) for line in top]

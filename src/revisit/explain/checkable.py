@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 
-from revisit.errors import RevisitError
+from revisit.errors import Incomplete, RevisitError
 from revisit.words import FUNCTION_WORDS, WORDS, object_words
 
 Words = str | Sequence[str]  # "objects", "content", or a list
@@ -46,13 +46,13 @@ def need_words(text: object) -> None:
     if not isinstance(text, str):
         raise RevisitError(f"The text to check must be a string, not {type(text).__name__}.")
     if not WORD.search(text):
-        raise RevisitError(f"There is no word to check in the text {text[:40]!r}.")
+        raise Incomplete(f"There is no word to check in the text {text[:40]!r}.")
 
 
 def check_options(prompt: str | None, threshold: float | None, words: Words) -> None:
     """Raise RevisitError for options that are invalid for every model."""
-    if prompt is not None and (not isinstance(prompt, str) or not prompt.strip()):
+    if prompt is not None and not prompt.strip():
         raise RevisitError(f"The prompt must be the question that the text answers, not {prompt!r}.")
-    if threshold is not None and (type(threshold) not in (int, float) or not 0 <= threshold <= 1):
+    if threshold is not None and not 0 <= threshold <= 1:
         raise RevisitError(f"The threshold must be a support from 0 to 1, not {threshold!r}.")
     word_test(words)

@@ -6,7 +6,6 @@ import base64
 import html
 import io
 import json
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib import resources
@@ -132,16 +131,13 @@ def images_payload(images: list[Image], layout: Layout) -> dict[str, Any]:
 
 
 def check_writable(path: str | Path) -> Path:
-    """Return the path if a file can be written there; raise RevisitError otherwise."""
+    """Return the path of a file to write; raise RevisitError for a folder, or if its folder does not exist."""
     path = Path(path)
     if path.is_dir():
         raise RevisitError(f"{path} is a folder: use a file in it, such as {path / 'page.html'}.")
-    try:  # try it, because permission bits do not show what a file system allows
-        with path.open("ab") if path.exists() else tempfile.TemporaryFile(dir=path.absolute().parent):
-            return path
-    except OSError as error:
-        reason = f"there is no folder {path.parent}" if isinstance(error, FileNotFoundError) else error.strerror
-        raise RevisitError(f"{path} cannot be written: {reason}; use another path.") from error
+    if not path.parent.is_dir():
+        raise RevisitError(f"{path} cannot be written: there is no folder {path.parent}; use another path.")
+    return path
 
 
 def check_page(path: Path, inputs: Iterable[str | Path]) -> None:
@@ -156,17 +152,13 @@ def check_page(path: Path, inputs: Iterable[str | Path]) -> None:
 def write_page(path: str | Path, text: str) -> Path:
     """Write a page into an existing folder; return its path."""
     path = check_writable(path)
-    try:
-        path.write_text(text, "utf-8")
-    except OSError as error:
-        raise RevisitError(f"{path} cannot be written: {error.strerror}.") from error
+    path.write_text(text, "utf-8")
     return path
 
 
-def save_as(path: str | Path, page: Callable[[], str], data: Callable[[], str] | None = None) -> Path:
-    """Write a page or, if there is any, data, by the ending of the name: .html or .json; return the path."""
+def save_as(path: str | Path, page: Callable[[], str]) -> Path:
+    """Write a page, whose name must end in .html; return the path."""
     path = as_path(path)
-    kinds = {".html": page, ".htm": page} | ({".json": data} if data else {})
-    if path.suffix.lower() not in kinds:
-        raise RevisitError(f"Cannot save {path}; its name must end in {' or '.join(k for k in kinds if k != '.htm')}.")
-    return write_page(path, kinds[path.suffix.lower()]())
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise RevisitError(f"Cannot save {path}; its name must end in .html.")
+    return write_page(path, page())

@@ -2,6 +2,9 @@
 
 Names that come from data go through `below`, and everything that a name may lead to goes through `read_file` or `file_digest`: pipes and
 devices, which block or never end, raise an error.
+
+`LineFile` is an append-only file of JSON objects, one per line and each with a checksum. A kill at any byte costs at most the lines being
+written. Damaged lines are skipped and stay where they are: whoever needs their content appends it again.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -22,9 +25,16 @@ from filelock import FileLock, Timeout
 
 from revisit.errors import RevisitError
 
+try:
+    import fcntl
+except ImportError:  # Windows, where two processes that append to one file are not noticed
+    fcntl = None  # type: ignore[assignment]
+
 # Opening a pipe does not wait for its writer. Windows translates line ends unless files are binary.
 FLAGS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 MAX_BYTES = 8 << 30  # of a data file; a folder of large tables has 1 GB files
+CHECKSUM = "checksum"
+LENGTH = 16  # characters of a line's checksum
 
 
 def digest(value: Any) -> str:
@@ -154,3 +164,96 @@ def new_folder(folder: Path, *, resume: bool = False) -> Iterator[Path]:
             f"Cannot write {folder}: {error.strerror or error}. {left}; make room or choose another folder (REVISIT_CACHE names the "
             "cache), and run the same command again."
         ) from error
+
+
+# -- lines ----------------------------------------------------------------------------------------------------------
+
+
+def encode(row: Mapping[str, Any]) -> bytes:
+    """Return a row as a line."""
+    line = {**row, CHECKSUM: digest(row)[:LENGTH]}
+    return json.dumps(line, ensure_ascii=True, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+def decode(line: bytes) -> dict[str, Any]:
+    """Return the row of a line; raise ValueError unless it is exactly what `encode` wrote."""
+    row = json.loads(line)
+    if not isinstance(row, dict) or row.pop(CHECKSUM, None) != digest(row)[:LENGTH]:
+        raise ValueError("the checksum does not match")
+    return row
+
+
+def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """Return the rows of a file in order, and the number of damaged lines; an unfinished last line is neither."""
+    rows, damaged, _ = _read(path)
+    return rows, damaged
+
+
+def _read(path: Path) -> tuple[list[dict[str, Any]], int, int]:
+    """Return the rows, the number of damaged lines, and the length of the file without an unfinished last line."""
+    rows, damaged, size = [], 0, 0
+    with open_regular(path) as file:
+        for line in file:
+            if not line.endswith(b"\n"):
+                break
+            size += len(line)
+            try:
+                rows.append(decode(line))
+            except (ValueError, RecursionError):
+                damaged += 1
+    return rows, damaged, size
+
+
+class LineFile:
+    """A file of rows that this process may append to; any other process that opens it gets an error.
+
+    Attributes:
+        rows: The rows that the file had when it was opened.
+        damaged: The number of lines that were skipped.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        make_folder(path.parent)
+        # A link is not followed: behind it is a file of somebody else.
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | FLAGS
+        try:
+            self._descriptor = os.open(path, flags, 0o644)
+        except OSError as error:
+            raise disk_error(error, path) from error
+        try:
+            if fcntl:
+                fcntl.flock(
+                    self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB
+                )  # the system releases it when the process dies
+            self.rows, self.damaged, self._size = _read(path)
+            if self._size < os.fstat(self._descriptor).st_size:
+                os.ftruncate(self._descriptor, self._size)
+        except BlockingIOError as error:
+            os.close(self._descriptor)
+            raise RevisitError(
+                f"{path} is in use by another process; wait until it ends, or use another --out."
+            ) from error
+        except OSError as error:
+            os.close(self._descriptor)
+            raise disk_error(error, path) from error
+
+    def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Store some rows, all of them or none."""
+        data = b"".join(map(encode, rows))
+        try:
+            view = memoryview(data)
+            while view:  # a write may be short; O_APPEND puts the rest behind it
+                view = view[os.write(self._descriptor, view) :]
+            os.fsync(self._descriptor)
+        except OSError as error:
+            os.ftruncate(self._descriptor, self._size)  # shrinking needs no room: the file ends with a whole line again
+            todo = "Everything stored so far is intact; fix that and run the same command again to resume"
+            raise disk_error(error, self.path, todo) from error
+        self._size += len(data)
+
+    def close(self) -> None:
+        """End appending and let other processes in."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1

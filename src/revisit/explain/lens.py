@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,19 +34,16 @@ if TYPE_CHECKING:
 
     from revisit.models.types import ImageLike, Model, Processor, Tokenizer
 
-MOST_MAPS = 32  # words of one set whose heat maps are kept
-
 
 @dataclass
 class Reading:
-    """The `top` likeliest entries of one vocabulary for every vision token at each layer, and maps of some words."""
+    """The `top` likeliest entries of one vocabulary for every vision token at each layer, and maps of given words."""
 
     name: str
     entries: list[str]  # what `top` numbers
     top: Tensor  # (layers, tokens, k) int64, numbers of entries
     probabilities: Tensor  # (layers, tokens, k)
-    words: list[str] = field(default_factory=list)
-    maps: Tensor | None = None  # (layers, tokens, words) probabilities
+    maps: Tensor | None = None  # (layers, tokens, entries) probabilities of words
 
     def payload(self) -> dict[str, Any]:
         """Return the page's data: tensors in base64, maps with one byte per number."""
@@ -56,7 +53,7 @@ class Reading:
             "k": self.top.shape[-1],
             "top": _base64(self.top.int()),
             "chance": _base64(self.probabilities.float()),
-            "words": self.words,
+            "words": [] if self.maps is None else self.entries,
             "maps": None if self.maps is None else _base64((self.maps * 255).round().byte()),
         }
 
@@ -70,7 +67,7 @@ class Lens:
         layout: The patch of each vision token.
         model: The model's name.
         layers: The hidden states that were read.
-        readings: The whole vocabulary's reading, then one for each set of words.
+        readings: The whole vocabulary's reading, then that of the words, if any were given.
         notes: Words that were left out, and why.
     """
 
@@ -119,11 +116,10 @@ class Lens:
 def lens(
     model: str | Path | Model | tuple[Model, Processor],
     image: ImageLike | Sequence[ImageLike],
-    words: Sequence[str] | Mapping[str, Sequence[str]] = (),
+    words: Sequence[str] = (),
     *,
     prompt: str = DESCRIBE,
     layers: str | Sequence[int] | None = None,
-    norm: str = "none",
     top: int = 5,
 ) -> Lens:
     """Read which words each vision token predicts through the model's head, in one forward pass.
@@ -134,20 +130,17 @@ def lens(
     Args:
         model: A Hub id, a folder, "tiny", or the pair (model, processor) that `revisit.load` returns.
         image: A path, bytes, a PIL image or an array of pixels; or a list of them, which share one prompt.
-        words: A set of words to compare with each other, or several sets by name; the whole vocabulary is always read.
+        words: Words to compare with each other; the whole vocabulary is always read.
         prompt: The text of the prompt.
         layers: Hidden states as in ReVisiT; all of them by default.
-        norm: "final" applies the decoder's final norm to the layers below the last.
         top: How many of the likeliest entries to keep for each vision token.
 
     Returns:
         The readings.
 
     Raises:
-        RevisitError: If fewer than two words of a set are single tokens, or the model keeps no vision tokens.
+        RevisitError: If fewer than two of the words are single tokens, or the model keeps no vision tokens.
     """
-    if norm not in ("none", "final"):
-        raise RevisitError(f"norm must be 'none' or 'final', not {norm!r}.")
     if isinstance(words, str):
         raise RevisitError(f"words must be a list of words, such as [{words!r}, …], not one text.")
     given: list[Any] = list(image) if isinstance(image, (list, tuple)) else [image]
@@ -155,23 +148,16 @@ def lens(
     loaded, processor = loaded_pair(model, "lens")
     parts = ModelParts.of(loaded)
     chosen = resolve_layers(range(parts.depth + 1) if layers is None else layers, parts.depth, parts.tied)
-    sets = {
-        name: single_tokens(processor.tokenizer, listed)
-        for name, listed in (words if isinstance(words, Mapping) else {"words": words} if words else {}).items()
-    }
-    notes = []
-    for name, (variants, left_out) in sets.items():
-        listed = ", ".join(left_out[:8]) + (f" and {len(left_out) - 8} more" if len(left_out) > 8 else "")
-        if len(variants) < 2:
-            raise RevisitError(
-                f"{name} needs at least two words that are single tokens of this model. Not single tokens: {listed}."
-            )
-        if left_out:
-            notes.append(f"{name}: left out {listed}, because the tokenizer has no single token for it.")
+    variants, left_out = single_tokens(processor.tokenizer, words)
+    if words and len(variants) < 2:
+        raise RevisitError(
+            f"The lens needs at least two words that are single tokens of this model. Not single tokens: {', '.join(left_out)}."
+        )
+    notes = [f"Left out {', '.join(left_out)}: the tokenizer has no single token for it."] if left_out else []
     inputs = prepare(processor, [prompt], [images], loaded.device)
-    seen = prefill_states(loaded, inputs, chosen, final_norm=norm == "final")
+    seen = prefill_states(loaded, inputs, chosen)
     readings = [whole_vocabulary(seen.head, seen.states, processor.tokenizer, top)]
-    readings += [_within(seen.head, seen.states, name, variants, top) for name, (variants, _) in sets.items()]
+    readings += [_within(seen.head, seen.states, variants, top)] if words else []
     return Lens(images, layout_of(loaded, processor, images, inputs), name_of(loaded), chosen, readings, notes)
 
 
@@ -190,8 +176,8 @@ def whole_vocabulary(head: Head, states: Tensor, tokenizer: Tokenizer, top: int)
 
 
 @torch.no_grad()
-def _within(head: Head, states: Tensor, name: str, variants: dict[str, list[int]], top: int) -> Reading:
-    """Read states over a set of words; the spellings of a word are added up."""
+def _within(head: Head, states: Tensor, variants: dict[str, list[int]], top: int) -> Reading:
+    """Read states over some words; the spellings of a word are added up."""
     words = list(variants)
     ids = torch.tensor([i for word in words for i in variants[word]], device=head.device)
     owner = torch.tensor([n for n, word in enumerate(words) for _ in variants[word]], device=head.device)
@@ -199,10 +185,7 @@ def _within(head: Head, states: Tensor, name: str, variants: dict[str, list[int]
     table = torch.zeros(len(shares), len(words), device=head.device).index_add_(-1, owner, shares)
     table = table.view(*states.shape[:2], len(words)).cpu()  # (layers, tokens, words)
     probabilities, best = table.topk(min(top, len(words)), dim=-1)
-    kept = list(range(len(words)))
-    if len(words) > MOST_MAPS:
-        kept = table[-1].amax(0).topk(MOST_MAPS).indices.tolist()
-    return Reading(name, words, best, probabilities, [words[k] for k in kept], table[..., kept])
+    return Reading("words", words, best, probabilities, table)
 
 
 def single_tokens(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[dict[str, list[int]], list[str]]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from revisit.decoding.trace import StepRecord
 from revisit.explain.document import images_payload, script_page, write_page
-from revisit.explain.record import Decode, MethodOutput, instead_of, own_settings, selects_largest, wrong_spans
+from revisit.explain.record import Decode, MethodOutput, instead_of, own_settings, wrong_spans
 from revisit.words import WORDS, object_words
 
 MOST_PATCHES = 5  # listed at every step
@@ -45,33 +45,25 @@ def headline(decode: Decode) -> str:
     if ours is None:
         return decode.prompt
     name = "ReVisiT" if ours.name == "revisit" else ours.name
-    before = {} if plain is None else absent_objects(plain, decode.objects)
-    after = absent_objects(ours, decode.objects)
-    removed = [word for thing, word in before.items() if thing not in after]
-    added = [word for thing, word in after.items() if thing not in before]
-    verbs = ("removed", "added") if plain is not None else ("", "names")
-    parts = [f"{verb} {not_in_image(words)}" for verb, words in zip(verbs, (removed, added), strict=True) if words]
-    if not parts and after:
-        parts = [f"kept {not_in_image(list(after.values()))}"]
-    if parts:
-        return f"{name} {' and '.join(parts)}"
+    if plain is not None and decode.objects is not None:
+        before, after = absent_objects(plain, decode.objects), absent_objects(ours, decode.objects)
+        removed = [word for thing, word in before.items() if thing not in after]
+        added = [word for thing, word in after.items() if thing not in before]
+        verbs = [("removed", removed), ("added", added)]
+        parts = [
+            f"{verb} {', '.join(f'‘{word}’' for word in words)} (not in the image)" for verb, words in verbs if words
+        ]
+        if parts:
+            return f"{name} {' and '.join(parts)}"
     changed, steps = len(ours.changed), len(ours.steps)
     return f"{name} changed {changed or 'none'} of {steps} token{'s' * (steps != 1)}"
 
 
-def absent_objects(answer: MethodOutput, objects: Sequence[str] | None) -> dict[str, str]:
-    """Return the objects that an answer names and that are known to be absent, with the word for each."""
+def absent_objects(answer: MethodOutput, objects: Sequence[str]) -> dict[str, str]:
+    """Return the objects that an answer names although they are absent, with the word for each."""
     text = "".join(step.text or "" for step in answer.steps)
-    spans = [] if objects is None else wrong_spans(text, objects)
-    matches = [object_words().match(text, start) for start, _ in spans]
+    matches = [object_words().match(text, start) for start, _ in wrong_spans(text, objects)]
     return {WORDS[found[1].lower()]: found[0].lower() for found in matches if found}
-
-
-def not_in_image(words: Sequence[str]) -> str:
-    """Return quoted words in a relative clause."""
-    quoted = [f"‘{word}’" for word in words]
-    listed = " and ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)
-    return f"{listed}, which {'is' if len(quoted) == 1 else 'are'} not in the image"
 
 
 def payload(decode: Decode) -> dict[str, Any]:
@@ -103,7 +95,6 @@ def answer_payload(answer: MethodOutput, wrong: set[int]) -> dict[str, Any]:
         "name": answer.name,
         "settings": own_settings(answer.method),  # other than the defaults
         "method": answer.method,
-        "far": selects_largest(answer.method),
         "text": answer.text,
         "layers": list(answer.trace.layers),
         "n": len(rows[0]) if rows else 0,
@@ -129,9 +120,10 @@ def step_payload(step: StepRecord, method: Mapping[str, Any]) -> tuple[dict[str,
         entry["h"] = 1
     if step.changed:
         entry["was"] = instead_of(step)
-    heat = heat_map(step, method)
+    heat = heat_map(step)
     if heat is not None:
-        best = nearest(heat, selects_largest(method), max(MOST_PATCHES, int(method.get("neighbors", 1))))
+        most = max(MOST_PATCHES, int(method.get("neighbors", 1)))
+        best = [int(index) for index in np.argsort(heat, kind="stable")[:most] if np.isfinite(heat[index])]
         entry["p"] = [[index, _p(float(heat[index]))] for index in best]
     if step.vision_token is not None:
         entry["i"], entry["l"] = step.vision_token, step.layer
@@ -150,20 +142,12 @@ def shown_candidates(step: StepRecord) -> list[int]:
     return [*range(min(SHOWN_CANDIDATES - len(needed), len(step.ids))), *needed]
 
 
-def heat_map(step: StepRecord, method: Mapping[str, Any]) -> np.ndarray | None:
-    """Return each vision token's divergence at the layer where it would be selected.  (layers, N) -> (N,)"""
+def heat_map(step: StepRecord) -> np.ndarray | None:
+    """Return each vision token's divergence at the layer where it agrees most.  (layers, N) -> (N,)"""
     if step.divergences is None:
         return None
     table = step.divergences.numpy()
-    if selects_largest(method):
-        return np.where(np.isnan(table), -np.inf, table).max(0)  # type: ignore[no-any-return]
     return np.where(np.isnan(table), np.inf, table).min(0)  # type: ignore[no-any-return]
-
-
-def nearest(heat: np.ndarray, far: bool = False, most: int = MOST_PATCHES) -> list[int]:
-    """Return the vision tokens that agree most with a step, best first; with `far`, those that agree least."""
-    order = np.argsort(-heat if far else heat, kind="stable")[:most]
-    return [int(index) for index in order if np.isfinite(heat[index])]
 
 
 def quantize(heat: np.ndarray, top: float | None = None) -> bytes:

@@ -31,8 +31,6 @@ class PrefillStates:
     @property
     def states(self) -> Tensor:
         """The states of the first prompt, (layers, tokens, d)."""
-        if not self.rows:
-            raise RevisitError("The model's forward pass did not go through its decoder module.")
         return self.rows[0]
 
     def row(self, number: int) -> dict[int, Tensor]:
@@ -41,21 +39,16 @@ class PrefillStates:
 
 
 @contextmanager
-def watch_prefill(
-    model: Model, inputs: Inputs, layers: Sequence[int] | None = None, *, final_norm: bool = False
-) -> Iterator[PrefillStates]:
-    """Capture the vision tokens' states of the first forward pass inside the block, which must run the prompts `inputs`.
-
-    By default only the last layer's. `final_norm` applies the decoder's final norm to the layers below it.
-    """
+def watch_prefill(model: Model, inputs: Inputs, layers: Sequence[int]) -> Iterator[PrefillStates]:
+    """Capture the vision tokens' states of the first forward pass inside the block, which must run the prompts `inputs`."""
     parts = ModelParts.of(model)
     mask = vision_mask(inputs["input_ids"], parts.vision_ids)
     if not bool(mask.any()):
         raise no_image(model)
-    chosen = (parts.depth,) if layers is None else tuple(layers)
+    chosen = tuple(layers)
     found = PrefillStates(chosen, parts.head)
     with ExitStack() as stack:
-        capture = Capture(parts, mask, chosen, 1, stack, final_norm=final_norm)
+        capture = Capture(parts, mask, chosen, 1, stack)
 
         def finish(output: Any) -> None:
             capture.check_reached()
@@ -69,9 +62,9 @@ def watch_prefill(
 
 
 @torch.no_grad()
-def prefill_states(model: Model, inputs: Inputs, layers: Sequence[int], *, final_norm: bool = False) -> PrefillStates:
+def prefill_states(model: Model, inputs: Inputs, layers: Sequence[int]) -> PrefillStates:
     """Run one prompt; return the vision tokens' states at these layers."""
-    with watch_prefill(model, inputs, layers, final_norm=final_norm) as seen:
+    with watch_prefill(model, inputs, layers) as seen:
         model(**inputs, use_cache=False, **last_logits(model))
     return seen
 

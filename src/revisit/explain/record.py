@@ -1,4 +1,4 @@
-"""Record decoding runs: images, the positions of the vision tokens on them, and each method's answer step by step."""
+"""Records of decoding runs: images, the positions of the vision tokens on them, and each method's answer step by step."""
 
 from __future__ import annotations
 
@@ -7,18 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from revisit.decoding.batch import decode_texts
-from revisit.decoding.generate import beams_asked, generate
+from revisit.decoding.generate import generate
 from revisit.decoding.method import Method, method_text
 from revisit.decoding.trace import StepRecord, Trace, row_trace
-from revisit.errors import RevisitError
-from revisit.explain.check import Check, check_text, settings_of
 from revisit.explain.lens import whole_vocabulary
-from revisit.explain.prefill import watch_prefill
-from revisit.explain.support import ModelText
 from revisit.explain.tokens import token_text, token_texts
-from revisit.models.config import name_of
-from revisit.models.parts import Head, ModelParts
-from revisit.models.prompts import new_tokens, prepare
+from revisit.models.parts import Head
+from revisit.models.prompts import new_tokens
 from revisit.models.thoughts import Thoughts, thoughts_of
 from revisit.words import WORDS, object_words
 
@@ -26,6 +21,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
+    from revisit.explain.check import Check
     from revisit.models.geometry import Layout
     from revisit.models.types import Inputs, Model, Processor, Tokenizer
 
@@ -92,83 +88,10 @@ def patch_words(head: Head, states: Tensor, tokenizer: Tokenizer) -> list[list[t
     return [[(reading.entries[n], p) for n, p in zip(*pair, strict=True)] for pair in pairs]
 
 
-def explain(
-    model: Model, processor: Processor, images: Sequence[Image], prompt: str, methods: Sequence[Method], **options: Any
-) -> Decode:
-    """Record one prompt about one image, or several that share it; see `explain_many`."""
-    return explain_many(model, processor, [images], prompt, methods, **options)[0]
-
-
-def explain_many(
-    model: Model,
-    processor: Processor,
-    images: Sequence[Sequence[Image]],
-    prompt: str,
-    methods: Sequence[Method],
-    *,
-    model_name: str = "",
-    objects: Sequence[str] | None = None,
-    **generate_kwargs: Any,
-) -> list[Decode]:
-    """Decode one prompt about each of these images with each method, as one batch, and record every step.
-
-    Each method takes one vision pass and one prefill; a contrastive method also those of its own branch. Vision passes are not
-    shared, because transformers accepts no precomputed image features together with the pixels that some methods need.
-
-    Args:
-        model: A loaded model.
-        processor: Its processor.
-        images: The images of each prompt of the batch, in order.
-        prompt: The question.
-        methods: Decoding methods; the vision tokens' states are kept from the first one's prefill.
-        model_name: The model's name on the page.
-        objects: The objects in the images, if known; words for other objects are marked as wrong.
-        **generate_kwargs: Passed to `generate`.
-
-    Returns:
-        The answers to each prompt, with their steps.
-
-    Raises:
-        RevisitError: If there is no method, or the arguments request beams or several answers.
-    """
-    if not methods:
-        raise RevisitError("There is no decoding method to record.")
-    if beams_asked(model, generate_kwargs) > 1:
-        raise RevisitError(
-            "Beam search cannot be shown step by step, because beams are reordered; remove num_beams, or use revisit.generate."
-        )
-    if (generate_kwargs.get("num_return_sequences") or 1) != 1:
-        raise RevisitError("Only one answer per method can be shown; remove num_return_sequences.")
-    inputs = prepare(processor, [prompt] * len(images), [list(own) for own in images], model.device)
-    for name in generate_kwargs:
-        if name in ("method", "trace", "processor", "custom_generate", *inputs):
-            raise RevisitError(f"{name} is set by `ask`; remove it (the trace is always kept).")
-    layers = sorted({settings_of(model)[0], ModelParts.of(model).depth})
-    with watch_prefill(model, inputs, layers) as seen:
-        outputs = [outputs_of(model, processor, inputs, methods[0], **generate_kwargs)]
-    outputs += [outputs_of(model, processor, inputs, method, **generate_kwargs) for method in methods[1:]]
-    name, tokenizer = model_name or name_of(model), processor.tokenizer
-    decodes = []
-    for row, own in enumerate(images):
-        answers = [of_method[row] for of_method in outputs]
-        records = [step for step in answers[0].steps if not step.thought]
-        tokens = [step.token for step in records if step.token is not None]
-        text = ModelText.from_trace(model, processor, inputs, row, images, seen, answers[0].text, tokens, records)
-        for step in (step for answer in answers for step in answer.steps):
-            region = None if step.vision_token is None else text.layout.region(step.vision_token)
-            if region is not None:
-                step.patch_row, step.patch_col = region.row + 1, region.column + 1
-        words = patch_words(seen.head, text.vision[layers[-1]], tokenizer)
-        check = check_text(model, tokenizer, text)
-        decodes.append(Decode(list(own), prompt, name, text.layout, answers, objects, words, check))
-    return decodes
-
-
 def outputs_of(
     model: Model, processor: Processor, inputs: Inputs, method: Method, **generate_kwargs: Any
 ) -> list[MethodOutput]:
     """Decode prepared inputs with a method, and record every step of every row."""
-    need_single_beam(method)
     trace, thoughts = Trace(record=True), thoughts_of(model, processor)
     output = generate(model, **inputs, method=method, trace=trace, processor=processor, **generate_kwargs)
     opened = [thoughts is not None and thoughts.open_at_end(prompt) for prompt in inputs["input_ids"].tolist()]
@@ -193,20 +116,9 @@ def method_output(
     return MethodOutput(answer, own, thought_text, unclosed)
 
 
-def need_single_beam(method: Method) -> None:
-    """Raise RevisitError for a method that uses beam search, whose steps cannot be shown."""
-    if method.own_beams > 1:
-        raise RevisitError(f"{method.name} uses beam search and cannot be shown step by step; use another method.")
-
-
 def instead_of(step: StepRecord) -> str | None:
     """Return the text of the model's own best token, if the method's differs."""
     return None if step.instead_of is None or step.texts is None else step.texts[step.ids.index(step.instead_of)]
-
-
-def selects_largest(method: Mapping[str, Any]) -> bool:
-    """Return whether the method selects the vision token with the largest divergence."""
-    return method.get("select") == "max"
 
 
 def wrong_spans(text: str, objects: Sequence[str]) -> list[tuple[int, int]]:

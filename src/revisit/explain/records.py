@@ -89,31 +89,19 @@ def read_json(path: Path) -> Any:
     return _parse(read_text(path), str(path))
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"an object has the key {next(n for n in names if names.count(n) > 1)!r} twice")
-    return found
-
-
 def _parse(text: str, where: str, one_line: bool = False) -> Any:
     try:
-        return json.loads(text, object_pairs_hook=_once)
+        return json.loads(text)
     except json.JSONDecodeError as error:
         place = f"{where} is" if one_line else f"{where} line {error.lineno} is"
         raise RevisitError(f"{place} not valid JSON ({error.msg} at column {error.colno}).") from error
-    except (ValueError, RecursionError) as error:  # thousands of digits, thousands of brackets, a key twice
+    except (ValueError, RecursionError) as error:  # thousands of digits, thousands of brackets
         raise RevisitError(f"{where} is JSON that cannot be read ({error}).") from error
 
 
 def read_records(path: Path) -> list[Record]:
     """Return the objects of a JSON array, of JSON lines, or of a .csv/.tsv table, in file order."""
     suffixes = [s.lower() for s in path.suffixes]
-    if suffixes[-1:] in ([".xlsx"], [".xls"], [".pkl"], [".pickle"]):
-        raise RevisitError(
-            f"{path} is a {suffixes[-1]} file, which is not supported; save it as .tsv, .csv, .json or .jsonl first."
-        )
     text = read_text(path)
     if ".csv" in suffixes or ".tsv" in suffixes:
         return _table(path, text, "\t" if ".tsv" in suffixes else ",")
@@ -128,9 +116,6 @@ def _table(path: Path, text: str, delimiter: str) -> list[Record]:
     csv.field_size_limit(2**31 - 1)
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
     names = reader.fieldnames or []
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise RevisitError(f"{path} has a duplicate column {twice!r}.")
     records = []
     for row in reader:
         columns = len([value for value in row.values() if value is not None]) + len(row.get(None, [])) - (None in row)
@@ -153,7 +138,7 @@ def read_map(path: Path) -> dict[str, Any] | None:
     if not text.lstrip().startswith("{"):
         return None
     try:
-        value = json.loads(text, object_pairs_hook=_once)
+        value = json.loads(text)
     except (ValueError, RecursionError):  # JSON lines, or broken: their reader says where
         return None
     return value if isinstance(value, dict) else None

@@ -6,7 +6,6 @@ a word's first token a probability over the whole vocabulary. The support of the
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,26 +16,22 @@ from torch import Tensor
 from revisit.errors import RevisitError
 from revisit.explain.checkable import WORD
 from revisit.explain.prefill import PrefillStates, force, logit_slices
-from revisit.explain.tokens import Span, token_spans, token_text, tokens_in, word_tokens
-from revisit.hooks.states import vision_mask
+from revisit.explain.tokens import Span, token_spans, tokens_in, word_tokens
 from revisit.models.geometry import Layout, layout
-from revisit.models.parts import Head, vision_token_ids
+from revisit.models.parts import Head
 from revisit.models.prompts import check_no_image_tokens
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from revisit.decoding.trace import StepRecord
     from revisit.models.types import Inputs, Model, Processor, Tokenizer
 
 TOP = 5  # vision tokens whose mean probability is the support of a token
-CANDIDATES = 20  # the model's likeliest tokens, among which a better word is sought
-PLAUSIBLE = 1e-3  # least probability of such a token, relative to the likeliest one
 
 
 @dataclass(frozen=True)
 class Word:
-    """A word of a checked text. Words outside the selected set have a support, but no patch, probability or replacement.
+    """A word of a checked text. Words outside the selected set have a support, but no patch.
 
     Attributes:
         text: The word as it appears in the text.
@@ -45,8 +40,6 @@ class Word:
         support: How far the image supports the word, from 0 to 1.
         checkable: Whether the word belongs to the set that was selected for checking.
         vision_token: The vision token that supports it most, from 0.
-        probability: The model's own probability of the word; None if it was not recorded.
-        instead: A word whose product of probability and support is larger, if there is one.
         image: The number of the image that the vision token belongs to, from 1.
         patch_row: The row of its patch, from 1, if the layout is known.
         patch_col: The column of its patch, from 1.
@@ -59,8 +52,6 @@ class Word:
     support: float
     checkable: bool
     vision_token: int
-    probability: float | None = None
-    instead: str | None = None
     image: int = 1
     patch_row: int | None = None
     patch_col: int | None = None
@@ -69,10 +60,7 @@ class Word:
 
 @dataclass(frozen=True)
 class ModelText:
-    """A text in a model's tokens, with what the model computed for it.
-
-    The model's predictions come from `states` (teacher forcing) or from `steps` (a recorded decoding run).
-    """
+    """A text in a model's tokens, with the vision tokens that the model computed for its images."""
 
     text: str
     tokens: Sequence[int]
@@ -81,11 +69,9 @@ class ModelText:
     vision: Mapping[int, Tensor]  # layer -> (vision tokens, d)
     head: Head
     layout: Layout
-    states: Tensor | None = None  # (tokens, d); row n predicts token n
-    steps: Sequence[StepRecord] = ()
 
     @classmethod
-    def from_trace(
+    def from_prefill(
         cls,
         model: Model,
         processor: Processor,
@@ -95,44 +81,20 @@ class ModelText:
         seen: PrefillStates,
         text: str,
         tokens: Sequence[int],
-        steps: Sequence[StepRecord],
     ) -> ModelText:
-        """Build the text of an answer, or of its beginning, from its row's prefill and the steps that decoding recorded."""
+        """Build the text of an answer, or of its beginning, from the prefill of its row."""
         whole, spans = token_spans(processor.tokenizer, tokens)
         stripped = len(whole) - len(whole.lstrip())
+        shifted = [(a - stripped, b - stripped) for a, b in spans]
         vision = seen.row(row)
-        return cls(
-            text,
-            tokens,
-            [(a - stripped, b - stripped) for a, b in spans],
-            list(images[row]),
-            vision,
-            seen.head,
-            row_layout(model, processor, inputs, row, images, len(vision[seen.layers[0]])),
-            steps=steps,
-        )
+        places = row_layout(model, processor, inputs, row, images, len(vision[seen.layers[0]]))
+        return cls(text, tokens, shifted, list(images[row]), vision, seen.head, places)
 
     @property
     def words(self) -> list[tuple[int, int, list[int]]]:
         """Start, end and token positions of each word."""
         found = [(*match.span(), tokens_in(self.spans, *match.span())) for match in WORD.finditer(self.text)]
         return [place for place in found if place[2]]
-
-    @torch.no_grad()
-    def predictions(self, positions: Sequence[int]) -> dict[int, dict[int, float]]:
-        """Return the probabilities of the likeliest tokens and of the actual token at each position, where they are known."""
-        if self.states is None:
-            known = [n for n in positions if n < len(self.steps)]
-            return {n: dict(zip(self.steps[n].ids, self.steps[n].base, strict=True)) for n in known}
-        found: dict[int, dict[int, float]] = {}
-        left = iter(positions)
-        for logits in logit_slices(self.head, self.states[list(positions)]):
-            table = logits.softmax(-1)  # (part, V)
-            best = table.topk(min(CANDIDATES, table.shape[-1]))
-            for row, ids, values in zip(table, best.indices.tolist(), best.values.tolist(), strict=True):
-                n = next(left)
-                found[n] = {**dict(zip(ids, values, strict=True)), self.tokens[n]: float(row[self.tokens[n]])}
-        return found
 
 
 def read_texts(
@@ -145,15 +107,12 @@ def read_texts(
     layers: Sequence[int],
 ) -> list[ModelText]:
     """Run texts behind their rendered prompts, which `inputs` encodes, in one forward pass; keep the vision states of `layers`."""
-    vision_ids = vision_token_ids(model.config)
     encoded = [encode_text(processor, prompt, text) for prompt, text in zip(prompts, texts, strict=True)]
-    if any(bool(vision_mask(torch.tensor(tokens), vision_ids).any()) for tokens, _ in encoded):
-        raise RevisitError("The text contains this model's image token; remove it.")
     forced = force(model, inputs, [tokens for tokens, _ in encoded], layers)
     found = []
-    for row, (states, vision, head) in enumerate(forced):
+    for row, (_, vision, head) in enumerate(forced):
         grid = row_layout(model, processor, inputs, row, images, len(vision[layers[0]]))
-        found.append(ModelText(texts[row], *encoded[row], list(images[row]), vision, head, grid, states))
+        found.append(ModelText(texts[row], *encoded[row], list(images[row]), vision, head, grid))
     return found
 
 
@@ -209,40 +168,18 @@ def support(text: ModelText, layer: int, tokenizer: Tokenizer, is_checked: Calla
         return []
     words = [text.text[start:end] for start, end, _ in places]
     checked = [is_checked(word) for word in words]
-    predicted = text.predictions([n for own, (*_, at) in zip(checked, places, strict=True) if own for n in at])
     # A word of several tokens has the support of its first one, which distinguishes most words.
     firsts = [
         first_tokens(tokenizer, word, text.tokens[at[0]]) if own else [text.tokens[at[0]]]
         for word, own, (*_, at) in zip(words, checked, places, strict=True)
     ]
-    rivals = [
-        _rivals(predicted.get(at[0], {}), text.tokens[at[0]], tokenizer, is_checked) if own else {}
-        for own, (*_, at) in zip(checked, places, strict=True)
-    ]
-    ids = sorted({token for group in (*firsts, *rivals) for token in group})
-    supports = token_support(text.head, text.vision[layer], ids)
+    supports = token_support(text.head, text.vision[layer], sorted({token for group in firsts for token in group}))
     found = []
-    for word, own, others, first, (start, end, at) in zip(words, checked, rivals, firsts, places, strict=True):
+    for word, own, first, (start, end, _) in zip(words, checked, firsts, places, strict=True):
         value, nearest = max(supports[token] for token in first)
-        details = _patch(text.layout, nearest) if own else {}
-        chances = [predicted.get(n, {}).get(text.tokens[n]) for n in at] if own else [None]
-        if None not in chances:
-            details["probability"] = math.prod(chances)  # type: ignore[arg-type]
-            scores = {token: supports[token][0] * chance for token, chance in others.items()}
-            best = max(scores, key=scores.__getitem__, default=None)
-            if best is not None and scores[best] > value * chances[0]:  # type: ignore[operator]
-                details["instead"] = token_text(tokenizer, best).strip()
-        found.append(Word(word, start, end, value, own, nearest, **details))
+        patch = _patch(text.layout, nearest) if own else {}
+        found.append(Word(word, start, end, value, own, nearest, **patch))
     return found
-
-
-def _rivals(
-    predicted: Mapping[int, float], token: int, tokenizer: Tokenizer, is_checked: Callable[[str], bool]
-) -> dict[int, float]:
-    """Return the plausible tokens other than `token` that begin a word to check, with their probabilities."""
-    least = PLAUSIBLE * max(predicted.values(), default=0)
-    texts = {t: token_text(tokenizer, t) for t, chance in predicted.items() if chance >= least and t != token}
-    return {t: predicted[t] for t, text in texts.items() if text[:1].isspace() and is_checked(text.strip())}
 
 
 def _patch(places: Layout, vision_token: int) -> dict[str, Any]:

@@ -117,7 +117,7 @@ class Decoder:
             processors.append(JsonAnswers(grammars, self.grammar_tokenizer, close))
         watched = requests[0].record or requests[0].chat.check is not None
         layers = sorted({settings_of(self.model)[0], ModelParts.of(self.model).depth})
-        trace = Trace(record=watched)
+        trace = Trace(record=requests[0].record)
         with watch_prefill(self.model, inputs, layers) if watched else nullcontext() as seen:
             found = decode_batch(
                 self.model,
@@ -136,10 +136,8 @@ class Decoder:
                 continue
             request, check, page = requests[number], None, dict[str, JsonValue]()
             if seen is not None:
-                steps = [trace.rows[number].records[step] for step in row.steps]
-                text = ModelText.from_trace(
-                    self.model, self.processor, inputs, number, images, seen, row.text.shown, row.text.tokens, steps
-                )
+                shown, tokens = row.text.shown, row.text.tokens
+                text = ModelText.from_prefill(self.model, self.processor, inputs, number, images, seen, shown, tokens)
                 check = None if request.chat.check is None else self._checked(request, text)
             if request.record and seen is not None:
                 assert request.chat.decoding is not None
@@ -194,7 +192,6 @@ class Progress:
         self.marks: tuple[int, ...] = () if thoughts is None else (thoughts.open, thoughts.close)
         self.thinking, self.tokens = thinking, 0
         self.logprobs: list[JsonValue] = []
-        self.steps: list[int] = []  # those of the answer, without thoughts
         self.thought = IncrementalDetokenizer(decode)
         self.text = IncrementalDetokenizer(decode, ticket.request.chat.stop or ())
         self.finish: str | None = None
@@ -214,7 +211,6 @@ class Progress:
         else:
             logprobs = [self._logprobs(token, chat.top_logprobs or 0)] if chat.logprobs else []
             self.logprobs += logprobs
-            self.steps.append(self.tokens - 1)
             self.ticket.show(self.text.feed(token), logprobs)
         if self.text.stopped:
             self.finish = "stop"

@@ -421,7 +421,7 @@ class Viewer {
     const view = this.viewSelect.value || (place || { grid: this.data.grids[0] || { view: null } }).grid.view;
     if (step.m !== undefined && answer.n) {
       const start = step.m * answer.n, map = answer.bytes;
-      this.stage.paint((token) => { const close = 1 - map[start + token] / 255; return answer.far ? 1 - close : close; }, view);
+      this.stage.paint((token) => 1 - map[start + token] / 255, view);
     } else this.stage.paint(null, view);
     const neighbors = answer.method.neighbors || 1; // how many vision tokens the method selects
     this.tell(step, place, neighbors);
