@@ -18,13 +18,14 @@ from revisit.eval.report.terminal import print_section
 from revisit.eval.spec import environment
 from revisit.explain.files import make_folder, slug, write_json
 from revisit.paper.study import CAPTIONS, Subject, command
-from studies import check, decay, pointing, rendered, word_labels
+from studies import check, decay, pointing, rendered, times, word_labels
 
 STUDIES = {
     "check": check,
     "grounding-decay": decay,
     "pointing": pointing,
     "rendered-text": rendered,
+    "times": times,
     "word-labels": word_labels,
 }
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
@@ -38,7 +39,7 @@ def study(
     limit: int = typer.Option(None, min=1, help="Use only the first images."),
     out: Path = typer.Option(Path("results"), "--out", "-o", help="Folder for captions and results."),
     method: list[str] = typer.Option(
-        None, help="How captions are decoded (default: greedy); for pointing, the settings of ReVisiT to compare."
+        None, help="How captions are decoded (default: greedy); for pointing, settings of ReVisiT; for times, methods."
     ),
     max_new_tokens: int = typer.Option(512, min=1, help="Maximum length of a caption, in tokens."),
     batch_size: int = typer.Option(8, min=1, help="Batch size."),

@@ -27,7 +27,7 @@ from typing import Any
 
 from paper_data import stand_in_data
 from revisit.explain.files import read_lines
-from revisit.paper.catalog import ROWS
+from revisit.paper.published import ROWS
 
 
 def start(rows: str, out: Path) -> subprocess.Popen[bytes]:

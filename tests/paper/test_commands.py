@@ -103,7 +103,7 @@ def test_an_ablation_then_the_report(measured: Path, command: Callable[..., str]
         (["analyze", "projection", "--model", "nowhere/none"], "--data is missing"),
         (["analyze", "projecton"], "Did you mean 'projection'"),
         (["analyze", "projection", "--method", "greedy"], "--method cannot be used with projection"),
-        (["analyze", "case-study", "--method", "vcd", "--data", SCENES], "studies ReVisiT"),
+        (["analyze", "case-study", "--method", "vcd", "--data", SCENES], "Case studies are of ReVisiT"),
         (["ablate", "e"], "Unknown panel 'e'"),
         (["analyze", "projection", "--data", "scenes:unsual:3"], "Did you mean 'unusual'"),
         (["report", "nowhere"], "is not a folder"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,10 +15,6 @@ from perf.random_models import Profile, random_inputs, random_model
 from perf.timing import Timing
 from revisit import ReVisiT, RevisitError, methods
 from revisit.cli.main import app
-from revisit.eval import config
-from revisit.eval.run import Reporter
-from revisit.paper import latency
-from revisit.paper.study import Subject
 from revisit.step import reference as core
 
 
@@ -84,7 +79,6 @@ def test_a_script_takes_the_place_of_the_logits() -> None:
 
 
 def test_other_families_are_prompted_by_embeddings(tmp_path: object) -> None:
-    from pathlib import Path
 
     import families
 
@@ -101,19 +95,3 @@ def test_other_families_are_prompted_by_embeddings(tmp_path: object) -> None:
 def test_an_unknown_shape_raises() -> None:
     with pytest.raises(RevisitError, match=r"qwen2\.5-vl-0\.5b"):
         random_model("qwen2.5-vl-0.5")
-
-
-def test_a_measurement_resumes_image_by_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nltk_data: None) -> None:
-    monkeypatch.setattr(latency, "PROTOCOL", {"warmups": 1, "repeats": 2, "max_new_tokens": 6})
-    about: dict[str, Any] = {
-        "data": "scenes:unusual:2:7",
-        "output": str(tmp_path),
-        "methods": ("greedy", "revisit"),
-        "limit": 1,
-    }
-    monkeypatch.setattr(config, "resolve_data", lambda *_: pytest.fail("looked for data of the methods' settings"))
-    found = latency.time_methods(Subject(**about), Reporter())
-    assert [(row["method"], row["images"]) for row in found["rows"]] == [("greedy", 1), ("revisit", 1)]
-    assert all(row["ms"] > 0 and row["first"] > 0 for row in found["rows"])
-    monkeypatch.setattr(latency, "measure", lambda *_, **__: pytest.fail("measured again"))
-    assert latency.time_methods(Subject(**about), Reporter()) == found

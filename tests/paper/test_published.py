@@ -10,7 +10,7 @@ import pytest
 
 from revisit.paper import published
 
-METHODS = set(published.NAMES)
+METHODS = set(published.METHODS)
 
 
 @pytest.mark.parametrize("name", ["hallusionbench", "chair", "pope", "vqav2", "mmmu", "pope_full", "mmmu_subjects"])

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING
 
 import typer
 
 from revisit.cli import options
-from revisit.errors import RevisitError, need, unknown
-
-if TYPE_CHECKING:
-    from revisit.methods.revisit import ReVisiT
+from revisit.errors import need, unknown
 
 
 def ablate(
@@ -20,7 +16,7 @@ def ablate(
         "a,b,c,d",
         help="Panels of the paper, separated by commas: a vocabulary × selection, b layers × alpha, c divergence, d fusion × weight.",
     ),
-    model: list[str] = typer.Option(["tiny"], "--model", "-m", help="Local folders or Hub ids, separated by commas."),
+    model: str = options.MODEL,
     benchmark: list[str] = typer.Option(["chair"], "--benchmark", "-b", help="Benchmarks, separated by commas."),
     data: list[str] = typer.Option(
         None, help="As for `revisit eval`: a folder, NAME=FOLDER, or scenes:SPLIT:NUMBER:SEED."
@@ -50,17 +46,19 @@ def ablate(
     from revisit.cli.progress import reporter
     from revisit.eval.config import EvalConfig
     from revisit.eval.report.terminal import print_section
+    from revisit.methods.revisit import ReVisiT
+    from revisit.models.config import load_config
     from revisit.paper.ablation import ablate as run
     from revisit.paper.ablation import ablation_sections, paper_panels, read_panels
+    from revisit.registry import parse_assignments
 
-    every = paper_panels(_main_configuration(set_, [name for entry in model for name in entry.split(",")]))
-    names = [name.strip() for name in panels.split(",") if name.strip()]
+    base = ReVisiT.recommended(load_config(model).model_type).replace(**parse_assignments(set_))
+    every, names = paper_panels(base), [name.strip() for name in panels.split(",") if name.strip()]
     for name in names:
         if name not in every:
             raise unknown("panel", name, every)
     settings = EvalConfig(
-        model=tuple(model),
-        method=("greedy",),
+        model=model,
         benchmark=tuple(benchmark),
         data=tuple(data) if data else None,
         limit=limit,
@@ -71,26 +69,8 @@ def ablate(
         device_map=device_map,
     )
     need(*settings.packages())
-    chosen = {name: every[name] for name in names}
     with reporter(quiet, out) as progress:
-        logs = run(settings, chosen, progress)
+        logs = run(settings, {name: every[name] for name in names}, base, progress)
     for section in ablation_sections(read_panels(out), logs, "ablation"):
         print_section(section)
     print(f"Stored in {out}; `revisit report {quote(str(out))}` shows the results.")
-
-
-def _main_configuration(assignments: list[str], models: list[str]) -> ReVisiT:
-    """The paper's layers for the models, then --set."""
-    from revisit.methods.revisit import ReVisiT
-    from revisit.models.config import load_config
-    from revisit.registry import parse_assignments
-
-    settings = parse_assignments(assignments)
-    if "layers" in settings:
-        return ReVisiT().replace(**settings)
-    wanted = [ReVisiT.recommended(load_config(name.strip()).model_type) for name in models]
-    if len({method.layers for method in wanted}) > 1:
-        raise RevisitError(
-            "The paper recommends different layers for these models: run them separately, or use --set layers."
-        )
-    return wanted[0].replace(**settings)

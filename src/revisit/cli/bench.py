@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -43,7 +43,6 @@ def bench(
     from PIL.Image import linear_gradient
 
     from revisit import load, methods
-    from revisit.cli.progress import plural
     from revisit.eval.report.document import Section
     from revisit.eval.report.terminal import print_section
     from revisit.models.images import open_image
@@ -51,14 +50,16 @@ def bench(
     from revisit.paper import latency
     from revisit.step.choice import usual_step
 
-    wanted = {_label(name, settings): (name, settings) for name, settings in methods.parse_methods(methods_)}
+    wanted = methods.parse_methods(methods_)
     if threads is not None:
         torch.set_num_threads(threads)
     opened = open_image(image) if image is not None else linear_gradient("L").convert("RGB")
     loaded, processor = load(model, dtype=dtype, device_map=device_map)
     inputs = dict(prepare(processor, [prompt] * batch, [[opened]] * batch, loaded.device))
     plans: dict[str, Method] = {"greedy": methods.get("greedy")}
-    plans |= {text: methods.as_method(name, loaded, **own) for text, (name, own) in wanted.items()}
+    for name, own in wanted:  # under the names that were typed
+        label = ":".join([name, *([",".join(f"{key}={value}" for key, value in own.items())] if own else [])])
+        plans[label] = methods.as_method(name, loaded, **own)
     timings = latency.measure(
         loaded, inputs, plans, new_tokens=new_tokens, repeats=repeats, warmups=warmups, num_beams=beams
     )
@@ -72,22 +73,12 @@ def bench(
         "step": usual_step(loaded.device, loaded.dtype),  # after the calls: what could not be used is not named
         "new_tokens": new_tokens,
         "repeats": repeats,
-        "warmups": warmups,
         "batch": batch,
         "beams": beams,
     }
     if as_json:
         options.print_json({**where, "methods": rows})
         return
-    caption = (
-        f"{model} on {where['device']} in {where['dtype']}, {plural(torch.get_num_threads(), 'thread')}, torch {torch.__version__}, "
-        f"{where['step']} step. {plural(repeats, 'call')} of {new_tokens} tokens for each method, {plural(batch, 'row')} per call"
-        f"{f', {beams} beams' if beams > 1 else ''}. ms/token is mean ± deviation over calls; the ratio next to the lower quartile "
-        "of all tokens is its ratio to greedy's."
-    )
+    about = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in where.items())
+    caption = f"{about}. ms/token is mean ± deviation over calls; the ratio next to the lower quartile of all tokens is to greedy's."
     print_section(Section("Cost of methods", [latency.bench_table(rows, caption)]))
-
-
-def _label(name: str, settings: dict[str, Any]) -> str:
-    """Return a method as it was typed."""
-    return ":".join([name, *([",".join(f"{key}={value}" for key, value in settings.items())] if settings else [])])

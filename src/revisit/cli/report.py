@@ -22,7 +22,7 @@ def report(
     need("scipy", "statsmodels", "matplotlib")
     from revisit.eval.report.document import write
     from revisit.explain.files import make_folder
-    from revisit.paper.folder_report import build
+    from revisit.paper.report import build
 
     document = build(folder, out=out)
     files = write(document, make_folder(out or folder))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from revisit.eval.benchmarks.base import Metric
 from revisit.eval.config import EvalConfig
@@ -19,8 +18,7 @@ from revisit.explain.records import read_json
 from revisit.methods.greedy import Greedy
 from revisit.methods.revisit import ReVisiT
 from revisit.paper.figures import Plot, Series, curves
-from revisit.paper.studies import provenance
-from revisit.paper.study import Stored, command
+from revisit.paper.study import Stored, command, provenance
 
 FILE = "ablation.json"
 ALPHAS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
@@ -28,53 +26,25 @@ INTRODUCTION = "Each panel varies some settings of ReVisiT and keeps the others 
 SWEPT = ("CHAIRi", "F1", "accuracy", "macro", "token_max", "qAcc")  # metrics drawn over alpha
 
 
-@dataclass(frozen=True)
-class Panel:
-    """One table of an ablation: which settings vary, and the methods that have them."""
+class Panel(NamedTuple):
+    """One table of an ablation: the settings that vary, and the methods that have them."""
 
-    key: str
     title: str
-    settings: tuple[str, ...]
+    columns: tuple[str, ...]
     methods: tuple[ReVisiT, ...]
-    main: ReVisiT  # the configuration that the others vary
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the panel as the report reads it: the cells of its rows, by the labels of the methods."""
-        rows = {label(method): [_cell(getattr(method, name)) for name in self.settings] for method in self.methods}
-        return {
-            "key": self.key,
-            "title": self.title,
-            "settings": list(self.settings),
-            "main": label(self.main),
-            "rows": rows,
-        }
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:g}".replace("e-0", "e-")
-    return ", ".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
 
 
 def paper_panels(base: ReVisiT) -> dict[str, Panel]:
     """Return panels (a) to (d) of the paper's ablation table around a main configuration."""
     vary = base.replace
+    selections = (vary(select="max"), vary(select="random", neighbors=1), base, vary(vocabulary="full"))
+    thresholds = tuple(vary(layers=layers, alpha=alpha) for layers in ("last", "all") for alpha in ALPHAS)
     fusions = [("interpolation", w) for w in (0.25, 0.5, 0.75)] + [("poe", w) for w in (0.25, 0.5, 1.0, 2.0)]
-    panels = (
-        (
-            *("a", "Vocabulary constraint × token selection", ("vocabulary", "select")),
-            [vary(select="max"), vary(select="random", neighbors=1), base, vary(vocabulary="full")],
-        ),
-        (
-            *("b", "Layer scope × threshold α", ("layers", "alpha")),
-            [vary(layers=layers, alpha=alpha) for layers in ("last", "all") for alpha in ALPHAS],
-        ),
-        ("c", "Selection metric", ("divergence",), [vary(divergence=d) for d in ("kl", "cosine", "jsd")]),
-        ("d", "Fusion design", ("fusion", "weight"), [vary(fusion=fusion, weight=w) for fusion, w in fusions]),
-    )
     return {
-        key: Panel(key, title, settings, tuple(dict.fromkeys(methods)), base)
-        for key, title, settings, methods in panels
+        "a": Panel("Vocabulary constraint × token selection", ("vocabulary", "select"), selections),
+        "b": Panel("Layer scope × threshold α", ("layers", "alpha"), thresholds),
+        "c": Panel("Selection metric", ("divergence",), tuple(vary(divergence=d) for d in ("kl", "cosine", "jsd"))),
+        "d": Panel("Fusion design", ("fusion", "weight"), tuple(vary(fusion=f, weight=w) for f, w in fusions)),
     }
 
 
@@ -84,14 +54,21 @@ def with_panels(config: EvalConfig, panels: Mapping[str, Panel]) -> EvalConfig:
     return config.replace(method=tuple(dict.fromkeys(methods)))
 
 
-def ablate(config: EvalConfig, panels: Mapping[str, Panel], reporter: Reporter) -> list[Log]:
-    """Run the panels in place of the configured methods; return the logs."""
+def ablate(config: EvalConfig, panels: Mapping[str, Panel], base: ReVisiT, reporter: Reporter) -> list[Log]:
+    """Run panels around a main configuration in place of the configured methods; return the logs."""
     logs = run(with_panels(config, panels), reporter)
-    kept = [panel for panel in read_panels(Path(config.out)) if panel["key"] not in panels]  # of other commands
-    names = ("limit", "batch_size", "max_new_tokens")
-    about = {"command": command(), "settings_of_run": {name: getattr(config, name) for name in names}}
-    write_json(Path(config.out) / FILE, [*kept, *({**panel.to_json(), **about} for panel in panels.values())])
+    stored = [panel for panel in read_panels(Path(config.out)) if panel["key"] not in panels]  # of other commands
+    settings = {name: getattr(config, name) for name in ("limit", "batch_size", "max_new_tokens")}
+    about = {"main": label(base), "command": command(), "settings": settings}
+    for key, (title, columns, methods) in panels.items():
+        rows = {label(method): [_cell(getattr(method, name)) for name in columns] for method in methods}
+        stored.append({"key": key, "title": title, "columns": columns, "rows": rows, **about})
+    write_json(Path(config.out) / FILE, stored)
     return logs
+
+
+def _cell(value: object) -> str:
+    return f"{value:g}".replace("e-0", "e-") if isinstance(value, float) else str(value)
 
 
 def read_panels(folder: Path) -> list[dict[str, Any]]:
@@ -115,8 +92,7 @@ def ablation_sections(panels: Sequence[Stored], logs: Sequence[Log], name: str) 
             if panel["rows"].keys() <= found.keys():
                 blocks = _blocks(panel, found, "-".join([name, *map(slug, (panel["key"], *names))]))
                 title = " · ".join([f"({panel['key']}) {panel['title']}", *names])
-                about = {"command": panel["command"], "settings": panel["settings_of_run"]}
-                sections.append(Section(title, [*blocks, provenance(about)], level=3))
+                sections.append(Section(title, [*blocks, provenance(panel)], level=3))
     return sections
 
 
@@ -130,23 +106,23 @@ def _blocks(panel: Stored, logs: Mapping[str, Log], name: str) -> list[Block]:
     ]
     if "greedy" in logs:
         values = [ranked([logs["greedy"]], metric)[0] for metric in metrics]
-        lines.append(["greedy", *[""] * (len(panel["settings"]) - 1), *values])
+        lines.append(["greedy", *[""] * (len(panel["columns"]) - 1), *values])
     caption = f"Best in bold, second underlined, 95 % intervals in brackets; {own[0].answered} items."
     if panel["main"] in panel["rows"]:
         caption += f" Main configuration: {' '.join(panel['rows'][panel['main']])}."
     table = Table(
-        (*panel["settings"], *(heading(m) for m in metrics)),
+        (*panel["columns"], *(heading(m) for m in metrics)),
         lines,
         caption,
         marked=frozenset(place for place, method in enumerate(panel["rows"]) if method == panel["main"]),
-        left=len(panel["settings"]),
+        left=len(panel["columns"]),
     )
-    return [table, *([_sweep(panel, logs, metrics, name)] if "alpha" in panel["settings"] else [])]
+    return [table, *([_sweep(panel, logs, metrics, name)] if "alpha" in panel["columns"] else [])]
 
 
 def _sweep(panel: Stored, logs: Mapping[str, Log], metrics: Sequence[Metric], name: str) -> Block:
     """Draw curves over alpha, one for each value of the other settings."""
-    at = panel["settings"].index("alpha")
+    at = panel["columns"].index("alpha")
     lines: dict[str, list[tuple[str, float]]] = {}  # other settings -> methods with their alpha
     for method, cells in panel["rows"].items():
         others = ", ".join(cells[:at] + cells[at + 1 :])

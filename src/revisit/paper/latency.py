@@ -1,4 +1,4 @@
-"""How long decoding takes with each method: the protocol of `revisit bench` and `revisit reproduce latency`.
+"""How long decoding takes with each method: `revisit bench`, and `revisit reproduce latency` over many images.
 
 The moment at which each token is available gives the time to the first token and the interval of each further one, on a GPU by events in
 its queue, so that nothing waits before the call ends. Methods take turns within every repeat, so that a slow minute affects all of them.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median, stdev
@@ -22,20 +22,19 @@ from revisit.decoding.generate import generate
 from revisit.decoding.method import Method
 from revisit.errors import RevisitError
 from revisit.eval.config import EvalConfig
-from revisit.eval.report.document import Block, Table
+from revisit.eval.report.document import Table
 from revisit.eval.run import Reporter
 from revisit.explain.files import digest, make_folder, slug, write_json
 from revisit.explain.records import read_json
 from revisit.models.types import Model
-from revisit.paper.published import NAMES
-from revisit.paper.study import Result, Stored, Subject, number, track
+from revisit.paper.study import Result, Subject, track
 
 if TYPE_CHECKING:
     from transformers.generation.utils import GenerateOutput
 
     from revisit.models.types import Inputs
 
-Moment: TypeAlias = "float | torch.cuda.Event"  # seconds of the host's clock, or an event in the queue of a GPU
+Moment: TypeAlias = Any  # seconds of the host's clock, or an event in the queue of a GPU
 
 
 def wait(device: torch.device) -> None:
@@ -55,11 +54,7 @@ def now(device: torch.device) -> Moment:
 
 def seconds(start: Moment, end: Moment) -> float:
     """Return the seconds between two moments that have passed."""
-    if isinstance(start, float):
-        assert isinstance(end, float)
-        return end - start
-    assert not isinstance(end, float)
-    return float(start.elapsed_time(end)) / 1e3
+    return float(end - start if isinstance(start, float) else start.elapsed_time(end) / 1e3)
 
 
 class Clock(StoppingCriteria):
@@ -88,7 +83,7 @@ class Timing:
     @property
     def per_token(self) -> tuple[float, float]:
         """Mean and standard deviation over the repeats of a run's seconds per further token."""
-        means = [fmean(run) for run in self.intervals]
+        means = [fmean(run) for run in self.intervals if run]
         return fmean(means), stdev(means) if len(means) > 1 else 0.0
 
     @property
@@ -134,41 +129,9 @@ def measure(
         for label, method in methods.items():
             timing = Timing(label) if repeat < 0 else timings[label]
             length = 4 if repeat < 0 else new_tokens
-            options: Result = {
-                "do_sample": False,
-                "min_new_tokens": length,
-                "max_new_tokens": length,
-                **generate_kwargs,
-            }
-            time_call(model, inputs, method, timing, Clock(), **options)
+            options: Result = {"do_sample": False, "min_new_tokens": length, "max_new_tokens": length}
+            time_call(model, inputs, method, timing, Clock(), **options | generate_kwargs)
     return list(timings.values())
-
-
-def time_answers(
-    model: Model, inputs: Inputs, methods: Mapping[str, Method], *, new_tokens: int, rounds: int = 3
-) -> dict[str, float | str]:
-    """Time whole answers, the prompt included: seconds per token, the median over rounds in which the methods take turns.
-
-    Methods that do not support the model map to the error message. On a CPU this is processor time, which a busy machine changes less. A
-    first round, in which CODE writes its description, does not count.
-    """
-    clock = time.process_time if model.device.type == "cpu" else time.perf_counter
-    times: dict[str, list[float]] = {label: [] for label in methods}
-    unsupported: dict[str, str] = {}
-    options: Result = {"do_sample": False, "min_new_tokens": new_tokens, "max_new_tokens": new_tokens}
-    for _ in range(rounds + 1):
-        for label, method in methods.items():
-            if label in unsupported:
-                continue
-            wait(model.device)
-            started = clock()
-            try:
-                generate(model, **inputs, method=method, num_beams=method.own_beams, **options)
-            except RevisitError as error:
-                unsupported[label] = str(error)
-            wait(model.device)
-            times[label].append((clock() - started) / new_tokens)
-    return {label: unsupported.get(label, median(seconds[1:] or seconds)) for label, seconds in times.items()}
 
 
 def table(timings: Sequence[Timing]) -> list[Result]:
@@ -216,67 +179,34 @@ def bench_table(rows: Sequence[Mapping[str, Any]], caption: str) -> Table:
 PROTOCOL = {"warmups": 6, "repeats": 3, "max_new_tokens": 512}  # of the paper
 
 
-def time_methods(subject: Subject, reporter: Reporter) -> Result:
-    """Measure milliseconds per token and to the first token of every method: mean and deviation over the images.
+def time_images(subject: Subject, reporter: Reporter) -> list[Timing]:
+    """Time every method on every image by the paper's protocol; the runs of an image count as one.
 
-    Methods have the settings of the paper's protocol. Every image is stored when it is measured, so that a killed measurement resumes.
+    Every image is stored when it is measured, so that a killed measurement resumes.
     """
     config = EvalConfig(model=(subject.model,), method=subject.methods, data=str(subject.folder), preset="paper")
     methods = dict(zip(subject.methods, config.methods_for(subject.model), strict=True))
-    about = {"protocol": PROTOCOL, "methods": {name: [m.name, m.settings()] for name, m in methods.items()}}
-    folder = make_folder(Path(subject.output) / "latency" / digest([about, subject.settings()])[:12])
-    files = {item.id: folder / f"{slug(item.id)}.json" for item in subject.items}
-    todo = [item for item in subject.items if not files[item.id].exists()]
-    for item in track(reporter, f"latency of {len(methods)} methods", todo):
-        timings = measure(
-            subject.loaded[0],
-            subject.inputs([item]),
-            methods,
-            new_tokens=PROTOCOL["max_new_tokens"],
-            repeats=PROTOCOL["repeats"],
-            warmups=PROTOCOL["warmups"] if item is todo[0] else 0,
-            min_new_tokens=None,  # answers end where they end
-        )
-        times = {
-            timing.label: {
-                "first": 1000 * fmean(timing.first),
-                "per_token": [1000 * fmean(run) for run in timing.intervals if run],
-            }
-            for timing in timings
-        }
-        write_json(files[item.id], times)
-    measured = [read_json(path) for path in files.values()]
-    rows = []
-    for name in methods:
-        per_token = [fmean(times[name]["per_token"]) for times in measured if times[name]["per_token"]]
-        first = [times[name]["first"] for times in measured]
-        (ms, sd), (first_ms, first_sd) = _spread(per_token), _spread(first)
-        rows.append(
-            {"method": name, "ms": ms, "sd": sd, "first": first_ms, "first_sd": first_sd, "images": len(per_token)}
-        )
-    return {**about, "images": len(subject.items), "rows": rows}
-
-
-def _spread(values: Sequence[float]) -> tuple[float | None, float]:
-    """Return mean and standard deviation."""
-    return fmean(values) if values else None, stdev(values) if len(values) > 1 else 0.0
-
-
-def draw(result: Stored, name: str) -> list[Block]:
-    """Draw a row per method, with the ratio to plain decoding."""
-    rows, protocol = result["rows"], result["protocol"]
-    base = next((row["ms"] for row in rows if row["method"] == "greedy"), rows[0]["ms"])
-    lines = [
-        (
-            NAMES.get(row["method"], row["method"]),
-            f"{number(row['ms'])} ± {number(row['sd'])}",
-            f"{number(row['ms'] / base)}×" if row["ms"] and base else "–",
-            f"{row['first']:.1f} ± {row['first_sd']:.1f}",
-        )
-        for row in rows
-    ]
-    caption = (
-        f"Milliseconds per token without the prefill, mean ± deviation over {result['images']} images "
-        f"({protocol['warmups']} warm-ups, {protocol['repeats']} repeats of each; methods alternate)."
-    )
-    return [Table(("Method", "ms/token", "to greedy", "first token, ms"), lines, caption)]
+    about = [PROTOCOL, {name: [m.name, m.settings()] for name, m in methods.items()}, subject.settings()]
+    folder = make_folder(Path(subject.output) / "latency" / digest(about)[:12])
+    total = {name: Timing(name) for name in methods}
+    warmups = PROTOCOL["warmups"]
+    for item in track(reporter, f"latency of {len(methods)} methods", subject.items):
+        file = folder / f"{slug(item.id)}.json"
+        if not file.exists():
+            timings = measure(
+                subject.loaded[0],
+                subject.inputs([item]),
+                methods,
+                new_tokens=PROTOCOL["max_new_tokens"],
+                repeats=PROTOCOL["repeats"],
+                warmups=warmups,
+                min_new_tokens=None,  # answers end where they end
+            )
+            write_json(file, [asdict(timing) for timing in timings])
+            warmups = 0
+        for found in read_json(file):
+            timing = total[found["label"]]
+            timing.first.append(fmean(found["first"]))
+            timing.intervals.append([interval for run in found["intervals"] for interval in run])
+            timing.busy += found["busy"]
+    return list(total.values())

@@ -1,7 +1,13 @@
-"""The object vocabulary: CHAIR's synonyms that are single tokens, and the ranks of those in an image."""
+"""Object words: CHAIR's synonyms that are single tokens, their ranks, and the tokens that wrote those of a caption.
+
+Tokens and words of a caption are matched by character offsets: of tokens by decoding every prefix of the sequence, of CHAIR's words by
+finding the output of its word tokenizer in the lower-cased caption.
+"""
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -9,8 +15,9 @@ import torch
 from torch import Tensor
 
 from revisit.errors import RevisitError
+from revisit.eval.benchmarks.chair import lemmas, merge_pairs, names_object
 from revisit.eval.statistics import wilson
-from revisit.explain.tokens import word_tokens
+from revisit.explain.tokens import Span, token_spans, tokens_in, word_tokens
 from revisit.models.types import Tokenizer
 from revisit.words import WORDS
 
@@ -60,8 +67,6 @@ def best_rank(logits: Tensor, targets: Tensor) -> Tensor:
 
     (rows, V) and ids (n,) -> (rows,) whole numbers.
     """
-    if not len(targets):
-        return torch.full((len(logits),), logits.shape[-1], device=logits.device)
     best = logits[:, targets].amax(-1, keepdim=True)  # (rows, 1)
     return torch.where(best[:, 0] == -torch.inf, logits.shape[-1], (logits > best).sum(-1))
 
@@ -73,3 +78,55 @@ def recalls(hits: Sequence[int], units: int, ks: Sequence[int]) -> list[dict[str
         low, high = wilson(count, units)
         rows.append({"k": k, "hits": count, "units": units, "recall": count / units, "low": low, "high": high})
     return rows
+
+
+# -- captions ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Mention:
+    """An object word of a caption as CHAIR counts it, and the tokens that wrote it (`first` to `last`, both included)."""
+
+    word: str  # CHAIR's form: singular, pairs as one word
+    category: str
+    text: str  # as written in the caption
+    first: int
+    last: int
+    alone: bool  # one token wrote all of it, and nothing else but blanks
+
+
+def word_spans(caption: str, words: Sequence[str]) -> list[Span]:
+    """Return the place of each token of CHAIR's word tokenizer in its caption; raise ValueError if one is not there."""
+    from nltk.tokenize.util import align_tokens
+
+    lowered = caption.lower()
+    # the characters of the caption that those of the lower-cased caption come from: "İ" becomes two
+    starts = [place for place, character in enumerate(caption) for _ in character.lower()] + [len(caption)]
+    quotes = iter(re.findall("\"|``|''", lowered))  # the word tokenizer replaces quotation marks
+    written = [next(quotes, word) if word in ("``", "''") else word for word in words]
+    return [(starts[start], starts[end]) for start, end in align_tokens(written, lowered)]
+
+
+def word_mentions(caption: str) -> list[tuple[str, Span]]:
+    """Return CHAIR's object words of a caption, each with its place."""
+    tokens, roots = lemmas(caption)
+    spans = word_spans(caption, tokens)
+    merged, starts = merge_pairs(roots)
+    edges = [*starts, len(tokens)]  # merged word i is made of tokens edges[i]..edges[i + 1]
+    places = [(spans[a][0], spans[b - 1][1]) for a, b in itertools.pairwise(edges)]
+    return [(word, place) for word, place in zip(merged, places, strict=True) if names_object(word, merged)]
+
+
+def mentions(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[Mention]:
+    """Return the object words of the caption that these tokens spell, each with its own tokens, in CHAIR's order."""
+    text, spans = token_spans(tokenizer, tokens)
+    blank = len(text) - len(text.lstrip())  # CHAIR reads the caption without blanks at its ends
+    found = []
+    for word, (start, stop) in word_mentions(text.strip()):
+        written = text[start + blank : stop + blank]
+        own = tokens_in(spans, start + blank, stop + blank)
+        a, b = spans[own[0]][0], spans[own[-1]][1]
+        found.append(
+            Mention(word, WORDS[word], written, own[0], own[-1], len(own) == 1 and text[a:b].strip() == written)
+        )
+    return found

@@ -1,4 +1,7 @@
-"""The paper's own numbers, shipped as data, and tables that compare measured values with them."""
+"""The paper's tables and figures: what each one measures, its numbers, and tables that compare measured values with them.
+
+`ROWS` and `MODELS` are in data/catalog.json, in the order of the paper's source; the numbers are in data/published.json.
+"""
 
 from __future__ import annotations
 
@@ -8,41 +11,79 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
+from revisit.errors import unknown
 from revisit.eval.report.document import Cell, Table
 
-NAMES = {
-    "greedy": "Greedy",
-    "dola": "DoLa",
-    "vcd": "VCD",
-    "m3id": "M3ID",
-    "code": "CODE",
-    "sid": "SID",
-    "revisit": "ReVisiT",
-}
+Measured: TypeAlias = tuple[
+    float, float, float
+]  # on the printed scale: value and 95 % interval, NaN where there is none
+METHODS = ("greedy", "dola", "vcd", "m3id", "code", "sid", "revisit")
+
+
+class PaperModel(NamedTuple):
+    """A model of the paper: its Hub id and billions of parameters.
+
+    InternVL 2.5 is published in a format of its own: give a folder converted to transformers' format as NAME=FOLDER.
+    """
+
+    name: str
+    hub: str
+    billions: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """One table or figure of the paper."""
+
+    key: str
+    title: str
+    where: str
+    kind: str  # grid, ablation, study or latency
+    models: tuple[str, ...]
+    benchmark: str
+    items: int
+    data: str  # what has to be downloaded
+    answers: int = len(METHODS)  # to each item
+    published: str = ""  # its table of published.json
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods of the printed table, or all of the paper's."""
+        return tuple(table(self.published)[self.models[0]]) if self.kind == "grid" else METHODS
+
+
+def _read(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(resources.files("revisit.paper").joinpath(f"data/{name}").read_text("utf-8"))
+    return found
+
+
+_CATALOG = _read("catalog.json")
+MODELS = {entry["name"]: PaperModel(**entry) for entry in _CATALOG["models"]}
+ROWS = {entry["key"]: Row(**{**entry, "models": tuple(entry["models"])}) for entry in _CATALOG["rows"]}
+# The thresholds that the paper's tables report; everywhere else its default of 1e-5 is used.
+ALPHAS = {("vqav2", "Qwen2.5-VL-7B"): 1e-2, ("vqav2", "InternVL3-8B"): 1e-1}
+
+
+def find(names: str) -> list[Row]:
+    """Return the rows of these names, separated by commas; `all` for every one."""
+    keys = [name.strip() for name in names.split(",") if name.strip()]
+    for key in keys:
+        if key not in (*ROWS, "all"):
+            raise unknown("table", key, [*ROWS, "all"])
+    return list(ROWS.values()) if "all" in keys else [ROWS[key] for key in keys]
 
 
 @functools.cache
 def data() -> dict[str, Any]:
     """Return the numbers, in `tables`, and their `source`."""
-    text = resources.files("revisit.paper").joinpath("data/published.json").read_text("utf-8")
-    found: dict[str, Any] = json.loads(text)
-    return found
+    return _read("published.json")
 
 
 def table(name: str) -> Any:
     """Return one of the paper's tables: `chair`, `pope_full`, `ablation`, `projection`, …"""
     return data()["tables"][name]
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A measured value on the printed scale, with its 95 % interval where there is one."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
 
 
 def verdict(theirs: float, measured: Measured | None, digits: int) -> str:
@@ -52,8 +93,8 @@ def verdict(theirs: float, measured: Measured | None, digits: int) -> str:
     """
     if measured is None:
         return "not run"
-    low, high = measured.low, measured.high
-    if low is None or high is None or math.isnan(low) or low == high:
+    _, low, high = measured
+    if math.isnan(low) or low == high:
         return "no interval"
     half = 0.5 * 10.0**-digits
     return "inside" if low - half <= theirs <= high + half else "outside"
@@ -61,16 +102,11 @@ def verdict(theirs: float, measured: Measured | None, digits: int) -> str:
 
 def decimals(value: float) -> int:
     """Return the number of decimals of a published number, at least one."""
-    text = repr(float(value))
-    return max(1, len(text.partition(".")[2])) if "e" not in text else 1
+    return len(repr(float(value)).partition(".")[2])
 
 
 def comparison_table(
-    theirs: Mapping[str, Mapping[str, float]],
-    ours: Mapping[str, Mapping[str, Measured]],
-    caption: str,
-    folded: bool = False,
-    first: str = "Method",
+    theirs: Mapping[str, Mapping[str, float]], ours: Mapping[str, Mapping[str, Measured]], caption: str
 ) -> Table:
     """Compare by method or setting: for every metric the published value, the measured one with its interval, difference and verdict."""
     metrics = list(next(iter(theirs.values())))
@@ -79,7 +115,7 @@ def comparison_table(
     lines: list[list[Cell | str]] = []
     counts: dict[str, int] = {}
     for name, values in theirs.items():
-        line: list[Cell | str] = [NAMES.get(name, name)]
+        line: list[Cell | str] = [name]
         for metric in metrics:
             value, own = values[metric], ours.get(name, {}).get(metric)
             found = verdict(value, own, digits[metric])
@@ -88,10 +124,11 @@ def comparison_table(
             if own is None:
                 line += ["–", "not run"]
                 continue
-            bounds = "" if found == "no interval" else f"[{own.low:.2f}, {own.high:.2f}]"
-            line += [Cell(f"{own.value:.2f}", small=bounds), Cell(f"{own.value - value:+.2f}", small=found)]
+            measured, low, high = own
+            bounds = "" if found == "no interval" else f"[{low:.2f}, {high:.2f}]"
+            line += [Cell(f"{measured:.2f}", small=bounds), Cell(f"{measured - value:+.2f}", small=found)]
         lines.append(line)
     summary = ", ".join(f"{n} {name}" for name, n in sorted(counts.items()))
-    heads = (first, *("published", "ours", "difference") * len(metrics))
+    heads = ("", *("published", "ours", "difference") * len(metrics))
     groups = tuple((metric, 3) for metric in metrics)
-    return Table(heads, lines, f"{caption} {summary}.", groups=groups, folded=folded)
+    return Table(heads, lines, f"{caption} {summary}.", groups=groups)

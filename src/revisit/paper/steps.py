@@ -16,9 +16,8 @@ from revisit.eval.report.document import Block, Table, Text
 from revisit.eval.run import Reporter
 from revisit.models.parts import ModelParts
 from revisit.models.types import Tokenizer
-from revisit.paper.alignment import Mention, mentions
 from revisit.paper.figures import Plot, curves, recall_curve
-from revisit.paper.objects import ObjectVocabulary, best_rank, recalls, without_top
+from revisit.paper.objects import Mention, ObjectVocabulary, best_rank, mentions, recalls, without_top
 from revisit.paper.study import Caption, Result, Stored, Subject, captions_text, percent, share, track
 
 KS = (1, 5, 10, 50, 100, 500)  # in the table

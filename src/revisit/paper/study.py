@@ -16,12 +16,11 @@ from torch import Tensor
 from revisit.decoding.generate import generate
 from revisit.decoding.method import Method
 from revisit.decoding.trace import RowTrace, Trace
-from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Item
 from revisit.eval.benchmarks.chair import Chair
 from revisit.eval.benchmarks.io.places import DEFAULT_SCENES, resolve_data
 from revisit.eval.config import EvalConfig
-from revisit.eval.report.document import Cell
+from revisit.eval.report.document import Cell, Provenance
 from revisit.eval.run import Reporter, run
 from revisit.eval.spec import command_line
 from revisit.explain.prefill import force
@@ -67,10 +66,7 @@ class Subject:
     @cached_property
     def items(self) -> list[Item]:
         """The images with their ground truth."""
-        items = Chair().load(self.folder)[: self.limit]
-        if not items:
-            raise RevisitError(f"There are no items in {self.folder}.")
-        return items
+        return Chair().load(self.folder)[: self.limit]
 
     @cached_property
     def loaded(self) -> tuple[Model, Processor]:
@@ -132,7 +128,9 @@ class Subject:
 
     def settings(self) -> dict[str, Any]:
         """Return what decides the result, ready for JSON."""
-        return {**asdict(self), "output": None, "methods": "; ".join(self.methods), "items": len(self.items)}
+        unused = {} if self.methods else dict.fromkeys(("methods", "max_new_tokens", "batch_size"))
+        methods = "; ".join(self.methods)
+        return {**asdict(self), "output": None, "methods": methods, "items": len(self.items), **unused}
 
 
 @dataclass(frozen=True)
@@ -161,6 +159,12 @@ def without_end(tokens: tuple[int, ...], end: set[int]) -> tuple[int, ...]:
 def command() -> str:
     """Return the command line of this process."""
     return shlex.join(command_line())
+
+
+def provenance(about: Stored) -> Provenance:
+    """Return the command and settings of a study or an ablation."""
+    kept = {k: v for k, v in about["settings"].items() if v is not None}
+    return Provenance(about["command"], ", ".join(f"{k} {v}" for k, v in kept.items()))
 
 
 def track(reporter: Reporter, title: str, things: Sequence[Thing]) -> Iterator[Thing]:

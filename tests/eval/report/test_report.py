@@ -19,20 +19,19 @@ from revisit.cli import analyze
 from revisit.eval.log import read_logs
 from revisit.eval.report.document import Cell, Document, Figure, Section, Table, Text, to_html, to_markdown, write
 from revisit.eval.run import Reporter, run
-from revisit.explain.files import write_json
-from revisit.paper import studies
+from revisit.eval.spec import environment
+from revisit.explain.files import make_folder, write_json
+from revisit.paper import report
 from revisit.paper.ablation import ablation_sections
-from revisit.paper.folder_report import build
 from revisit.paper.objects import recalls
-from revisit.paper.studies import save
-from revisit.paper.study import Subject
+from revisit.paper.report import build
 
 
 def panel(*labels: str) -> dict[str, Any]:
     """A panel of an ablation, whose first method is the main configuration."""
-    made = {"command": "revisit ablate a", "settings_of_run": {"limit": 5}}
+    made = {"command": "revisit ablate a", "settings": {"limit": 5}}
     rows = {method: [method] for method in labels}
-    return {"key": "a", "title": "Shifts", "settings": ["by"], "main": labels[0], "rows": rows, **made}
+    return {"key": "a", "title": "Shifts", "columns": ["by"], "main": labels[0], "rows": rows, **made}
 
 
 def layer(number: int, norm: bool, hits: list[int]) -> dict[str, Any]:
@@ -86,14 +85,6 @@ STUDIES: dict[str, dict[str, Any]] = {
         "final_layer": 1,
         "layers": [layer(n, norm, [4 + n, 10, 20, 40]) for n in (0, 1) for norm in (False, True)],
     },
-    "latency": {
-        "protocol": {"warmups": 6, "repeats": 3},
-        "images": 5,
-        "rows": [
-            {"method": "greedy", "ms": 20.0, "sd": 1.0, "first": 90.0, "first_sd": 2.0, "images": 5},
-            {"method": "revisit", "ms": 20.4, "sd": 1.0, "first": 91.0, "first_sd": 2.0, "images": 5},
-        ],
-    },
     "case-study": {
         "images": 5,
         "steps": 100,
@@ -124,8 +115,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     grid = root / "out" / "ablation"
     run(make_config(grid, data, model="m1", method=methods), engine_for=HashEngine)
     write_json(grid / "ablation.json", [panel("shift", "shift(by=1)")])
+    about = {
+        "written": "2026-11-18T00:00:00+00:00",
+        "command": "revisit analyze",
+        "settings": {"model": "m1", "data": "scenes"},
+        "environment": environment(),
+    }
     for name, result in STUDIES.items():
-        save(name, Subject(model="m1", output=str(root / "out")), {"model": "m1", "data": "scenes", "items": 5}, result)
+        write_json(make_folder(root / "out/studies") / f"{name}.json", {"study": name, **about, "result": result})
     return root / "out"
 
 
@@ -198,19 +195,10 @@ def test_the_report_links_to_the_samples_of_its_runs(folder: Path, tmp_path: Pat
 
 
 def test_every_stored_study_is_drawn(document: Document) -> None:
-    assert set(STUDIES) == set(studies.STUDIES) == set(analyze.OPTIONS)
+    assert set(STUDIES) == set(report.STUDIES) == set(analyze.NAMES)
     titles = [section.title for section in document.sections]
-    for study in studies.STUDIES.values():
+    for study in report.STUDIES.values():
         assert f"{study.title} · m1 · scenes" in titles
-
-
-def test_time_is_shown_only_if_the_latency_protocol_measured_it(document: Document, folder: Path) -> None:
-    text = to_markdown(document)
-    assert text.count("ms/token") == 1
-    assert "| ReVisiT | 20.40 ± 1.00 | 1.02× | 91.0 ± 2.0 |" in text
-    assert "ms/token" not in to_markdown(
-        build(folder / "run", resamples=99)
-    )  # answers have seconds, which are not shown
 
 
 def test_a_stopped_run_is_named_first_with_its_command(folder: Path, tmp_path: Path) -> None:
@@ -323,6 +311,6 @@ def test_a_second_ablation_keeps_the_panels_of_the_first(tmp_path: Path, monkeyp
     panels = ablation.paper_panels(ReVisiT())
     for key, words in (("a", "first"), ("c", "second"), ("c", "third")):
         monkeypatch.setattr(sys, "argv", [words])
-        ablation.ablate(config, {key: panels[key]}, Reporter())
+        ablation.ablate(config, {key: panels[key]}, ReVisiT(), Reporter())
     found = ablation.read_panels(tmp_path)
     assert [(made["key"], made["command"]) for made in found] == [("a", "first"), ("c", "third")]
