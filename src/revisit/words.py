@@ -1,6 +1,6 @@
 """CHAIR's words: the 80 COCO categories and their synonyms.
 
-The facts in words.json are those of `data/synonyms.txt` of the original CHAIR (LisaAnne/Hallucination, BSD-2) in our own form:
+The words and pairs in words.json are facts of `data/synonyms.txt` of the original CHAIR (LisaAnne/Hallucination, BSD-2) in our own form:
 each category with its synonyms in alphabetical order. Five entries are omitted because no caption can match them: "motor
 bike" and "cheesecake" (stored with a leading blank), "iPhone" (captions are lower-cased), "stove top oven" (three words,
 while only pairs are merged) and "bow tie" (replaced by "tie" before the look-up).
@@ -41,11 +41,4 @@ def object_words() -> re.Pattern[str]:
 
 
 # Function words, counts, and words about the image itself, which no patch can show.
-FUNCTION_WORDS = frozenset(
-    """a about above across all along also an and another any are around as at background be behind below beneath beside between
-    both but by can center each few five for foreground four from front has have he her here his i image in inside into is it its
-    left like located made many middle more most near nearby next no not of off on one onto or other out outside over part photo
-    picture placed right scene seem seems seen several she show shown shows side some something than that the their them there
-    these they thing things this those three through to together top two under up various very view visible was were what where
-    which while who with without""".split()  # noqa: SIM905
-)
+FUNCTION_WORDS = frozenset(_DATA["function_words"].split())

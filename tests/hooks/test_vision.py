@@ -51,7 +51,7 @@ def test_states_are_kept_once_and_shared_by_copies(monkeypatch: pytest.MonkeyPat
     assert states.untyped_storage().nbytes() == 4 * states.numel()  # no position of the prompt beyond these
     assert bool(mask.all())
     for number, item in enumerate(capture.items):
-        assert torch.equal(item.stacked(), states[number])
+        assert torch.equal(torch.cat(list(item.by_layer.values())), states[number])
         assert {x.untyped_storage().data_ptr() for x in item.by_layer.values()} == {states.untyped_storage().data_ptr()}
 
 

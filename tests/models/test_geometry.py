@@ -128,18 +128,6 @@ def _smolvlm() -> tuple[Any, Any]:
     return resized("smolvlm", {"image_size": 364, "patch_size": 14}, processor)
 
 
-def _gemma3_crops() -> tuple[Any, Any]:
-    images = transformers.Gemma3ImageProcessorPil(
-        size={"height": 56, "width": 56},
-        do_pan_and_scan=True,
-        pan_and_scan_min_crop_size=40,
-        pan_and_scan_max_num_crops=4,
-        pan_and_scan_min_ratio_to_activate=1.2,
-    )
-    processor = transformers.Gemma3Processor(images, families.build("gemma3")[1].tokenizer, image_seq_length=16)
-    return resized("gemma3", {"image_size": 56, "patch_size": 7}, processor, mm_tokens_per_image=16)
-
-
 BUILT = {
     "llava": _llava,
     "llava padded to a square": lambda: _llava(do_pad=True),
@@ -149,7 +137,6 @@ BUILT = {
     "qwen2_5_vl": _qwen2_5_vl,
     "internvl": _internvl,
     "smolvlm": _smolvlm,
-    "gemma3 with crops": _gemma3_crops,
 }
 
 
@@ -236,7 +223,6 @@ SIZES: dict[str, list[Size]] = {
     "qwen2_5_vl": [(640, 427), (200, 700)],
     "internvl": [(640, 427), (400, 1200), (448, 448)],
     "smolvlm": [(640, 427), (300, 700)],
-    "gemma3 with crops": [(300, 100), (100, 230), (80, 80)],
     "vipllava": [(80, 60)],
     "qwen2_vl": [(120, 60)],
     "qwen3_vl": [(60, 120)],

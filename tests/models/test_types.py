@@ -56,7 +56,7 @@ class KeepStates(ReVisiT):
         capture = run.capture(run.find_vision_tokens(), (run.parts.depth,))
 
         def keep(input_ids: Any, logits: Any) -> Any:
-            kept["states"] = capture.items[0].stacked()
+            kept["states"] = capture.items[0].by_layer[run.parts.depth]
             return refine(input_ids, logits)
 
         return keep

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def generate(
-    images: list[str] = typer.Argument(None, help="Image files, folders or globs."),
+    images: list[str] = typer.Argument(None, help="Image files or folders."),
     prompt: str = options.PROMPT,
     model: str = options.MODEL,
     method: str = options.METHOD,

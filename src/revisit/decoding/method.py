@@ -62,6 +62,7 @@ class Method(Settings):
         speculative: Whether a step depends only on its arguments and the prompt, so that it can be taken for drafted tokens.
             Speculative decoding and chunked prefill raise an error for other methods.
         changes_forward: Whether it changes the model's forward pass, so that it cannot be limited to a phase.
+        released: Settings of the authors' released code that differ from the defaults, for `official()`.
     """
 
     phase: Literal["both", "answer", "thought"] = "both"
@@ -72,14 +73,13 @@ class Method(Settings):
     source: ClassVar[str] = ""
     speculative: ClassVar[bool] = False
     changes_forward: ClassVar[bool] = False
+    released: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, *args: object, **settings: Any) -> None:
         """Validate the settings, which are given by name."""
         if "logits_processor" in settings:  # transformers has called the class as custom_generate
             instance = f"{type(self).__name__}{'.recommended(model)' if hasattr(self, 'recommended') else '()'}"
             raise RevisitError(f"custom_generate takes a method, not its class: write custom_generate={instance}.")
-        if args:
-            raise RevisitError(f"{type(self).__name__} takes its settings by name, not {args[0]!r} alone.")
         if not isinstance(getattr(type(self), "name", None), str):
             raise RevisitError(f"{type(self).__name__} needs a name: write name = 'mine' in the class.")
         super().__init__(**settings)
@@ -113,8 +113,8 @@ class Method(Settings):
 
     @classmethod
     def official(cls, **overrides: Any) -> Self:
-        """Return the method with the settings of the authors' released code: the defaults, unless overridden."""
-        return cls(**overrides)
+        """Return the method with the settings of the authors' released code: its defaults and `released`, unless overridden."""
+        return cls(**{**cls.released, **overrides})
 
     @property
     def own_beams(self) -> int:

@@ -101,7 +101,9 @@ def edited(run: Run, mask: Tensor, edit: EditItem, *, pixels: bool) -> dict[str,
             f"{type(run.method).__name__} rewrites the prompt, which was passed as inputs_embeds: pass input_ids and the image instead."
         )
     inputs = prompt_inputs(run)
-    vision, valid = mask[:: run.copies], _valid(run, inputs)
+    vision, valid = mask[:: run.copies], torch.ones_like(ids, dtype=torch.bool)
+    if (attended := run.model_kwargs.get("attention_mask")) is not None:
+        valid = attended[:: run.copies].to(ids.device).bool()
     edits = []
     for number in range(len(ids)):
         columns = valid[number].nonzero().squeeze(-1)
@@ -126,16 +128,6 @@ def edited(run: Run, mask: Tensor, edit: EditItem, *, pixels: bool) -> dict[str,
     }
     rest = inputs if pixels else {}
     return {**rest, **per_token, "input_ids": new, "attention_mask": attention}
-
-
-def _valid(run: Run, inputs: dict[str, Any]) -> Tensor:
-    """Return which columns of each item are not padding.  -> (items, T)"""
-    mask = inputs.get("attention_mask")
-    if mask is None:
-        mask = run.model_kwargs.get("attention_mask")
-        mask = None if mask is None else mask[:: run.copies]
-    ids = run.input_ids[:: run.copies]
-    return torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.to(ids.device).bool()
 
 
 # -- words of a method in a prompt -----------------------------------------------------------------------------------

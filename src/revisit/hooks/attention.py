@@ -71,13 +71,9 @@ class Call:
         seen = seen[..., -q:, : scores.shape[-1]]  # (rows or 1, 1, q, columns)
         return scores.masked_fill(~seen, -torch.inf) if seen.dtype == torch.bool else scores + seen.float()
 
-    def last_scores(self) -> Tensor:
-        """Return the scores of the last query before the softmax, -inf where masked.  -> (rows, heads, columns), float32"""
-        return self.scores()[:, :, 0]
-
     def last_attention(self) -> Tensor:
         """Return the attention of the last query in every head.  -> (rows, heads, columns), float32"""
-        return self.last_scores().softmax(-1)
+        return self.scores()[:, :, 0].softmax(-1)
 
     def attend(self, scores: Tensor, where: Tensor | None = None) -> Callable[[Tensor], Tensor]:
         """Return a change of the kernel's output that makes the last queries of the first rows attend by these scores.

@@ -209,16 +209,6 @@ def saved_positions(model: Model, *, clear: bool = False) -> Iterator[None]:
 _OF_CACHE: weakref.WeakKeyDictionary[Cache, list[VisionStates]] = weakref.WeakKeyDictionary()
 
 
-def remember(cache: Cache, items: list[VisionStates]) -> None:
-    """Keep the vision states of a batch with the KV cache of its prompt, for later calls that reuse the cache."""
-    _OF_CACHE[cache] = items
-
-
-def remembered(cache: Cache) -> list[VisionStates] | None:
-    """Return the vision states of each item in a KV cache, if they were kept."""
-    return _OF_CACHE.get(cache)
-
-
 def vision_mask(input_ids: Tensor, vision_ids: Sequence[int]) -> Tensor:
     """Return the mask of vision tokens in a prompt.  (B, T) -> (B, T)"""
     return torch.isin(input_ids, torch.tensor(vision_ids, device=input_ids.device))
@@ -238,31 +228,14 @@ class VisionStates:
 
     positions: Tensor  # (N,) absolute positions in the padded prompt, on the CPU
     layers: tuple[int, ...]
-    by_layer: dict[int, Tensor] = field(default_factory=dict)  # layer -> (N, d), views of one tensor
-    _all: Tensor | None = None  # (|J|, N, d)
+    by_layer: dict[int, Tensor] = field(default_factory=dict)  # layer -> (N, d), views of the capture's store
 
     @property
     def tokens(self) -> int:
         return len(self.positions)
 
-    def keep_in(self, buffer: Tensor) -> None:
-        """Use this (|J|, N, d) tensor for all layers."""
-        self._all = buffer
-
-    def filled(self, layer: int) -> Tensor:
-        """Return the part (N, d) of the buffer for one layer, to be filled with its states."""
-        assert self._all is not None
-        self.by_layer[layer] = self._all[self.layers.index(layer)]
-        return self.by_layer[layer]
-
-    def stacked(self) -> Tensor:
-        """Return all states, layer-major.  -> (|J|·N, d)"""
-        assert self._all is not None
-        assert len(self.by_layer) == len(self.layers)
-        return self._all.flatten(0, 1)
-
     def place(self, state: int) -> tuple[int, int]:
-        """Return (layer, vision token) of a state of `stacked`."""
+        """Return (layer, vision token) of a state."""
         j, i = divmod(state, self.tokens)
         return self.layers[j], i
 
@@ -295,7 +268,7 @@ class Capture:
         self.cache = cache
         self.cached = 0 if cache is None else int(cache.get_seq_length())  # positions that the first forward skips
         self._start, self._width = self.cached, 0  # first position of the running forward, and their number
-        self.kept = remembered(cache) if cache is not None else None
+        self.kept = _OF_CACHE.get(cache) if cache is not None else None
         self.store: Tensor | None = None  # (items, |J|, N, d), padded to the largest item
         self._indices: dict[torch.device, tuple[Tensor, Tensor]] = {}
         self._hooks = Hooks(stack, force_eager=True)
@@ -343,7 +316,7 @@ class Capture:
             return  # another chunk follows
         self.last = hidden[:: self.copies, -1].clone()
         if self.cache is not None:
-            remember(self.cache, self.items)
+            _OF_CACHE[self.cache] = self.items
 
     def _keep(self, layer: int, hidden: Tensor) -> None:
         """Store the vision tokens' part of one layer's (rows, q, d) states."""
@@ -360,21 +333,19 @@ class Capture:
             longest = max(item.tokens for item in self.items)
             shape = (len(self.items), len(self.layers), longest, hidden.shape[-1])
             self.store = torch.zeros(shape, dtype=hidden.dtype, device=self.parts.head.device)
-            for item, buffer in zip(self.items, self.store, strict=True):
-                item.keep_in(buffer[:, : item.tokens])
-        norm = self.norm if layer < self.parts.depth else None
+        norm, place = self.norm if layer < self.parts.depth else None, self.layers.index(layer)
+        for number, item in enumerate(self.items):
+            item.by_layer[layer] = self.store[number, place, : item.tokens]
         if start == 0 and end == self.length:
             states = hidden[self.index(hidden.device)]  # (items, N, d), by one kernel
-            self.store[:, self.layers.index(layer)] = states if norm is None else normed(norm, states)
-            for item in self.items:
-                item.filled(layer)
+            self.store[:, place] = states if norm is None else normed(norm, states)
             return
         for number, item in enumerate(self.items):
             before, until = (int((item.positions < position).sum()) for position in (start, end))
             if start == self.cached and before:
-                item.filled(layer)[:before] = self._from_cache(number, layer, before)
+                item.by_layer[layer][:before] = self._from_cache(number, layer, before)
             states = hidden[number * self.copies, (item.positions[before:until] - start).to(hidden.device)]
-            item.filled(layer)[before:until] = states if norm is None else normed(norm, states)
+            item.by_layer[layer][before:until] = states if norm is None else normed(norm, states)
 
     def index(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return row and position of every item's vision tokens, padded with position 0.  -> (items, 1), (items, N)"""

@@ -1,21 +1,18 @@
 """AvisC (Woo et al.): contrast with a run that keeps only the vision tokens that draw too much attention.
 
-1. In the prefill, take the layers in which the last position attends to the image most, and average its attention to
-   each vision token there.
-2. A second run gets the same prompt with all vision tokens blanked except the over-attended ("blind") ones, those above
-   mean + sigma standard deviations.
-3. score = (1 + alpha)·l − alpha·l_blind on the plausible tokens, p >= beta · max p.
+In the prefill, the last position's attention is averaged over the layers that attend to the image most. The second run gets the
+same prompt with all vision tokens blanked except those above mean + sigma standard deviations ("blind" ones), and score = (1 +
+alpha)·l − alpha·l_blind on the plausible tokens, p >= beta · max p.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from revisit.decoding.contrastive import Contrastive, contrast
 from revisit.decoding.method import StepFunction
@@ -23,7 +20,7 @@ from revisit.decoding.run import Run
 from revisit.hooks.attention import Call
 from revisit.hooks.branch import Branch
 from revisit.hooks.states import Hooks
-from revisit.registry import Number, Seed, Share, Strength
+from revisit.registry import Number, Share, Strength
 
 
 def without_nan(blind: Tensor, logits: Tensor) -> Tensor:
@@ -52,26 +49,18 @@ class AvisC(Contrastive):
         gamma: Share of the attention on the image that the chosen layers reach.
         sigma: Standard deviations above the mean at which a token is blind (λ in the paper, lamb in its parsers; the released
             AMBER and POPE scripts pass 1.0).
-        blank: Value of the blanked vision tokens: "zeros", "ones" or "noise".
-        seed: Seed of the noise.
     """
 
     alpha: Strength = 1.0
     beta: Share = 0.1
     gamma: Share = 0.5
     sigma: Number = 0.99
-    blank: Literal["zeros", "ones", "noise"] = "zeros"
-    seed: Seed = 0
 
     name = "avisc"
     summary = "contrast with a run that keeps only the over-attended vision tokens"
     cost = "2 rows per sequence, 2 prefills"
     source = "Woo et al., AvisC, arXiv:2405.17820"
-
-    @classmethod
-    def official(cls, **overrides: Any) -> Self:
-        """Return the settings of the released AMBER script: alpha 2.5, sigma 1."""
-        return cls(**{"alpha": 2.5, "sigma": 1.0, **overrides})
+    released: ClassVar[dict[str, Any]] = {"alpha": 2.5, "sigma": 1.0}  # of the AMBER script
 
     @classmethod
     def pope(cls, **overrides: Any) -> AvisC:
@@ -93,7 +82,7 @@ class AvisC(Contrastive):
             return self._hidden(seen, mask)
 
         run.watch_attention(attention_hook, "AvisC", prompt_only=True)
-        blanker = Blanker(run, branch, hidden, self._filler, mask.shape[1])
+        blanker = Blanker(run, branch, hidden, mask.shape[1])
 
         def combine(logits: Tensor, blind: Tensor, _: int) -> Tensor:
             if run.generation_config.use_cache:  # the prompt is never read again
@@ -111,13 +100,6 @@ class AvisC(Contrastive):
                 hide[row, columns] = ~blind_tokens(attention[:, row, columns], self.gamma, self.sigma).to(mask.device)
         return hide
 
-    def _filler(self, states: Tensor) -> Tensor:
-        """Return the states that replace blanked positions of a prompt.  (T, d) -> (T, d)"""
-        if self.blank == "noise":  # counted from the end of the prompt, so that padding does not move it
-            draw = torch.Generator().manual_seed(self.seed)
-            return torch.randn(states.shape, generator=draw).flip(0).to(states.device, states.dtype)
-        return torch.full_like(states, 0.0 if self.blank == "zeros" else 1.0)
-
 
 class Blanker:
     """Blanks positions of one branch's prompt, at the decoder's input and wherever vision features are added later.
@@ -126,10 +108,8 @@ class Blanker:
     first therefore reads exactly what the layer before it returned.
     """
 
-    def __init__(
-        self, run: Run, branch: Branch, hidden: Callable[[], Tensor], filler: Callable[[Tensor], Tensor], length: int
-    ) -> None:
-        self.branch, self.filler, self.length = branch, filler, length
+    def __init__(self, run: Run, branch: Branch, hidden: Callable[[], Tensor], length: int) -> None:
+        self.branch, self.length = branch, length
         self.find_hidden = functools.cache(hidden)  # (rows, T), known once the clean prefill is over
         self.returned: Tensor | None = None  # by the layer before
         self.hooks = Hooks(run.stack)
@@ -146,7 +126,9 @@ class Blanker:
         if not self._active(states) or (number and states is below):
             return None
         prompt, later = states.split([self.length, states.shape[1] - self.length], dim=1)
-        instead = self.filler(prompt[0]) if number == 0 or below is None else below[:, : self.length].to(states.device)
+        instead = (
+            torch.zeros_like(prompt) if number == 0 or below is None else below[:, : self.length].to(states.device)
+        )
         hide = self.find_hidden()[..., None].to(states.device)  # (rows, T, 1)
         return torch.cat([instead.where(hide, prompt), later], dim=1)
 

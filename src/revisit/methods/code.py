@@ -1,22 +1,20 @@
 """CODE (Kim et al.): contrast with the model's own description in place of the image.
 
-1. The model describes the image with greedy decoding. Descriptions are cached by image.
-2. A second run gets the same prompt with the description's tokens in place of the vision tokens.
-3. With the bounded divergence D of the two distributions, score = (2 − D)·l − (1 − D)·l_described on the tokens with
-   p >= D · max p. Where the runs agree, the contrast is full and nothing is cut; where they disagree, only the top is left.
+The model describes the image with greedy decoding, and the second run gets the description's tokens in place of the vision
+tokens. With the bounded divergence D of the two distributions, score = (2 − D)·l − (1 − D)·l_described on the tokens with p >=
+D · max p. Where the runs agree, the contrast is full and nothing is cut; where they disagree, only the top is left.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import torch
 from pydantic import Field
 from torch import Tensor
-from typing_extensions import Self
 
 from revisit.decoding.contrastive import Contrastive
 from revisit.decoding.method import StepFunction
@@ -75,11 +73,7 @@ class CODE(Contrastive):
     summary = "contrast with the model's own description in place of the image"
     cost = "a description per image, then 2 rows per sequence, 2 prefills"
     source = "Kim et al., CODE, arXiv:2406.01920"
-
-    @classmethod
-    def official(cls, **overrides: Any) -> Self:
-        """Return the settings of the released command line, with a BOS token if the tokenizer adds one."""
-        return cls(**{"bos": True, **overrides})
+    released: ClassVar[dict[str, Any]] = {"bos": True}
 
     def begin(self, run: Run) -> StepFunction:
         mask = run.find_vision_tokens()

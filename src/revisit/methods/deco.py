@@ -1,11 +1,8 @@
 """DeCo (Wang et al.): correct the final logits by the earlier layer that is most confident about a candidate.
 
-1. Candidates: the likeliest tokens up to a probability mass of top_p, at most top_k of them.
-2. Among the early layers, through the final norm and the head, find the one that gives any candidate the highest
-   probability m.
-3. score = l + alpha · m · l_early on the candidates.
-
-No extra forward pass; the early layers are further rows of the LM head's own product.
+Candidates are the likeliest tokens up to a probability mass of top_p, at most top_k of them. Among the early layers, through
+the final norm and the head, the one that gives any candidate the highest probability m corrects: score = l + alpha · m ·
+l_early.
 """
 
 from __future__ import annotations

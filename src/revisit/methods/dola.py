@@ -1,21 +1,17 @@
 """DoLa (Chuang et al.): contrast the final layer with the early layer that differs most from it.
 
-1. Project the last position's hidden state at some early layers through the LM head ("early exits").
-2. Choose the layer whose distribution diverges most from the final one (or the only one, if one is given).
-3. On the plausible tokens, p >= relative_top · max p, score = log p_final − log p_early.
-
-No extra forward pass; the early exits are further rows of the LM head's own product.
+The last position's states at some early layers are projected through the LM head, as further rows of its product. With the
+layer whose distribution diverges most, score = log p_final − log p_early on the plausible tokens, p >= relative_top · max p.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from revisit.decoding.contrastive import cut
 from revisit.decoding.method import LayerNumbers, Method, StepFunction
@@ -91,11 +87,10 @@ class DoLa(Method):
     summary = "contrast the final layer with the early layer that differs most from it"
     cost = "1 forward; head rows for the early layers"
     source = "Chuang et al., DoLa, arXiv:2309.03883"
-
-    @classmethod
-    def official(cls, **overrides: Any) -> Self:
-        """Return the published rule: one layer per batch, the model's precision. Its authors add repetition_penalty=1.2."""
-        return cls(**{"per_row": False, "precision": "model", **overrides})
+    released: ClassVar[dict[str, Any]] = {
+        "per_row": False,
+        "precision": "model",
+    }  # its authors add repetition_penalty=1.2
 
     def begin(self, run: Run) -> StepFunction:
         run.find_vision_tokens(required=False)

@@ -1,10 +1,8 @@
 """ICD (Wang et al.): contrast with the same image under an instruction that invites hallucination.
 
-1. Run the model a second time with a disturbing sentence as the system message.
-2. score = (1 + alpha)·l − alpha·l_disturbed on the plausible tokens, p >= beta · max p.
-
-This is what the authors' code does for LLaVA; for InstructBLIP it disturbs the Q-Former's instruction. SID's code, which many
-comparisons use, puts its sentence right after the image instead: `place="image"`.
+The second run has a disturbing sentence as its system message, and score = (1 + alpha)·l − alpha·l_disturbed on the plausible
+tokens, p >= beta · max p. This is what the authors' code does for LLaVA. SID's code, which many comparisons use, puts its
+sentence right after the image instead: `place="image"`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """M3ID (Favero et al.): contrast with the same text without its image, more strongly as the answer grows.
 
-1. Run the model on the prompt without its vision tokens.
-2. score = l + w·(l − l_text) with w = exp(λ·t) − 1: the influence of the image fades as the answer grows.
-3. Only the plausible tokens, p >= beta · max p, can be chosen. (The paper instead contrasts only where the model is
-   uncertain.)
+score = l + w·(l − l_text) with w = exp(λ·t) − 1, because the influence of the image fades. Only the plausible tokens, p >= beta
+· max p, can be chosen. (The paper instead contrasts only where the model is uncertain.)
 """
 
 from __future__ import annotations

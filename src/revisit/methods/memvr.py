@@ -1,10 +1,9 @@
 """MemVR (Zou et al.): where a middle layer is uncertain, give its feed-forward network the image again.
 
-1. At some layers, the layer's input at the newest position goes through the final norm and the head. The uncertainty is
-   the entropy of the ten likeliest tokens, divided by ln 10.
-2. In each forward, in the first layer where it exceeds a threshold, the feed-forward network's output becomes
-   (1 − ratio)·FFN(x) + ratio·c·x·Vᵀ·V. V are the vision tokens at the decoder's input, and c gives both terms the same
-   mean size. This applies to all positions of the forward, in the prefill too.
+A layer's input at the newest position goes through the final norm and the head; its uncertainty is the entropy of the ten
+likeliest tokens, divided by ln 10. In each forward, in the first layer above a threshold, the network's output at all positions
+becomes (1 − ratio)·FFN(x) + ratio·c·x·Vᵀ·V. V are the vision tokens at the decoder's input, and c gives both terms the same
+mean size.
 """
 
 from __future__ import annotations

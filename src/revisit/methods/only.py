@@ -1,12 +1,10 @@
 """ONLY (Wan et al.): add or contrast logits from one early layer's attention to the text.
 
-1. In one early layer, the peaks of the newest position's attention are removed: weights above mean + one standard deviation,
-   among the text's and among the image's columns, become 0. Heads whose attention to the text is less spread, relative to
-   the image, than the average of the heads, are dropped.
-2. The rest of that layer's attention goes through the last layer's norm, a fifth of the last layer's input is added,
-   and the last feed-forward network, the final norm and the head give l′ (with half of the final state added before the head).
-3. If Σ|p − p′| is below gamma, score = l + alpha_add·l′, otherwise (1 + alpha_contrast)·l − alpha_contrast·l′; on the
-   plausible tokens, p >= beta · max p.
+In that layer, the peaks of the newest position's attention (above mean + one standard deviation, among the text's and among the
+image's columns) become 0, and heads that spread less over the text, relative to the image, than the average are dropped. The
+rest goes through the last layer's norm, with a fifth of its input added, its feed-forward network, the final norm and, with
+half of the final state added, the head: l′. If Σ|p − p′| < gamma, score = l + alpha_add·l′, else (1 + alpha_contrast)·l −
+alpha_contrast·l′; where p >= beta · max p.
 """
 
 from __future__ import annotations

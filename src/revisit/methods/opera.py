@@ -1,18 +1,16 @@
 """OPERA (Huang et al.): beam search with an over-trust penalty and rollback.
 
-1. Every beam's likeliest tokens are candidates. Each is run through the model for its attention in the last layer: the
-   maximum over heads at each position, normalized.
-2. For each token of the answer, multiply `scale` times the attention that all later tokens pay to it: a column whose product
-   stays large is over-trusted. The largest product is a candidate's penalty; the first ten tokens instead gain the attention
-   that they pay to the image.
-3. When all beams have over-trusted the same token too often, the search rolls back to it and takes other tokens after it.
+Each candidate is run for its attention in the last layer: the maximum over heads at each position, normalized. For each token
+of the answer, `scale` times the attention that all later tokens pay to it is multiplied; the largest product is the candidate's
+penalty (the first ten tokens instead gain their attention to the image). When all beams have over-trusted a token too often,
+the search rolls back and takes others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -26,6 +24,7 @@ from revisit.decoding.method import Method
 from revisit.decoding.run import Run
 from revisit.errors import RevisitError
 from revisit.hooks.attention import Call
+from revisit.models.prompts import end_tokens
 from revisit.registry import Beams as BeamCount
 from revisit.registry import Count, Strength
 
@@ -85,12 +84,8 @@ class OPERA(Method):
     summary = "beam search with an over-trust penalty and rollback"
     cost = "1 forward and 1 for each candidate, all of them with one row per beam"
     source = "Huang et al., OPERA, arXiv:2311.17911"
+    released: ClassVar[dict[str, Any]] = {"scorer": "released"}
     changes_forward = True
-
-    @classmethod
-    def official(cls, **overrides: Any) -> Self:
-        """Return the method with the released program's scorer of answers; everything else is a default."""
-        return cls(**{"scorer": "released", **overrides})
 
     @classmethod
     def fast(cls, **overrides: Any) -> Self:
@@ -347,7 +342,7 @@ class Beams:
         config = run.generation_config
         items, beams = self.scores.shape
         totals = (log_probs.view(items, beams, -1) + self.scores[..., None]).flatten(1)  # (items, beams · V)
-        kept = min(max(2, 1 + len(_end(config))) * beams, totals.shape[-1])
+        kept = min(max(2, 1 + len(end_tokens(config))) * beams, totals.shape[-1])
         best, place = totals.topk(kept)  # (items, kept)
         source, token = place // log_probs.shape[-1], place % log_probs.shape[-1]
         tokens = torch.cat([_take(self.tokens, source), token[..., None]], dim=-1)  # (items, kept, n + 1)
@@ -359,7 +354,7 @@ class Beams:
         offsets = torch.arange(items, device=source.device)[:, None] * beams
 
         is_end = torch.zeros_like(token, dtype=torch.bool)  # (items, kept)
-        for end in _end(config):  # a tensor of them would have to be copied to the device
+        for end in end_tokens(config):  # a tensor of them would have to be copied to the device
             is_end |= token == end
         most, released = self.ended.shape[-1], self.prompts is not None
         full = self.ended_scores.isfinite().all(-1, keepdim=True) & (config.early_stopping is True)
@@ -433,11 +428,5 @@ def _take(beams: Tensor, index: Tensor) -> Tensor:
     return beams.take_along_dim(index[..., None], dim=1)
 
 
-def _end(config: GenerationConfig) -> list[int]:
-    """Return the end tokens."""
-    given = config.eos_token_id
-    return [] if given is None else [given] if isinstance(given, int) else list(given)
-
-
 def _filler(config: GenerationConfig) -> int:
-    return config.pad_token_id or next(iter(_end(config)), 0)
+    return config.pad_token_id or next(iter(end_tokens(config)), 0)

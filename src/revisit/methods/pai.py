@@ -1,10 +1,8 @@
 """PAI (Liu et al.): raise attention to the image, and contrast with the same text without it.
 
-1. Attention: in all but the first layers, alpha · |score| is added to the last position's scores for vision tokens.
-2. Guidance: with c and u the log-probabilities with and without the image, score = γ·(c − u) + u on the plausible
-   tokens, p >= beta · max p.
-
-Either part can be left out.
+In all but the first layers, alpha · |score| is added to the last position's attention scores for vision tokens. With c and u
+the log-probabilities with and without the image, score = γ·(c − u) + u on the plausible tokens, p >= beta · max p. Either part
+can be left out.
 """
 
 from __future__ import annotations

@@ -1,21 +1,16 @@
 """ReVisiT (Cho et al.): refine each step by the vision token that agrees most with the output distribution.
 
-1. Keep the plausible tokens, p >= alpha · max p.
-2. Project the hidden states of all vision tokens, at the chosen layers, through the LM head onto that set, and select
-   the one whose distribution is nearest to the output distribution.
-3. Multiply the two distributions and renormalize.
-
-No training, no extra forward pass.
+Keep the plausible tokens, p >= alpha · max p. Project the hidden states of all vision tokens, at the chosen layers, through the
+LM head onto that set, and select the one whose distribution is nearest to the output distribution. Multiply the two.
 """
 
 from __future__ import annotations
 
 import random
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 from transformers import CONFIG_MAPPING
-from typing_extensions import Self
 
 from revisit.decoding.method import LayerNumbers, Method, StepFunction
 from revisit.decoding.run import Run
@@ -67,12 +62,8 @@ class ReVisiT(Rule, Method):
     summary = "refine by the vision token that agrees most with the output distribution"
     cost = "1.0×, no extra forward"
     source = "Cho et al., ReVisiT, arXiv:2506.09522"
+    released: ClassVar[dict[str, Any]] = {"divergence": "official", "normalize": False, "precision": "model"}
     speculative = True
-
-    @classmethod
-    def official(cls, **overrides: Any) -> Self:
-        """Return settings that reproduce the released code's tokens: its divergence, rounding and unnormalized scores."""
-        return cls(**{"divergence": "official", "normalize": False, "precision": "model", **overrides})
 
     @classmethod
     def recommended(cls, model: Configured | str, **overrides: Any) -> ReVisiT:
@@ -87,7 +78,7 @@ class ReVisiT(Rule, Method):
         kind = model if isinstance(model, str) else getattr(getattr(model, "config", None), "model_type", None)
         if not isinstance(kind, str):
             raise RevisitError(f"ReVisiT.recommended needs a loaded model, or its model_type, not {model!r}.")
-        if isinstance(model, str) and not _is_model_type(model):
+        if isinstance(model, str) and model not in families.FAMILIES and model not in CONFIG_MAPPING:
             raise RevisitError(f"{model!r} is not a model type such as 'qwen2_5_vl': pass the loaded model instead.")
         own = getattr(getattr(model, "generation_config", None), "revisit", None)
         settings = {"layers": families.of(kind).layers, **cls._declared(own)}
@@ -144,10 +135,3 @@ class ReVisiT(Rule, Method):
             return result.scores.to(logits.device)
 
         return step
-
-
-def _is_model_type(name: str) -> bool:
-    """Whether transformers has a configuration with this `model_type`."""
-    if name in families.FAMILIES:
-        return True
-    return name in CONFIG_MAPPING

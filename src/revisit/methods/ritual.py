@@ -1,8 +1,4 @@
-"""RITUAL (Woo et al.): add the logits for a randomly transformed image of the same scene.
-
-1. Transform the image at random: flip, rotate, crop, blur, or change its colors.
-2. Run the model on both; what it predicts for both is about the scene.
-3. score = l + alpha·l_transformed on the plausible tokens, p >= beta · max p.
+"""RITUAL (Woo et al.): add the logits for a randomly transformed image: score = l + alpha·l_transformed where p >= beta · max p.
 
 The released code transforms the image before the processor. Here the processed pixels are transformed, in the colors of the
 image (the processor's normalization is undone and redone); all tiles of an image get the same transformation. Ranges and
@@ -82,8 +78,6 @@ class RITUAL(Contrastive):
 
         def change(image: Tensor) -> Tensor:
             mean, std = (image.new_tensor(values).view(1, -1, 1, 1) for values in normalization)
-            if mean.shape[1] != image.shape[1]:  # not a color image
-                mean, std = mean.mean(), std.mean()
             return (transform(image * std + mean) - mean) / std
 
         return change
@@ -121,8 +115,6 @@ def blend(image: Tensor, other: Tensor | float, factor: float) -> Tensor:
 
 def gray(image: Tensor) -> Tensor:
     """Return the brightness of every pixel.  -> (n, 1, height, width)"""
-    if image.shape[1] != len(LUMA):
-        return image.mean(1, keepdim=True)
     return (image * image.new_tensor(LUMA).view(1, -1, 1, 1)).sum(1, keepdim=True)
 
 
@@ -142,9 +134,7 @@ def saturate(image: Tensor, factor: float) -> Tensor:
 
 
 def shift_hue(image: Tensor, shift: float) -> Tensor:
-    """Move hues along the color circle by a fraction of it; an image without three channels is unchanged."""
-    if image.shape[1] != len(LUMA):
-        return image
+    """Move hues along the color circle by a fraction of it."""
     top, bottom = image.amax(1), image.amin(1)  # (n, height, width)
     spread = (top - bottom).clamp_min(1e-12)
     red, green, blue = image.unbind(1)

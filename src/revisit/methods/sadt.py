@@ -1,13 +1,9 @@
 """The fusion of SADT (Wang et al., "Same Attention, Different Truths"): check object words against the attended patches.
 
-1. When the likeliest token begins an object word, and greedy decoding completes this word, take the vision tokens that the newest
-   position attends to most in some late layers, averaged over heads, and read each through the LM head (no norm) at that layer.
-2. If none of these readings agrees with the word, the word is flagged: score = (1 − alpha) · l_patch + alpha · l, with l_patch the
-   head's logits of the vision token with the most attention over all these layers.
-
-The released program decodes a whole answer first, flags words in it, masks their patches in the image, decodes again, and compares
-both answers with the ground truth to tell two causes apart; it fuses only words of the second kind, in a further run. Here every
-flagged word is fused before it is generated, without masks and ground truth.
+When greedy decoding begins and completes an object word, the vision tokens that the newest position attends to most in some
+late layers are read through the LM head. If no reading agrees with the word, score = (1 − alpha) · l_patch + alpha · l, with
+l_patch the logits of the most attended vision token. The released program decodes a whole answer first and uses masks and the
+ground truth to decide which words to fuse in a further run; here every flagged word is fused before it is generated.
 """
 
 from __future__ import annotations
@@ -18,12 +14,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
-from typing_extensions import Self
 
 from revisit.decoding.method import LayerNumbers, Method, StepFunction, check_layers, layers_of_32
 from revisit.decoding.run import Run
@@ -162,11 +157,7 @@ class SADT(Method):
     summary = "replace an object word that the attended patches do not support by the reading of the most attended one"
     cost = "1 forward; 1 for each token of a word that may be an object's, and head rows for the attended patches"
     source = "Wang et al., Same Attention, Different Truths, CVPR 2026"
-
-    @classmethod
-    def official(cls, **overrides: Any) -> Self:
-        """Return the settings of the released program: its words are the names of COCO's categories."""
-        return cls(**{"words": "categories", **overrides})
+    released: ClassVar[dict[str, Any]] = {"words": "categories"}
 
     def begin(self, run: Run) -> StepFunction:
         mask = run.find_vision_tokens()

@@ -1,21 +1,18 @@
 """SID (Huo et al.): contrast with a run that keeps only the vision tokens that the text attends to least.
 
-1. A second run of the same prompt goes through its first layers normally. Its attention there, of the newest position and
-   averaged over heads, determines which vision tokens matter least.
-2. From that layer on, only those and all text are visible, so that its logits are hallucination induced by the image's
-   unimportant parts.
-3. score = (1 + alpha)·l − alpha·l_induced on the plausible tokens, p >= beta · max p.
+The first layers of the second run determine, by the newest position's attention averaged over heads, which vision tokens matter
+least. From then on only those and all text are visible to it, so that its logits are hallucination induced by unimportant
+parts: score = (1 + alpha)·l − alpha·l_induced on the plausible tokens, p >= beta · max p.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
-from typing_extensions import Self
 
 from revisit.decoding.contrastive import Contrastive, contrast
 from revisit.decoding.method import StepFunction, check_layers
@@ -88,11 +85,9 @@ class SID(Contrastive):
     summary = "contrast with a run that keeps only the least attended vision tokens"
     cost = "2 rows per sequence, 2 prefills"
     source = "Huo et al., SID, arXiv:2408.02032"
-
-    @classmethod
-    def official(cls, **overrides: Any) -> Self:
-        """Return the released code's settings: no plausibility cut under greedy decoding. Its caption script keeps 50 tokens."""
-        return cls(**{"constraint": "sampling", **overrides})
+    released: ClassVar[dict[str, Any]] = {
+        "constraint": "sampling"
+    }  # no plausibility cut under greedy decoding; the caption script keeps 50 tokens
 
     def begin(self, run: Run) -> StepFunction:
         mask = run.find_vision_tokens()

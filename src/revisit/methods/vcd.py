@@ -1,18 +1,16 @@
 """VCD (Leng et al.): contrast with the same prompt over a noisy image.
 
-1. Diffuse noise into the processed pixels: sqrt(a)·x + sqrt(1 − a)·n, with a falling along 1000 steps.
-2. Run the model on both; what the noisy run predicts too comes from language priors.
-3. score = (1 + alpha)·l − alpha·l_noisy on the plausible tokens, p >= beta · max p.
+Noise is diffused into the processed pixels, sqrt(a)·x + sqrt(1 − a)·n with a falling along 1000 steps, and score = (1 +
+alpha)·l − alpha·l_noisy on the plausible tokens, p >= beta · max p.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
-from typing_extensions import Self
 
 from revisit.decoding.contrastive import Contrastive, contrast
 from revisit.decoding.method import StepFunction
@@ -55,11 +53,7 @@ class VCD(Contrastive):
     summary = "contrast with the same prompt over a noisy image"
     cost = "2 rows per sequence, 2 prefills, 2 image encodings"
     source = "Leng et al., VCD, arXiv:2311.16922"
-
-    @classmethod
-    def official(cls, **overrides: Any) -> Self:
-        """Return the settings of the released POPE script for LLaVA: alpha 1, beta 0.2, noise step 500, seed 55."""
-        return cls(**{"beta": 0.2, "seed": 55, **overrides})
+    released: ClassVar[dict[str, Any]] = {"beta": 0.2, "seed": 55}  # of the POPE script for LLaVA
 
     def begin(self, run: Run) -> StepFunction:
         has_image = run.find_vision_tokens().any(-1)  # (rows,)

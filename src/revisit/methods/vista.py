@@ -1,16 +1,14 @@
 """VISTA (Li et al.): steer every layer toward what the image adds to the prompt, and mix in the logits of late layers.
 
-1. For each decoder layer, v is what the image adds at the prompt's last token: the layer's output with the image minus
-   that without.
-2. From then on, the output x of each layer's feed-forward network is turned toward v at its own length:
-   x ← |x| · n(n(x) + strength · (1 + max(0, cos(x, −v))) · n(v)), with n(x) = x / |x|; further if it points away.
-3. score = (1 − share)·l + share · the mean logits of late layers, without the final norm.
+For each layer, v is its output at the prompt's last token with the image minus that without. From then on, the output x of its
+feed-forward network is turned toward v: x ← |x| · n(n(x) + strength · (1 + max(0, cos(x, −v))) · n(v)), with n(x) = x / |x|.
+score = (1 − share)·l + share · the mean logits of late layers, without the final norm.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import model_validator
@@ -66,6 +64,7 @@ class VISTA(Method):
     summary = "steer every layer toward what the image adds, and mix in the logits of late layers"
     cost = "1 forward; head rows for the late layers; 2 further prefills, with and without the image"
     source = "Li et al., VISTA, arXiv:2502.03628"
+    released: ClassVar[dict[str, Any]] = {"first": 1.0}
     changes_forward = True
 
     @model_validator(mode="after")
@@ -73,11 +72,6 @@ class VISTA(Method):
         if self.strength == 0 and self.share == 0:
             raise RevisitError("VISTA: strength 0 and share 0 do nothing; set one of them.")
         return self
-
-    @classmethod
-    def official(cls, **overrides: Any) -> Self:
-        """Return the released code's settings for captions."""
-        return cls(**{"first": 1.0, **overrides})
 
     @classmethod
     def pope(cls, **overrides: Any) -> Self:

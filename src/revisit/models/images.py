@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import glob
 import io
 import warnings
 from collections.abc import Sequence
@@ -159,7 +158,7 @@ def _to_rgb(image: Image) -> Image:
 
 
 def find_images(arguments: Sequence[str]) -> list[str]:
-    """List the image files that names, folders and globs match, in the order given."""
+    """List the image files that names and folders stand for, in the order given."""
     found: list[str] = []
     for argument in arguments:
         if Path(argument).is_dir():
@@ -167,13 +166,8 @@ def find_images(arguments: Sequence[str]) -> list[str]:
             if not inside:
                 raise RevisitError(f"The folder {argument!r} contains no image files.")
             found.extend(inside)
-        elif Path(argument).exists() or not glob.has_magic(argument):
-            found.append(argument)
         else:
-            matches = sorted(p for p in glob.glob(argument) if Path(p).is_file())
-            if not matches:
-                raise RevisitError(f"No file matches {argument!r}.")
-            found.extend(matches)
+            found.append(argument)
     return found
 
 

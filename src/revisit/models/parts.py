@@ -292,7 +292,8 @@ class ModelParts:
             raise RevisitError(f"The decoder layers of {what} could not be found.")
         text = text_config(config)
         embedding = model.get_input_embeddings()
-        tied = getattr(embedding, "weight", None) is not None and _same_storage(embedding, head)
+        weights = [getattr(module, "weight", None) for module in (embedding, head)]
+        tied = None not in weights and weights[0].data_ptr() == weights[1].data_ptr() != 0  # type: ignore[union-attr]
         if getattr(getattr(head, "weight", None), "is_meta", False):  # off-loaded: nothing to compare
             tied = bool(
                 getattr(text, "tie_word_embeddings", False) or getattr(model.config, "tie_word_embeddings", False)
@@ -366,11 +367,3 @@ def _decoder(model: Model) -> nn.Module:
 def _layers(decoder: nn.Module) -> nn.ModuleList | None:
     layers = getattr(decoder, "layers", None)
     return layers if isinstance(layers, nn.ModuleList) else None
-
-
-def _same_storage(a: Any, b: Any) -> bool:
-    if getattr(b, "weight", None) is None:
-        return False
-    if a.weight is b.weight:
-        return True
-    return bool(a.weight.data_ptr() != 0 and a.weight.data_ptr() == b.weight.data_ptr())

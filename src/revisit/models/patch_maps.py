@@ -268,7 +268,7 @@ def native(c: Context, image: int, size: Size) -> Guess:
 
 
 def square(c: Context, image: int, size: Size) -> Guess:
-    """PaliGemma: the whole image resized to a square."""
+    """PaliGemma, Gemma 3: the whole image resized to a square; crops of long images (pan and scan) are not mapped."""
     yield [_whole(image, size, c.side(), c.side())]
 
 
@@ -308,20 +308,6 @@ def splits(c: Context, image: int, size: Size) -> Guess:
     _, rows, columns = c.processor.get_number_of_image_patches(size[1], size[0])
     yield _tiles_of(image, size, columns, rows, c.side())
     yield [_whole(image, size, c.side(), c.side())]
-
-
-def pan_and_scan(c: Context, image: int, size: Size) -> Guess:
-    """Gemma 3: the whole image in a square, followed by crops of long images with pan and scan."""
-    yield [_whole(image, size, c.side(), c.side())]
-    smallest, ratio = c.setting("pan_and_scan_min_crop_size"), max(size) / min(size)
-    if smallest is None or ratio < c.setting("pan_and_scan_min_ratio_to_activate", 1.2):
-        return
-    count = min(max(size) // smallest, math.floor(ratio + 0.5))
-    count = min(max(2, count), c.setting("pan_and_scan_max_num_crops", 4))
-    across, down = (count, 1) if size[0] >= size[1] else (1, count)
-    if min(math.ceil(size[0] / across), math.ceil(size[1] / down)) >= smallest:
-        *crops, whole = _tiles_of(image, size, across, down, c.side())
-        yield [whole, *crops]
 
 
 def padded_square(c: Context, image: int, size: Size) -> Guess:

@@ -131,7 +131,8 @@ def encode(
 ) -> BatchFeature:
     """Encode texts that already contain their image placeholders."""
     nested = [list(own) for own in images]
-    special = any(text.startswith(str(bos)) for text in texts) if (bos := _bos(processor)) else False
+    bos = processor.tokenizer.bos_token
+    special = bool(bos) and any(text.startswith(bos) for text in texts)
     try:
         inputs = processor(
             text=list(texts),
@@ -160,25 +161,14 @@ def vision_texts(processor: Processor) -> tuple[str, ...]:
     return tuple(sorted(found - {""}))
 
 
-def _bos(processor: Processor) -> str | None:
-    return getattr(getattr(processor, "tokenizer", None), "bos_token", None)
-
-
 def new_tokens(output: Any, inputs: Inputs) -> Tensor:
     """Return the generated part of `generate`'s output, (rows, new)."""
     sequences = output if not hasattr(output, "sequences") else output.sequences
-    if not hasattr(sequences, "shape") or not hasattr(inputs, "keys") or "input_ids" not in inputs:
-        raise RevisitError(
-            "generated_text(processor, output, inputs) needs the output "
-            f"of generate and its inputs, not {type(output).__name__} and {type(inputs).__name__}."
-        )
     return sequences[:, inputs["input_ids"].shape[1] :]  # type: ignore[no-any-return]
 
 
 def generated_text(processor: Processor, output: Any, inputs: Inputs) -> list[str]:
     """Decode the new tokens of `generate`'s output to text, one string per row, without special tokens."""
-    if not hasattr(processor, "batch_decode"):
-        raise RevisitError(f"The first argument must be the model's processor, not {type(processor).__name__}.")
     return [text.strip() for text in processor.batch_decode(new_tokens(output, inputs), skip_special_tokens=True)]
 
 
