@@ -26,7 +26,7 @@ demo: .venv-demo/.installed  ## describe an image with and without ReVisiT, on a
 test: $(VENV)/.installed lint  ## lint, types and the whole test suite
 	$(BIN)/python -m pytest -n 2
 
-test-faults: $(VENV)/.installed  ## hostile requests, checkpoints and run folders, kills, slow clients; at most 15 minutes
+test-faults: $(VENV)/.installed  ## hostile requests, checkpoints and run folders, kills; at most 15 minutes
 	timeout 900 $(BIN)/python -m pytest -n 2 --dist worksteal -m faults tests/faults
 
 test-device: $(VENV)/.installed  ## every method on a device that says it is CUDA, and what a step asks of it; needs a C++ compiler

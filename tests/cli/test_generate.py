@@ -90,16 +90,10 @@ def test_tiny_raises_an_error_for_images_unlike_its_scenes(run: Callable[..., Do
     assert run("lens", "noise.png").returncode == run("check", "noise.png", "A dog.").returncode == 2
 
 
-def test_stream_equals_plain_output(run: Callable[..., Done]) -> None:
-    common = ("generate", "a.png", "--model", "model", "--max-new-tokens", "4")
-    assert run(*common, "--stream").stdout.strip() == run(*common).stdout.strip() != ""
-
-
-def test_a_page_per_answer_and_a_table(run: Callable[..., Done], tmp_path: Path) -> None:
+def test_a_page_per_answer(run: Callable[..., Done], tmp_path: Path) -> None:
     options = ("--model", "model", "--max-new-tokens", "5", "--set", "alpha=0.05", "--compare-with", "greedy")
-    done = run("generate", "a.png", "b.png", *options, "--html", str(tmp_path / "out.html"), "--trace")
+    done = run("generate", "a.png", "b.png", *options, "--html", str(tmp_path / "out.html"))
     assert done.returncode == 0
-    assert "steps changed" in done.stderr
     for number, width in ((1, families.image(0).width), (2, 30)):
         data = page_data(tmp_path / f"out-{number}.html")
         assert data["images"][0]["w"] == width
@@ -126,7 +120,7 @@ def test_compared_methods_use_the_models_recommendation(run: Callable[..., Done]
             "lens",
             "check nope.jpg x",
         ),
-        *("serve --method nope", "serve --host 0.0.0.0", "serve --limits nope.yaml", "doctor --image-size 3"),
+        *("serve --method nope", "serve --host 0.0.0.0", "serve --limits nope=1", "doctor --image-size 3"),
     ],
 )
 def test_usage_errors_do_not_import_torch(folder: Path, command: str) -> None:

@@ -241,8 +241,8 @@ def test_completion_offers_the_last_of_several_names() -> None:
 
 
 def test_characters_outside_the_terminals_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Arrows in a table become "?", and JSON is escaped."""
-    for arguments, key in ((["benchmarks", "pope"], b"?"), (["benchmarks", "pope", "--json"], b"pope")):
+    """Other characters in a table become "?", and JSON is escaped."""
+    for arguments, key in ((["methods", "greedy"], b"?"), (["methods", "greedy", "--json"], b"greedy")):
         out = io.BytesIO()
         monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding="latin-1"))
         monkeypatch.setattr(sys, "argv", ["revisit", *arguments])

@@ -12,7 +12,7 @@ import torch
 import families
 import revisit
 from revisit import RevisitError
-from revisit.cli import tables
+from revisit.cli.lens import patches_table, words_table
 from revisit.eval.report.document import table_markdown
 from revisit.explain import prefill
 from revisit.explain.tokens import token_text
@@ -88,10 +88,10 @@ def test_tables(seen: revisit.Lens) -> None:
     reading = seen.readings[1]
     assert reading.maps is not None
     best = int(reading.maps[4, :, 0].argmax())
-    row = next(row for row in tables.words_table(seen, reading, 4).rows if row[0] == "a")
+    row = next(row for row in words_table(seen, reading, 4).rows if row[0] == "a")
     assert row[1] == f"{float(reading.maps[4, best, 0]):.1%}"
     assert row[2] == f"{best // 4 + 1},{best % 4 + 1}"
-    assert "16 of 16 patches" in table_markdown(tables.patches_table(seen, seen.readings[0], 4))
+    assert "16 of 16 patches" in table_markdown(patches_table(seen, seen.readings[0], 4))
 
 
 def test_one_text_is_not_a_list_of_words() -> None:

@@ -84,7 +84,7 @@ def valid(dice: random.Random) -> dict[str, Any]:
 
 def hostile(dice: random.Random) -> tuple[bytes, dict[str, str]]:
     """Return the body and headers of a request that is rejected, or does no harm."""
-    makers = (garbage, mutated, mutated, raw_value, odd_settings, odd_settings, odd_image, oversized, odd_headers)
+    makers = (garbage, mutated, mutated, raw_value, odd_settings, odd_settings, odd_image)
     return dice.choice(makers)(dice)
 
 
@@ -244,40 +244,3 @@ def bomb(width: int, height: int) -> bytes:
         + piece(b"IDAT", zlib.compress(bytes(min(height * (width + 1), 10_000_000))))
         + piece(b"IEND", b"")
     )
-
-
-def oversized(dice: random.Random) -> tuple[bytes, dict[str, str]]:
-    """Return a request that exceeds a limit."""
-    text = "word " * 20_000
-    kind = dice.randrange(7)
-    if kind == 0:
-        body: Any = question(0, messages=[{"role": "user", "content": text}])
-    elif kind == 1:
-        body = question(0, **{text: 1})
-    elif kind == 2:
-        body = question(0, messages=[{"role": "user", "content": "hi"}] * 1000)
-    elif kind == 3:
-        body = question(0, messages=[{"role": "user", "content": [{"type": "text", "text": "hi"}] * 1000}])
-    elif kind == 4:
-        body = question(0, decoding={"method": "chain", "settings": {"methods": ["vcd"] * 300}})
-    elif kind == 5:
-        body = question(0, decoding={"method": text, "settings": {text: text}})
-    else:
-        image = {"type": "image_url", "image_url": {"url": data_uri(0)}}
-        body = question(0, messages=[{"role": "user", "content": [image] * 40}])
-    return json.dumps(body).encode(), JSON
-
-
-def odd_headers(dice: random.Random) -> tuple[bytes, dict[str, str]]:
-    """Return a valid body with wrong headers."""
-    odd = dice.choice(
-        (
-            {"content-type": "text/plain"},
-            {"content-type": ""},
-            {**JSON, "host": "other.example"},
-            {**JSON, "content-encoding": "gzip"},
-            {**JSON, "authorization": "x" * 5000},
-            {**JSON, "expect": "100-continue"},
-        )
-    )
-    return json.dumps(question(4)).encode(), odd

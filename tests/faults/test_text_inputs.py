@@ -1,22 +1,20 @@
-"""Answer files, evaluation files and settings with random contents give a result or raise one sentence."""
+"""Answer files with random contents give a result or raise one sentence."""
 
 from __future__ import annotations
 
 import copy
 import json
 import random
-import typing
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import damage
 import pytest
-from chat_requests import TEXTS, of_type, setting, value
+from chat_requests import TEXTS, value
 from corpus import recall, remember
 from typer.testing import CliRunner
 
-from revisit import methods
 from revisit.cli.main import app
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks import language
@@ -142,35 +140,6 @@ def score_all(folder: Path, count: int, seed: int) -> Counter[str]:
     return found
 
 
-def settings_all(count: int, seed: int) -> Counter[str]:
-    """Count the outcomes of the corpus and of new random settings."""
-    cases = [json.loads(case) for case in recall("settings")]
-    for number in range(count):
-        dice = random.Random(seed * 1_000_000 + number)
-        name = dice.choice(methods.names())
-        cls = methods.find(name)
-        hints = {field: hint for field, hint in typing.get_type_hints(cls).items() if field in cls.model_fields}
-        fields = [*hints, "methods", dice.choice(TEXTS)]
-        chosen = {}
-        for field in dice.choices(fields, k=dice.randrange(1, 4)):
-            fitting = field in hints and dice.random() < 0.5
-            chosen[field] = of_type(dice, hints[field]) if fitting else setting(dice)
-        cases.append([name, chosen])
-    found: Counter[str] = Counter()
-    for case in cases:
-        end = outcome(lambda: use(*case))  # noqa: B023
-        found[end] += 1
-        if end not in ("done", "rejected"):
-            remember("settings", json.dumps(case).encode())
-    return found
-
-
-def use(name: str, chosen: dict[str, Any]) -> None:
-    """Create a method with its settings."""
-    methods.get(name, **chosen)
-    methods.as_method(f"{name}:{','.join(f'{key}={text}' for key, text in chosen.items())}")
-
-
 def check(found: Counter[str]) -> None:
     print(f"\n{dict(found)}")
     assert set(found) == {"done", "rejected"}, found
@@ -194,12 +163,3 @@ def test_sample_of_answer_files(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("_words")
 def test_hundreds_of_answer_files(tmp_path: Path) -> None:
     check(score_all(tmp_path, 600, seed=2))
-
-
-def test_sample_of_settings() -> None:
-    check(settings_all(100, seed=3))
-
-
-@pytest.mark.faults
-def test_a_thousand_settings() -> None:
-    check(settings_all(1_000, seed=4))

@@ -181,7 +181,7 @@ def test_latency_is_measured_image_by_image_and_resumes(
 
 
 def test_generated_data_fills_every_cell(tmp_path: Path) -> None:
-    """The folder has nine settings of POPE, thirty subjects of MMMU, and LLaVA-Bench (for tests/faults/paper_rows.py)."""
+    """The folder has nine settings of POPE, thirty subjects of MMMU, and LLaVA-Bench."""
     folder = stand_in_data(tmp_path)
     pope = get("pope").load(folder)
     settings = Counter(item.meta["setting"] for item in pope)

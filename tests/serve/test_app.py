@@ -279,24 +279,12 @@ def test_answers_that_take_too_long_get_status_504() -> None:
 
 
 def test_accepted_requests_are_answered_after_sigterm(tmp_path: Path) -> None:
-    model, processor = families.build("llava")
-    model.save_pretrained(tmp_path / "model")
-    processor.save_pretrained(tmp_path / "model")
+    folder = families.save("llava", tmp_path / "model")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [
-        sys.executable,
-        "-m",
-        "revisit",
-        "serve",
-        "-m",
-        str(tmp_path / "model"),
-        "--name",
-        "tiny",
-        "--port",
-        str(port),
-    ]
+    options = f"-m {folder} --name tiny --port {port}"
+    command = [sys.executable, "-m", "revisit", "serve", *options.split()]
     process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
     try:
         _wait_for(f"http://127.0.0.1:{port}/health", process)

@@ -268,21 +268,20 @@ def test_only_loopback_needs_no_key() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"queue": 0}, "limits.yaml: queue must be"),
-        ({"queue": "many"}, "queue must be"),
-        ({"seconds": float("inf")}, "seconds must be"),
-        ({"new_token": 5}, "Did you mean 'new_tokens'"),
+        ("queue=0", "--limits: queue must be"),
+        ("queue=many", "queue must be"),
+        ("seconds=inf", "seconds must be"),
+        ("new_token=5", "Did you mean 'new_tokens'"),
     ],
 )
-def test_wrong_limits_are_rejected(values: dict[str, Any], message: str) -> None:
+def test_wrong_limits_are_rejected(values: str, message: str) -> None:
     with pytest.raises(RevisitError) as caught:
-        Limits.read(values, "limits.yaml")
+        read_limits([values])
     assert message in str(caught.value)
 
 
-def test_limits_file_changes_the_limits_it_names(tmp_path: Path) -> None:
-    (tmp_path / "limits.yaml").write_text("new_tokens: 16\nseconds: 5\n")
-    assert read_limits(tmp_path / "limits.yaml") == Limits(new_tokens=16, seconds=5)
+def test_limits_of_the_command_line() -> None:
+    assert read_limits(["new_tokens=16", "seconds=5"]) == Limits(new_tokens=16, seconds=5)
     short = Limits(new_tokens=5)
     chat: Any = parse_body(json.dumps(body()).encode(), ChatBody, "m")
     assert read_request(chat, default=ReVisiT(), limits=short, model="llava").decoding == Decoding(max_new_tokens=5)

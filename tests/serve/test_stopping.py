@@ -95,22 +95,10 @@ def test_the_tokenizer_is_used_by_the_model_thread_alone(slow_server: Running, m
 
 
 def test_signals_end_the_process_during_a_beam_search(tmp_path: Path) -> None:
-    model, processor = families.build("llava")
-    model.save_pretrained(tmp_path / "model")
-    processor.save_pretrained(tmp_path / "model")
-    (tmp_path / "limits.yaml").write_text("seconds: 60\nnew_tokens: 1000\n")
-    command = [
-        "-m",
-        str(tmp_path / "model"),
-        "--name",
-        "tiny",
-        "--port",
-        "0",
-        "--limits",
-        str(tmp_path / "limits.yaml"),
-    ]
+    folder = families.save("llava", tmp_path / "model")
+    options = f"-m {folder} --name tiny --port 0 --limits seconds=60 --limits new_tokens=1000"
     with subprocess.Popen(
-        [sys.executable, "-m", "revisit", "serve", *command],
+        [sys.executable, "-m", "revisit", "serve", *options.split()],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
         stderr=subprocess.PIPE,
         text=True,

@@ -16,41 +16,33 @@ if TYPE_CHECKING:
 def demo(
     output: Path = typer.Option(Path("out"), "--out", "-o", help="Folder for the image and the page."),
     model: Literal["tiny", "photo"] = typer.Option("tiny", "--model", "-m", help="'photo' is for photographs."),
-    scene: int = typer.Option(
-        None,
-        min=0,
-        help="Another scene of the unusual split, by number (tiny only; needs the extra `tiny`).",
-    ),
 ) -> None:
     """Describe an image with and without ReVisiT, on an embedded model; nothing is downloaded.
 
     The image is an "unusual" scene: the objects most typical of its place are replaced by others, so the model's expectations
     mislead it. It is the first such scene in which ReVisiT corrects a mistake and the selected patch is on the object (chosen
-    by tools/samples.py); --scene shows another. With --model photo it is the CC0 photograph of scikit-image that shows
+    by tools/samples.py). With --model photo it is the CC0 photograph of scikit-image that shows
     the most of CHAIR's objects: a cup of coffee.
     """
     from rich.console import Console
 
     from revisit import ask
-    from revisit.cli.tables import steps_table
-    from revisit.errors import RevisitError
     from revisit.eval.report.document import Cell, Table
     from revisit.eval.report.terminal import print_table
     from revisit.explain import page, record
     from revisit.explain.files import make_folder
     from revisit.models import photo
 
-    if model == photo.NAME and scene is not None:
-        raise RevisitError("--scene selects a scene for tiny; it cannot be used with --model photo.")
-    image, nouns, place = _photo() if model == photo.NAME else _sample() if scene is None else _scene(scene)
+    image, nouns, place = _photo() if model == photo.NAME else _sample()
     image.save(make_folder(output) / "demo.png")
-    decode = ask(model, image, compare_with="greedy", objects=nouns, max_new_tokens=128).decode
+    answer = ask(model, image, compare_with="greedy", objects=nouns, max_new_tokens=128)
+    decode = answer.decode
     console = Console()
     console.print(f"\nThe image ({output / 'demo.png'}) shows: [bold]{', '.join(nouns)}[/] (place: {place}).\n")
     rows = [(Cell(a.name, 1, record.own_settings(a.method)), a.text) for a in reversed(decode.answers)]
     print_table(Table(("decoding", f"“{DESCRIBE}”"), rows, "", left=2), console)
-    console.print("\nWhere ReVisiT mattered:\n")
-    print_table(steps_table(decode.answers[0], decode.layout), console)
+    for step, token, other in answer.changed:
+        console.print(f"Step {step}: [bold]{token.strip()}[/] instead of {other.strip()}")
     written = page.write(output / "demo.html", decode, title="ReVisiT demo")
     console.print(
         f"\nOpen [bold]{written}[/] in a browser to see which patch was selected at each token.", soft_wrap=True
@@ -73,10 +65,3 @@ def _sample() -> tuple[Image, tuple[str, ...], str]:
 
     shipped = sample("demo")
     return shipped.image(), shipped.nouns, shipped.place
-
-
-def _scene(number: int) -> tuple[Image, tuple[str, ...], str]:
-    from revisit.embedded import scenes
-
-    drawn = scenes.scene("unusual", seed=1, index=number)
-    return scenes.render(drawn), drawn.nouns, drawn.place.name

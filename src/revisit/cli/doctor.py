@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -19,8 +18,9 @@ Row = tuple[str, str]
 
 def doctor(
     model: str = typer.Argument(None, help="Local folder or Hub id; the weights are not loaded."),
-    image_size: str = typer.Option("640x480", help="Image width and height, to compute the number of vision tokens."),
-    batch_size: int = typer.Option(1, min=1, help="Batch size, to compute the memory of the vision states."),
+    image_size: tuple[int, int] = typer.Option(
+        (640, 480), metavar="WIDTH HEIGHT", help="Of an image, to compute the number of vision tokens."
+    ),
     trust_remote_code: bool = options.TRUST_REMOTE_CODE,
     as_json: bool = options.JSON,
 ) -> None:
@@ -31,14 +31,13 @@ def doctor(
     Examples:
 
       revisit doctor
-      revisit doctor llava-hf/llava-1.5-7b-hf --image-size 1024x768 --batch-size 8 --json
+      revisit doctor llava-hf/llava-1.5-7b-hf --image-size 1024 768 --json
     """
-    size = parse_size(image_size)
     machine, warnings, facts = dict(machine_rows()), list(machine_warnings()), None
     if model is not None:
         from revisit.models.facts import model_facts
 
-        facts = model_facts(model, image_size=size, batch=batch_size, trust_remote_code=trust_remote_code)
+        facts = model_facts(model, image_size=image_size, trust_remote_code=trust_remote_code)
     problems = list(facts.problems) if facts else []
     about = dict(model_rows(facts)) if facts else None
     if as_json:
@@ -54,14 +53,6 @@ def doctor(
             print(f"! {warning}")
     if problems:
         raise typer.Exit(1)
-
-
-def parse_size(text: str) -> tuple[int, int]:
-    """Return width and height of a size such as "640x480"."""
-    found = re.fullmatch(r"\s*(\d{1,5})\s*[x×]\s*(\d{1,5})\s*", text)
-    if not found:
-        raise RevisitError(f"--image-size must be width x height in pixels, such as 640x480, not {text!r}.")
-    return int(found.group(1)), int(found.group(2))
 
 
 def machine_rows() -> Iterator[Row]:
@@ -137,16 +128,11 @@ def model_rows(facts: ModelFacts) -> Iterator[Row]:
     yield f"vision tokens of {width}×{height}", tokens
     for name, layers in facts.layers.items():
         memory = facts.state_bytes(name)
-        per_image = "" if memory is None else f"; states {_megabytes(memory / facts.batch)} per image"
-        whole = "" if memory is None or facts.batch == 1 else f", {_megabytes(memory)} for a batch of {facts.batch}"
-        yield f"layers={name}", f"{_listed(layers)}{per_image}{whole}"
+        per_image = "" if memory is None else f"; states {memory / 2**20:,.1f} MB per image"
+        yield f"layers={name}", f"{_listed(layers)}{per_image}"
     yield "thoughts", " … ".join(facts.thought) if facts.thought else "none: the tokenizer has no tokens for them"
     yield "recommended", ", ".join(f"{key}={value}" for key, value in facts.recommended.items())
     yield "vLLM", "the plug-in supports this family" if facts.vllm else "the plug-in does not support this family"
-
-
-def _megabytes(count: float) -> str:
-    return f"{count / 2**20:,.1f} MB"
 
 
 def _listed(layers: tuple[int, ...]) -> str:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import typer
 
 from revisit.cli import options
 from revisit.errors import RevisitError
-
-if TYPE_CHECKING:
-    from revisit.explain.record import Decode
 
 
 def generate(
@@ -31,10 +28,8 @@ def generate(
         False, "--together", help="Put all images into one prompt instead of asking about each."
     ),
     html: Path = options.HTML,
-    trace_: bool = typer.Option(False, "--trace", help="Print the steps that the method changed."),
     compare_with: list[str] = options.COMPARE_WITH,
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object per answer."),
-    stream: bool = typer.Option(False, "--stream", help="Print the answer word by word."),
     any_image: bool = options.ANY_IMAGE,
     dtype: str = options.DTYPE,
     device_map: str = options.DEVICE_MAP,
@@ -56,11 +51,8 @@ def generate(
 
     if not images:
         raise RevisitError("No image was given; for example: revisit generate photo.jpg")
-    recorded = html is not None or trace_
-    if stream and (beams > 1 or as_json or recorded):
-        raise RevisitError("--stream cannot be combined with --beams, --json, --html or --trace.")
-    if recorded and beams > 1:
-        raise RevisitError("--html and --trace cannot be combined with --beams: beams are reordered from step to step.")
+    if html is not None and beams > 1:
+        raise RevisitError("--html cannot be combined with --beams: beams are reordered from step to step.")
     if compare_with != ["greedy"] and html is None:
         raise RevisitError("--compare-with needs --html, which shows the other answers.")
     if not prompt.strip():
@@ -100,23 +92,17 @@ def generate(
     generation: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": sample, "num_beams": beams}
     if sample:
         generation |= {"temperature": temperature, "top_p": top_p}
-    streaming: dict[str, Any] = {}
-    if stream:
-        from transformers import TextStreamer
-
-        tokenizer = cast("Any", processor.tokenizer)
-        streaming["streamer"] = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
     for number, group in enumerate(groups):
         if sample:
             torch.manual_seed(seed)
         decoded, trace = None, Trace()
-        if recorded:
+        if html is not None:
             pair = loaded, processor
             decoded = ask(pair, opened[number], prompt, chosen, compare_with=compared, **generation).decode
             text, trace = decoded.answers[0].text, decoded.answers[0].trace
         else:
             inputs = prepare(processor, [prompt], [opened[number]], loaded.device)
-            output = decode(loaded, **inputs, method=chosen, trace=trace, **generation, **streaming)
+            output = decode(loaded, **inputs, method=chosen, trace=trace, **generation)
             text = generated_text(processor, output, inputs)[0]
         if as_json:
             result = {
@@ -129,10 +115,8 @@ def generate(
                 "counters": trace.summary(),
             }
             options.print_json(result)
-        elif not stream:
+        else:
             print(f"{', '.join(group)}: {text}" if len(groups) > 1 else text, flush=True)
-        if decoded is not None and trace_:
-            _print_trace(decoded)
         if decoded is not None and html is not None:
             several = html.with_name(f"{html.stem}-{number + 1}{html.suffix}")
             print(f"Wrote {page.write(several if len(groups) > 1 else html, decoded)}", file=sys.stderr)
@@ -144,15 +128,3 @@ def compared_methods(method: str, compare_with: list[str]) -> list[tuple[str, di
 
     wanted = [(name, own) for name, own in methods.parse_methods(compare_with) if name not in (method, "none")]
     return list({methods.get(name, **own): (name, own) for name, own in wanted}.values())
-
-
-def _print_trace(decoded: Decode) -> None:
-    """Print the steps on stderr, so that the answers alone can be piped."""
-    from rich.console import Console
-
-    from revisit.cli.tables import steps_table
-    from revisit.eval.report.terminal import print_table
-
-    print_table(steps_table(decoded.answers[0], decoded.layout), Console(file=sys.stderr))
-    if decoded.layout.reason:
-        print(f"Patches are not available: {decoded.layout.reason}", file=sys.stderr)

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from revisit.cli import options
 from revisit.errors import RevisitError
+
+if TYPE_CHECKING:
+    from revisit.eval.report.document import Table
+    from revisit.explain.lens import Lens, Reading
+    from revisit.models.geometry import Layout
 
 
 def lens(
@@ -41,7 +47,6 @@ def lens(
     opened = [open_image(path) for path in images]
 
     from revisit.cli.loading import load_for_image
-    from revisit.cli.tables import patches_table, words_table
     from revisit.eval.report.terminal import print_table
     from revisit.explain.lens import lens as read
 
@@ -64,3 +69,46 @@ def lens(
         print(note)
     if html is not None:
         print(f"Wrote {seen.save(html)}")
+
+
+def _place(token: int, layout: Layout) -> str:
+    """Return row and column of a vision token's patch, from 1, or its number if they are not known."""
+    region = layout.region(token)
+    if region is None:
+        return f"#{token}"
+    image = f"image {region.image + 1} " if len(layout.sizes) > 1 else ""
+    view = "" if region.view == "image" else f"{region.view} "
+    return f"{image}{view}{region.row + 1},{region.column + 1}"
+
+
+def words_table(lens: Lens, read: Reading, layer: int) -> Table:
+    """List each word of a set with its shares at a layer, and the patch with the highest."""
+    from revisit.eval.report.document import Table
+
+    assert read.maps is not None
+    maps = read.maps[layer]  # (tokens, words)
+    winners, rows = maps.argmax(-1), []
+    for number in sorted(range(len(read.entries)), key=lambda n: -float(maps[:, n].max())):
+        best = int(maps[:, number].argmax())
+        share, mean = (f"{float(value):.1%}" for value in (maps[best, number], maps[:, number].mean()))
+        first = str(int((winners == number).sum()))
+        rows.append((read.entries[number], share, _place(best, lens.layout), mean, first))
+    heads = ("word", "highest", "in patch (row, column)", "mean", "patches where it ranks first")
+    about = "The shares of a patch add up to 100 % among these words only."
+    return Table(heads, rows, f"{read.name}, layer {lens.layers[layer]}. {about}")
+
+
+def patches_table(lens: Lens, read: Reading, layer: int) -> Table:
+    """List the predictions of the 20 patches with the most probable words at a layer."""
+    from revisit.eval.report.document import Table
+    from revisit.explain.tokens import printable
+
+    order = read.probabilities[layer, :, 0].argsort(descending=True)[:20].tolist()
+    shown = f"the {len(order)} of {lens.layout.tokens} patches with the most probable word"
+    title = f"{read.name}, layer {lens.layers[layer]}: {shown}"
+    rows = []
+    for token in order:
+        likeliest = zip(read.top[layer, token], read.probabilities[layer, token], strict=True)
+        words = "  ".join(f"{printable(read.entries[int(n)])} {float(p):.1%}" for n, p in likeliest)
+        rows.append((_place(token, lens.layout), words))
+    return Table(("patch (row, column)", "predicts"), rows, title, left=2)

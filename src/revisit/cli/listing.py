@@ -66,8 +66,8 @@ def _list(rows: Iterable[Mapping[str, object]], columns: Mapping[str, str], as_j
     print_table(Table(tuple(columns.values()), lines, "", left=len(columns)))
 
 
-def _detail(row: dict[str, Any], settings: str, facts: Mapping[str, str], examples: list[str], as_json: bool) -> None:
-    """Print one entry: some facts (heading -> text), its settings, and how to use it."""
+def _detail(row: dict[str, Any], settings: str, example: str, as_json: bool) -> None:
+    """Print one entry: its facts, its settings, and how to use it."""
     if as_json:
         options.print_json(row, indent=2)
         return
@@ -75,16 +75,17 @@ def _detail(row: dict[str, Any], settings: str, facts: Mapping[str, str], exampl
     from revisit.eval.report.document import Table
     from revisit.eval.report.terminal import print_table
 
-    options.print_facts(row["name"], facts.items())
+    facts = {key: value for key, value in row.items() if key not in ("name", settings)}
+    options.print_facts(
+        row["name"], ((key, ", ".join(v) if isinstance(v, list) else str(v)) for key, v in facts.items())
+    )
     print()
     lines = [(e["name"], value_text(e["default"]), e["allowed"], e["about"]) for e in row[settings]]
     if lines:
         print_table(Table((settings.removesuffix("s"), "default", "allowed", "what it does"), lines, "", left=4))
     else:
         print(f"No {settings}.\n")
-    print("Example:")
-    for example in examples:
-        print(f"  {example}")
+    print(f"Example:\n  {example}")
 
 
 def _method(cls: type[Method]) -> dict[str, Any]:
@@ -104,9 +105,8 @@ def methods(name: str = NAME, as_json: bool = options.JSON) -> None:
         _list((_method(METHODS.find(known)) for known in METHODS.names()), columns, as_json)
         return
     row = _method(METHODS.load(name))
-    facts = {"what it does": row["summary"], "cost per token": row["cost"], "source": row["source"]}
     first = "".join(f":{entry['name']}={value_text(entry['default'])}" for entry in row["settings"][:1])
-    _detail(row, "settings", facts, [f"revisit generate photo.jpg --method {name}{first}"], as_json)
+    _detail(row, "settings", f"revisit generate photo.jpg --method {name}{first}", as_json)
 
 
 def models(as_json: bool = options.JSON) -> None:
@@ -151,18 +151,6 @@ def benchmarks(name: str = NAME, as_json: bool = options.JSON) -> None:
         _list((_benchmark(find(known)) for known in names()), columns, as_json)
         return
     cls = find(name)
-    row = _benchmark(cls)
-    arrows = {"higher": "↑", "lower": "↓", None: ""}
-    facts = {
-        "title": row["title"],
-        "metrics": ", ".join(f"{metric.name} {arrows[metric.better]}".strip() for metric in cls.metrics),
-        "headline": row["headline"],
-        "maximum answer": f"{row['max_new_tokens']} tokens",
-        "data": row["data"],
-        "license": row["license"],
-    }
-    if cls.needs_nltk:
-        facts["scoring needs"] = "NLTK's data: revisit data get nltk"
-    run = f"revisit eval --benchmark {name} --method greedy,revisit --model MODEL"
     place = "--data download" if cls.downloads or cls.hub else "--data DIR"
-    _detail(row, "options", facts, [f"{run} {place} --limit 100 --out runs/{cls.name}"], as_json)
+    run = f"revisit eval --benchmark {name} --method greedy,revisit --model MODEL"
+    _detail(_benchmark(cls), "options", f"{run} {place} --limit 100 --out runs/{cls.name}", as_json)

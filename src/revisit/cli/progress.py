@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from datetime import timedelta
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.progress import TimeRemainingColumn as Remaining
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from revisit.errors import Interrupted
 from revisit.eval.log import LOGS
@@ -23,16 +23,7 @@ class Bars(Reporter):
     """A reporter that draws on a console, by default on standard error."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(stderr=True)
-        self.progress = Progress(
-            *(TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn()),
-            *(TextColumn("left"), Remaining()),
-            console=self.console,
-            disable=not self.console.is_terminal,
-            transient=True,
-            speed_estimate_period=300,
-        )
-        self.planned, self.number = 0, 0  # logs of the plan, and the current one, from 1
+        self.progress = progress_bar(console)
         self.title, self.total, self.done, self.stored = "", 0, 0, 0
         self.began = self.printed = 0.0
 
@@ -45,17 +36,16 @@ class Bars(Reporter):
 
     def plan(self, logs: int, answers: int, stored: int) -> None:
         """Print the plan; draw a bar for all of it if there are several logs."""
-        self._clear()
+        for task in self.progress.task_ids:
+            self.progress.remove_task(task)
         self.note(f"{plural(logs, 'log')}, {plural(answers, 'answer')}, {stored:,} of them stored.")
-        self.planned, self.number = logs, 0
         if logs > 1:
             self.progress.add_task("all", total=answers, completed=stored)
 
     def start(self, title: str, total: int, done: int) -> None:
         """Draw a new bar."""
-        self.number += 1
-        if self.number > self.planned:  # not part of the plan
-            self._clear()
+        for task in [task for task in self.progress.tasks if task.remaining == 0]:
+            self.progress.remove_task(task.id)
         self.title, self.total, self.done, self.stored = title, total, done, done
         self.began = self.printed = time.monotonic()
         self.progress.add_task(escape(title), total=total, completed=done)
@@ -66,10 +56,9 @@ class Bars(Reporter):
         self.done += count
         for task in self.progress.task_ids:
             self.progress.advance(task, count)
-        if not self.console.is_terminal and time.monotonic() - self.printed > LINE_EVERY and self.done < self.total:
+        if self.progress.disable and time.monotonic() - self.printed > LINE_EVERY and self.done < self.total:
             self.printed = time.monotonic()
-            place = f", {self.number} of {self.planned}" if self.planned > 1 else ""
-            self.note(f"{self.title}: {self.done:,}/{self.total:,}{place}")
+            self.note(f"{self.title}: {self.done:,}/{self.total:,}")
         self._end()
 
     def note(self, text: str) -> None:
@@ -81,13 +70,10 @@ class Bars(Reporter):
         if self.done < self.total:
             return
         self.progress.remove_task(self.progress.task_ids[-1])
-        how = "already stored" if self.stored == self.total else f"in {duration(time.monotonic() - self.began)}"
+        took = timedelta(seconds=round(time.monotonic() - self.began))
         if self.total:
+            how = "already stored" if self.stored == self.total else f"in {took}"
             self.note(f"✓ {self.title}: {self.done:,}/{self.total:,} {how}")
-
-    def _clear(self) -> None:
-        for task in self.progress.task_ids:
-            self.progress.remove_task(task)
 
 
 @contextmanager
@@ -109,15 +95,8 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
-def duration(seconds: float) -> str:
-    """Return a time for people: "27 s", "12 min", "3.5 h"."""
-    if seconds < 99.5:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5970 else f"{seconds / 3600:.1f} h"
-
-
-def progress_bar() -> Progress:
-    """Return a bar on stderr that disappears when the work is done; nothing at all if stderr is not a terminal."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Remaining())
+def progress_bar(console: Console | None = None) -> Progress:
+    """Return bars on stderr that disappear when the work is done; nothing at all if stderr is not a terminal."""
+    console = console or Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

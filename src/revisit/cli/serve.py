@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from revisit.cli import options
-from revisit.errors import RevisitError
 from revisit.settings import API_KEY as API_KEY_VARIABLE
 
 if TYPE_CHECKING:
@@ -18,25 +16,16 @@ HOST = typer.Option("127.0.0.1", help="Address to listen on; other machines need
 API_KEY = typer.Option(None, envvar=API_KEY_VARIABLE, help="API key that clients must send.")
 ALLOW_HOST = typer.Option([], "--allow-host", help="Another host name to accept, '*' for any. Repeatable.")
 LIMITS = typer.Option(
-    None, metavar="FILE", help="YAML file with other limits, for example `new_tokens: 2048`; see docs/security.md."
+    [], "--limits", metavar="NAME=NUMBER", help="Another limit, such as new_tokens=2048 (docs/security.md). Repeatable."
 )
 
 
-def read_limits(file: Path | None) -> Limits:
-    """Return the limits of a server, changed by those in the file."""
-    import yaml
-
+def read_limits(assignments: list[str]) -> Limits:
+    """Return the limits of a server, changed by these."""
+    from revisit.registry import parse_assignments
     from revisit.serve.limits import Limits
 
-    if file is None:
-        return Limits()
-    try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-    except (yaml.YAMLError, ValueError) as error:
-        raise RevisitError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(values, dict):
-        raise RevisitError(f"{file} must contain names and values such as `new_tokens: 2048`.")
-    return Limits.read(values, str(file))
+    return Limits.read(parse_assignments(assignments, "--limits name=number"), "--limits")
 
 
 def serve(
@@ -49,7 +38,7 @@ def serve(
     api_key: str = API_KEY,
     anonymous: bool = typer.Option(False, "--anonymous", help="Accept other machines without a key."),
     allow_host: list[str] = ALLOW_HOST,
-    limits: Path = LIMITS,
+    limits: list[str] = LIMITS,
     dtype: str = options.DTYPE,
     device_map: str = options.DEVICE_MAP,
     trust_remote_code: bool = options.TRUST_REMOTE_CODE,
@@ -93,7 +82,7 @@ def ui(
     port: int = typer.Option(7861, min=0, max=65535),
     api_key: str = API_KEY,
     allow_host: list[str] = ALLOW_HOST,
-    limits: Path = LIMITS,
+    limits: list[str] = LIMITS,
     dtype: str = options.DTYPE,
     device_map: str = options.DEVICE_MAP,
     trust_remote_code: bool = options.TRUST_REMOTE_CODE,
