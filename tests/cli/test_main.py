@@ -213,7 +213,7 @@ def test_the_same_option_has_the_same_name_everywhere() -> None:
     assert {name: longs for name, longs in short.items() if len(longs) > 1} == {}
     others = ("--output", "--n", "--batch", "--new-tokens")
     assert [entry for entry in listed if entry[1] in others] == []
-    for path in (" eval", " ablate", " demo", " compare", " report", " analyze"):
+    for path in (" eval", " ablate", " demo", " report", " analyze"):
         assert (path, "--out") in listed
 
 

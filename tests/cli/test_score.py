@@ -64,9 +64,8 @@ def test_chair(tmp_path: Path):
         {"image": "COCO_val2014_000000000002.jpg", "caption": "Hi."},
     ]
     captions = lines(tmp_path / "c.jsonl", rows)
-    result = numbers("chair", captions, "--data", tmp_path, "--per-item")
+    result = numbers("chair", captions, "--data", tmp_path)
     assert result["metrics"]["CHAIRi"] == result["metrics"]["CHAIRs"] == 0.5
-    assert set(result["per_item"]["CHAIRs"]) == {"1", "2"}
     assert "CHAIRi" in run("chair", captions, "--data", tmp_path)
     (tmp_path / "ids.txt").write_text("2\n")
     chosen = ("--data", tmp_path, "--set", f"ids={tmp_path / 'ids.txt'}")
@@ -223,7 +222,6 @@ ART = {"id": "validation_Art_1", "question": "?", "images": []}
         (RANDOM, [], "list of items is empty"),
         (ANNOTATIONS, {"annotations": [{"question_id": 0, "answers": "aaaaaaaaaa"}]}, "must be a list"),
         (ANNOTATIONS, {"annotations": [{"question_id": 0, "answers": [{"x": 1}]}]}, "annotations entry 1 has no 'answer'"),
-        (ANNOTATIONS, {"annotations": [{"question_id": 0, "answers": []}]}, "'answers' is empty"),
         (ANNOTATIONS, {"annotations": [3]}, "annotations entry 1 is a int"),
         ("vqav2/v2_OpenEnded_mscoco_val2014_questions.json", [], "is a list, not an object"),
         ("vqav2/v2_OpenEnded_mscoco_val2014_questions.json", {"questions": [{"question_id": 0}]}, "has no 'image_id'"),
@@ -232,7 +230,7 @@ ART = {"id": "validation_Art_1", "question": "?", "images": []}
         (EXAM, [{**ART, "question_type": "multiple-choice", "answer": "A", "options": "[x"}], "'options' must be a list"),
         (EXAM, [{**ART, "question_type": "open"}], "has no 'answer'"),
         ("hallusionbench/HallusionBench.json", [{"category": "VD"}], "has no 'subcategory'"),
-        ("chair/ground_truth.json", {"1": "dog"}, "must map to a list"),
+        ("chair/ground_truth.json", {"1": "dog"}, "to a list of category names"),
     ],
 )  # fmt: skip
 def test_bad_files_raise(tmp_path: Path, file: str, truth: Any, said: str):

@@ -109,8 +109,7 @@ def test_text_is_read_by_the_type_of_its_option() -> None:
     [
         ({"method": "revist"}, "Unknown method 'revist'. Did you mean 'revisit'"),
         ({"benchmark": "pop"}, "Unknown benchmark 'pop'. Did you mean 'pope'"),
-        ({"dtype": "int8"}, "must be float32, float16, bfloat16"),
-        ({"engine": "locl"}, "Unknown engine 'locl'. Did you mean 'local'"),
+        ({"engine": "locl"}, "engine must be"),
         ({"temperature": 0.5}, "need --sample"),
         ({"sample": True, "temperature": 0.0}, "temperature must be"),
         ({"sample": True, "beams": 2}, "either a temperature or num_beams"),

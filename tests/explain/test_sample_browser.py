@@ -129,15 +129,13 @@ def data_of(page: Path) -> Any:
     return json.loads(found.group(1))
 
 
-def test_images_are_copied_once_and_the_command_is_shown(tmp_path: Path) -> None:
+def test_images_are_copied_once(tmp_path: Path) -> None:
     data = data_of(write("run", *made(30, tmp_path / "in"), tmp_path / "out"))
     assert len(list((tmp_path / "out/images").iterdir())) == 10
     assert len(data["samples"]) == 30
     first = data["samples"][0]
     assert (tmp_path / "out" / first["p"][0]).is_file()
     assert first["t"] == "dog"
-    assert first["cmd"].startswith("revisit generate ")
-    assert "--prompt 'What is in picture 0?' --html decode.html" in first["cmd"]
     assert [sample.get("d", 0) for sample in data["samples"][:5]] == [1, 0, 0, 0, 1]
 
 

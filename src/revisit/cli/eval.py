@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from shlex import quote
 
@@ -97,12 +96,9 @@ def evaluate(
     need(*settings.packages())  # all at once, and before the work
     with reporter(quiet, out) as progress:
         run(settings, progress)
-    problems: list[str] = []
     logs = read_logs(out)
     if notice := unfinished(logs):  # of an earlier command with this --out
         print(notice)
-    for section in comparison_sections(compare(logs, problems=problems)):
+    for section in comparison_sections(compare(logs)):
         print_section(section)
-    for problem in problems:
-        print(f"revisit: {problem}", file=sys.stderr)
     print(f"Logs and results: {out}; more with `revisit compare {quote(str(out))}`.")

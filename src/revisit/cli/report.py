@@ -24,7 +24,7 @@ def report(
     from revisit.explain.files import make_folder
     from revisit.paper.report import build
 
-    document = build(folder, out=out)
+    document = build(folder)
     files = write(document, make_folder(out or folder))
     print(
         f"Wrote {files[0]} ({files[0].stat().st_size / 1e6:.2g} MB) and {files[1]}; figures: {len(document.figures())}."

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from revisit.errors import RevisitError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from revisit.eval.benchmarks.base import Benchmark, Item, Scores
+    from revisit.explain.records import AnswerRow
 
 
 def score(
@@ -23,7 +26,6 @@ def score(
     set_: list[str] = typer.Option([], "--set", help="Option of the benchmark, key=value."),
     subset: bool = typer.Option(False, "--subset", help="Score only the items that were answered."),
     as_json: bool = typer.Option(False, "--json", help="Print every metric, unrounded, as one JSON object."),
-    per_item: bool = typer.Option(False, "--per-item", help="With --json: add the terms of each item."),
 ) -> None:
     """Score a file of answers, without a model.
 
@@ -38,12 +40,9 @@ def score(
       revisit score mmmu total_val_output.json --data data/mmmu
     """
     from revisit.eval.benchmarks import get
-    from revisit.eval.benchmarks.io.answers import attach
     from revisit.explain.records import read_answers
     from revisit.registry import parse_assignments
 
-    if per_item and not as_json:
-        raise RevisitError("--per-item needs --json.")
     chosen = get(benchmark, **parse_assignments(set_))
     found = read_answers(answers, field)
     try:
@@ -53,7 +52,6 @@ def score(
         if subset:
             items, texts, notes = _common(items, texts)
         scores = chosen.score(items, texts)
-        notes += _empty([texts[item.id] for item in items])
     except RevisitError:
         raise
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
@@ -62,9 +60,36 @@ def score(
             "with the layouts in docs/benchmarks.md."
         ) from error
     if as_json:
-        typer.echo(_json(chosen, scores, len(items), notes, per_item))
+        typer.echo(_json(chosen, scores, len(items), notes))
     else:
         _table(chosen, scores, len(items), notes)
+
+
+def attach(
+    answers: Sequence[AnswerRow], items: Sequence[Item], key: Callable[[AnswerRow], str | None]
+) -> dict[str, str]:
+    """Return item id -> text, by the rows' ids, or by position if no row has an id. Ids that match no item are kept.
+
+    An item called "coco_random/17" may be named "17" if no other item is.
+    """
+    keys = [key(answer) for answer in answers]
+    if all(name is None for name in keys):
+        if len(answers) != len(items):
+            raise RevisitError(
+                f"The answers have no ids, so they must be in the order of the {len(items)} items, but there are {len(answers)}."
+            )
+        keys = [item.id for item in items]
+    short = {item.id.rpartition("/")[2]: item.id for item in items}
+    if len(short) < len(items):
+        short = {}
+    found: dict[str, AnswerRow] = {}
+    for name, answer in zip(keys, answers, strict=True):
+        name = answer.need() if name is None else name
+        name = short.get(name, name)
+        if name in found:
+            raise RevisitError(f"{answer.where} answers {name!r} a second time (first at {found[name].where}).")
+        found[name] = answer
+    return {name: answer.text for name, answer in found.items()}
 
 
 def _common(items: list[Item], texts: dict[str, str]) -> tuple[list[Item], dict[str, str], tuple[str, ...]]:
@@ -77,15 +102,9 @@ def _common(items: list[Item], texts: dict[str, str]) -> tuple[list[Item], dict[
     return kept, own, (f"Scored the {len(kept)} answered of {len(items)} items.{extra}",)
 
 
-def _empty(texts: list[str]) -> tuple[str, ...]:
-    """A note if there are answers without a word, or those that tables write for a missing value."""
-    empty = sum(text.strip().lower() in ("", "nan") for text in texts)
-    return (f"{empty} of {len(texts)} answers are empty; they are scored like any other.",) if empty else ()
-
-
-def _json(benchmark: Benchmark, scores: Scores, items: int, notes: tuple[str, ...], per_item: bool) -> str:
+def _json(benchmark: Benchmark, scores: Scores, items: int, notes: tuple[str, ...]) -> str:
     finite = {name: value if math.isfinite(value) else None for name, value in scores.metrics.items()}
-    result: dict[str, Any] = {
+    result = {
         "benchmark": benchmark.name,
         "version": benchmark.version,
         "items": items,
@@ -93,8 +112,6 @@ def _json(benchmark: Benchmark, scores: Scores, items: int, notes: tuple[str, ..
         "counts": {k: None if math.isnan(v) else int(v) if v == int(v) else v for k, v in scores.counts.items()},
         "notes": [*notes, *scores.notes],
     }
-    if per_item:
-        result["per_item"] = scores.per_item
     return json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False)
 
 

@@ -6,6 +6,7 @@ A comparison only has logs with the same items: same benchmark version, same dec
 from __future__ import annotations
 
 import fnmatch
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,8 @@ from revisit.eval import statistics
 from revisit.eval.benchmarks.base import Metric, Scores
 from revisit.eval.controls import about_controls, is_blind
 from revisit.eval.log import Log, unfinished
+
+logger = logging.getLogger(__name__)
 
 Group: TypeAlias = "tuple[tuple[str, str], ...]"  # what logs of one comparison share, by name
 
@@ -75,11 +78,10 @@ def compare(
     baseline: str | None = None,
     metrics: Sequence[str] = (),
     resamples: int = statistics.RESAMPLES,
-    problems: list[str] | None = None,
 ) -> list[Comparison]:
     """Compare the methods of complete logs; the baseline is `greedy`, or the first method, unless named.
 
-    If logs cannot be compared, raise RevisitError, or add its message to `problems` if that is a list.
+    Logs that cannot be compared are left out with a warning; raise RevisitError if there are no others.
     """
     if isinstance(logs, (str, Path)):
         raise RevisitError(f"compare takes logs, not a folder: compare(revisit.read_logs({str(logs)!r})).")
@@ -99,17 +101,18 @@ def compare(
             raise RevisitError(
                 f"{baseline} was not run.{did_you_mean(baseline, known)} Methods: {', '.join(sorted(known))}."
             )
-    variants, found = variants_of(logs), []
+    variants, found, problems = variants_of(logs), [], []
     for group, same in groups.items():
         try:
             made = _compare(same, baseline, metrics, resamples)
         except RevisitError as error:
-            if problems is None:
-                raise
-            problems.append(str(error))
+            logger.warning("%s", error)
+            problems.append(error)
             continue
         notes = [f"Partial, not in this table: {'; '.join(partial[group])}."] if group in partial else []
         found.append(replace(made, variant=variants[same[0].path], notes=(*notes, *made.notes)))
+    if problems and not found:
+        raise problems[0]
     if metrics and not any(made.metrics for made in found):
         raise unknown("metric", metrics[0], {name for log in complete for name in _scores(log).metrics})
     return [made for made in found if made.metrics]
@@ -167,7 +170,7 @@ def _compare(logs: list[Log], baseline: str | None, wanted: Sequence[str], resam
         notes += _about_tests(values)
     main = next((metric for metric in metrics if metric.name == _scores(logs[0]).headline), None)
     if base is not None and main is not None:
-        notes += about_controls(values, main, base)
+        notes += about_controls({row: own[main.name].value for row, own in values.items()}, main, base)
     notes += list(dict.fromkeys(note for log in logs for note in _scores(log).notes))
     spec = logs[0].spec
     return Comparison(
@@ -200,25 +203,13 @@ def _by_method(logs: Sequence[Log]) -> tuple[dict[str, list[Log]], list[int]]:
 
 
 def _about_tests(values: Mapping[str, Mapping[str, Value]]) -> list[str]:
-    flat = [(method, name, value) for method, own in values.items() for name, value in own.items()]
-    tested = [(method, name, value) for method, name, value in flat if not math.isnan(value.p)]
+    tested = [(name, value) for own in values.values() for name, value in own.items() if not math.isnan(value.p)]
     family = "1 test" if len(tested) == 1 else f"{len(tested)} tests"
     notes = [f"Holm's correction covers the {family} of this table (metrics with a better direction)."]
-    means = sorted({name for _, name, value in tested if value.paired and math.isnan(value.paired.p_permutation)})
+    means = sorted({name for name, value in tested if value.paired and math.isnan(value.paired.p_permutation)})
     if means:
         notes.append(f"Means over settings ({', '.join(means)}) are tested by the bootstrap.")
-    split = [f"{name} of {method}" for method, name, value in tested if _at_odds(value)]
-    if split:
-        notes.append(f"The test and the interval disagree for {', '.join(split)}; the test takes precedence.")
     return notes
-
-
-def _at_odds(value: Value) -> bool:
-    """Whether the corrected test finds a difference and the corrected interval does not, or the other way round."""
-    pair = value.paired
-    if pair is None or math.isnan(pair.low) or pair.low == pair.high:
-        return False
-    return (value.p_holm < 0.05) != (pair.low > 0 or pair.high < 0)
 
 
 def _check_items(logs: Sequence[Log]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Item, Metric
@@ -30,11 +30,6 @@ def control_label(method: str, control: str) -> str:
 def is_blind(label: str) -> bool:
     """Whether a table's row is plain decoding that cannot see the image."""
     return label.endswith(tuple(f" [{control}]" for control in CONTROLS))
-
-
-def is_control(label: str) -> bool:
-    """Whether a table's row is a control: one of these, or decoding with the plausibility constraint alone."""
-    return is_blind(label) or label.startswith("plausible-only")
 
 
 def controlled(items: Sequence[Item], control: str) -> list[Item]:
@@ -73,35 +68,13 @@ def noise_like(image: Image, key: str) -> Image:
     return images.fromarray(rng.integers(0, 256, (image.height, image.width, 3), dtype=np.uint8))
 
 
-class Number(Protocol):
-    """A value of a table."""
-
-    @property
-    def value(self) -> float:
-        """The metric, unscaled."""
-        ...
-
-
-def about_controls(values: Mapping[str, Mapping[str, Number]], metric: Metric, base: str) -> list[str]:
-    """Return a sentence on how much of the baseline's score, and of a method's gain, is left without the image."""
-    blind = control_label(base, NO_IMAGE)
-    if blind not in values or metric.better is None:
+def about_controls(values: Mapping[str, float], metric: Metric, base: str) -> list[str]:
+    """Return a sentence on how much of the baseline's score is left without the image."""
+    if metric.better is None or not {base, control_label(base, NO_IMAGE)} <= values.keys():
         return []
-    score = {row: own[metric.name].value for row, own in values.items() if not math.isnan(own[metric.name].value)}
-    if not {base, blind} <= score.keys():
+    score, left = values[base], values[control_label(base, NO_IMAGE)]
+    if math.isnan(score) or math.isnan(left):
         return []
-    name, left = metric.name, metric.text(score[blind])
-    text = f"Without the image, {name} of {base} is {left} instead of {metric.text(score[base])}"
-    if metric.better == "higher" and score[base] > 0:
-        text += f": {100 * score[blind] / score[base]:.0f} % of it is left"
-    sign = 1 if metric.better == "higher" else -1
-    gains = {row: sign * (value - score[base]) for row, value in score.items() if row != base}
-    controls = {row: gain for row, gain in gains.items() if is_control(row)}
-    most = max(controls, key=controls.__getitem__)
-    bar = max(controls[most], 0.0)
-    own = [row for row in gains if row not in controls]
-    kept, lost = ([row for row in own if (gains[row] > bar) is beyond] for beyond in (True, False))
-    parts = [f"{', '.join(kept)} gain{'s' * (len(kept) == 1)} more than every control"] * bool(kept)
-    parts += [f"{', '.join(lost)} {'do' if len(lost) > 1 else 'does'} not gain more than the controls"] * bool(lost)
-    best = f" (at most {metric.text(bar)}, {most})" if bar > 0 else " (none of which gains anything)"
-    return [f"{text}. By point estimates, {'; '.join(parts)}{best}." if parts else f"{text}."]
+    text = f"Without the image, {metric.name} of {base} is {metric.text(left)} instead of {metric.text(score)}"
+    share = f": {100 * left / score:.0f} % of it is left" if metric.better == "higher" and score > 0 else ""
+    return [f"{text}{share}."]

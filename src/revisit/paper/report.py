@@ -83,13 +83,12 @@ def study_section(study: Stored) -> Section:
     return Section(f"{found.title} · {about['model']} · {about['data']}", [*blocks, provenance(study)], level=3)
 
 
-def build(folder: Path, *, resamples: int = 4999, out: Path | None = None) -> Document:
+def build(folder: Path, *, resamples: int = 4999) -> Document:
     """Build the report of a folder.
 
     Args:
         folder: Where `revisit eval`, `ablate`, `analyze` or `reproduce` wrote.
         resamples: Draws of the paired tests.
-        out: Where the report will be written; the folder itself by default.
 
     Raises:
         RevisitError: If the folder does not exist or contains nothing to report.
@@ -107,7 +106,7 @@ def build(folder: Path, *, resamples: int = 4999, out: Path | None = None) -> Do
         )
     captions = {name for name, place in places.items() if place.name == CAPTIONS and (place.parent / FOLDER).is_dir()}
     shown = {name: _main_logs(logs, panels.get(name, ())) for name, logs in runs.items() if name not in captions}
-    sections = unfinished_section(runs) + main_sections(shown, resamples, out or folder)
+    sections = unfinished_section(runs) + main_sections(shown, resamples)
     if panels:
         sections.append(Section("Ablations", [Text(ablation.INTRODUCTION)]))
     for name, own in panels.items():

@@ -20,7 +20,7 @@ from revisit.eval.benchmarks.base import Item
 from revisit.eval.benchmarks.chair import Chair
 from revisit.eval.benchmarks.io.places import DEFAULT_SCENES, resolve_data
 from revisit.eval.config import EvalConfig
-from revisit.eval.report.document import Cell, Provenance
+from revisit.eval.report.document import Cell, Text
 from revisit.eval.run import Reporter, run
 from revisit.eval.spec import command_line
 from revisit.explain.prefill import force
@@ -161,10 +161,10 @@ def command() -> str:
     return shlex.join(command_line())
 
 
-def provenance(about: Stored) -> Provenance:
+def provenance(about: Stored) -> Text:
     """Return the command and settings of a study or an ablation."""
     kept = {k: v for k, v in about["settings"].items() if v is not None}
-    return Provenance(about["command"], ", ".join(f"{k} {v}" for k, v in kept.items()))
+    return Text(f"Made by {about['command']} ({', '.join(f'{k} {v}' for k, v in kept.items())}).", kind="made")
 
 
 def track(reporter: Reporter, title: str, things: Sequence[Thing]) -> Iterator[Thing]:

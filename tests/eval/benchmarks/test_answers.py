@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from revisit.cli.score import attach
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Item
-from revisit.eval.benchmarks.io.answers import attach
-from revisit.explain.records import read_answers
+from revisit.explain.records import AnswerRow, read_answers
 
 
 def _write(path: Path, rows: list[Any]) -> Path:
@@ -86,7 +86,7 @@ def test_rows_find_their_items(tmp_path: Path):
     items = [Item("coco_random/1", "Is there a dog?"), Item("coco_random/2", "Is there a cat?")]
 
     def attached(*rows: dict[str, Any], field: str | None = None) -> dict[str, str]:
-        return attach(read_answers(_write(tmp_path / "a.jsonl", list(rows)), field), items)
+        return attach(read_answers(_write(tmp_path / "a.jsonl", list(rows)), field), items, AnswerRow.key)
 
     want = {"coco_random/1": "a", "coco_random/2": "b"}
     assert attached({"id": "coco_random/2", "text": "b"}, {"id": "coco_random/1", "text": "a"}) == want

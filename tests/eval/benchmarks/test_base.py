@@ -41,11 +41,11 @@ def test_every_registered_benchmark_is_complete():
 
 def test_names_and_options_are_forgiving_and_exact():
     assert get("LLaVA-Bench").name == "llava_bench"
-    assert get("hallusionbench", judge_cache="x.jsonl", no_image="off").judge_cache == Path("x.jsonl")
+    assert get("hallusionbench", judge_cache="x.jsonl").judge_cache == Path("x.jsonl")
     with pytest.raises(RevisitError, match="Did you mean 'pope'"):
         get("popee")
     with pytest.raises(RevisitError, match="must be"):
-        get("hallusionbench", no_image="perhaps")
+        get("hallusionbench", part="perhaps")
 
 
 def test_ratio_and_printing():

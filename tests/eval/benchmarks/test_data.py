@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import io
 import json
@@ -20,7 +19,7 @@ from typer.testing import CliRunner
 from http_files import FileServer
 from revisit.cli.main import app
 from revisit.errors import RevisitError
-from revisit.eval.benchmarks import amber, chair, get, mmhal, mmvp, phd, pope, vqav2
+from revisit.eval.benchmarks import amber, chair, get, llava_bench, mmhal, mmvp, phd, pope, vqav2
 from revisit.eval.benchmarks.base import Benchmark
 from revisit.eval.benchmarks.io import data, download
 from revisit.eval.benchmarks.io.places import resolve_data
@@ -65,13 +64,10 @@ def lines(rows: list[dict[str, Any]]) -> bytes:
 
 def offer(server: FileServer, cls: type[Benchmark], contents: dict[str, bytes], patch: pytest.MonkeyPatch) -> None:
     """Puts the benchmark's files on the server, with their checksums in place of the published ones."""
-    remotes = []
     for remote in cls.downloads:
-        body = contents[remote.path]
-        server.files[f"/{remote.urls[0].partition('://')[2]}"] = body
-        known = hashlib.sha256(body).hexdigest() if remote.sha256 else ""
-        remotes.append(dataclasses.replace(remote, sha256=known))
-    patch.setattr(cls, "downloads", tuple(remotes))
+        server.files[f"/{remote.urls[0].partition('://')[2]}"] = contents[remote.path]
+    known = {r.path: hashlib.sha256(contents[r.path]).hexdigest() for r in cls.downloads if r.sha256}
+    patch.setattr(download, "checksums", lambda: known)
 
 
 def coco_name(number: int) -> str:
@@ -161,6 +157,17 @@ def offer_phd(server: FileServer, patch: pytest.MonkeyPatch) -> None:
     server.files[f"/{phd._CCS.partition('://')[2]}"] = zipped({f"CCS_images/{n}.png": jpeg(n) for n in (0, 1)})
 
 
+def offer_llava_bench(server: FileServer, patch: pytest.MonkeyPatch) -> None:
+    rows = (
+        {"question_id": 0, "image": "001.jpg", "text": "What is it?", "category": "conv"},
+        {"id": "001", "image": "001.jpg", "caption": "A hill."},
+        {"question_id": 0, "text": "It is a hill."},
+    )
+    contents = {f"llava_bench/{name}": lines([row]) for name, row in zip(llava_bench.FILES, rows, strict=True)}
+    offer(server, llava_bench.LlavaBench, contents, patch)
+    server.files[f"/{llava_bench._URL.partition('://')[2]}/images/001.jpg"] = jpeg(1)
+
+
 OFFERS: dict[str, tuple[Callable[[FileServer, pytest.MonkeyPatch], None], int]] = {
     "pope": (offer_pope, 2),
     "chair": (offer_chair, 3),
@@ -169,6 +176,7 @@ OFFERS: dict[str, tuple[Callable[[FileServer, pytest.MonkeyPatch], None], int]] 
     "mmhal": (offer_mmhal, 2),
     "mmvp": (offer_mmvp, 2),
     "phd": (offer_phd, 3),
+    "llava_bench": (offer_llava_bench, 1),
 }
 
 

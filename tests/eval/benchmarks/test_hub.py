@@ -57,7 +57,6 @@ def mmmu(id: str, question: str, options: str, answer: str, kind: str, shades: l
     return {**about, **{f"image_{n}": value for n, value in enumerate(images, 1)}}
 
 
-LLAVA = {"image": column(80, "JPEG"), "caption": "A hill.", "image_id": "001"}
 NATURAL = {"Image_0": column(30), "Image_1": column(40)}
 ROWS: dict[str, list[Row]] = {
     "hallusionbench": [
@@ -71,10 +70,6 @@ ROWS: dict[str, list[Row]] = {
         mmmu("validation_Math_2", "<image 1> and <image 2>?", "[]", "['3', 'three']", "open", [62, 63]),
     ],
     "mme": [*mme("existence", "0001.jpg", "JPEG"), *mme("OCR", "0002.png", "PNG")],
-    "llava_bench": [
-        {**LLAVA, "question_id": 0, "question": "What is it?", "gpt_answer": "It is a hill.", "category": "conv"},
-        {**LLAVA, "question_id": 1, "question": "Describe it.", "gpt_answer": "A green hill.", "category": "detail"},
-    ],
     "dash_b": [
         {"question_id": n, "question": "Can you see a dog?", "answer": said, "object": "dog", "image": column(int(n))}
         for n, said in (("7", "yes"), ("8", "no"), ("9", "no"))
@@ -90,7 +85,6 @@ KNOWN: dict[str, tuple[list[str], dict[str, float]]] = {
     "hallusionbench": (["Yes", "No", "No", "No"], {"aAcc": 75, "VD/aAcc": 50, "VS/aAcc": 100, "VS/qAcc": 100}),
     "mmmu": (["(A)", "it is three"], {"micro": 1 / 2, "Art/accuracy": 0, "Math/accuracy": 1}),
     "mme": (["Yes", "No", "Yes", "Yes"], {"acc": 75, "acc_plus": 50, "existence/score": 200, "OCR/score": 50}),
-    "llava_bench": (["A high green hill.", "Green"], {"words": 2.5}),
     "dash_b": (["Yes.", "Yes.", "No."], {"accuracy": 2 / 3, "TPR": 1, "TNR": 1 / 2, "harmonic": 2 / 3}),
     # the first group right but for its second question on the first image
     "naturalbench": (
@@ -127,10 +121,6 @@ def test_files_are_the_official_ones(tmp_path: Path) -> None:
     assert [row["filename"] for row in rows] == ["VS/chart/0_1.png", "VD/chart/0_0.png", "VD/chart/0_1.png", None]
     # byte for byte, so nothing is lost to a second compression
     assert (tmp_path / "hallusionbench/VD/chart/0_1.png").read_bytes() == image(30)
-    write("llava_bench", ROWS["llava_bench"], tmp_path)
-    first = get("llava_bench").load(tmp_path)[0]
-    assert (first.meta["context"], first.meta["reference"]) == ("A hill.", "It is a hill.")
-    assert first.images[0].name == "001.jpg"
 
 
 @pytest.mark.parametrize(

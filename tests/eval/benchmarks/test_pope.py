@@ -185,7 +185,7 @@ class Shapes(YesNo):
     source = "its authors"
     license = "MIT"
     question_files = (
-        Questions("near miss", ("near_miss.json",), SOURCE_OF_IMAGES, "https://example.org/near_miss.json", "5" * 64),
+        Questions("near miss", ("near_miss.json",), SOURCE_OF_IMAGES, "https://example.org/near_miss.json"),
         Questions("other", ("other.json",), SOURCE_OF_IMAGES),
     )
 """

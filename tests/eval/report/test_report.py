@@ -17,7 +17,7 @@ from fake_grid import HashEngine, Letters, Shift, make_config, write_items
 from revisit import ReVisiT, RevisitError
 from revisit.cli import analyze
 from revisit.eval.log import read_logs
-from revisit.eval.report.document import Cell, Document, Figure, Section, Table, Text, to_html, to_markdown, write
+from revisit.eval.report.document import Cell, Document, Section, Table, Text, to_html, to_markdown, write
 from revisit.eval.run import Reporter, run
 from revisit.eval.spec import environment
 from revisit.explain.files import make_folder, write_json
@@ -168,30 +168,14 @@ def test_every_part_is_there_with_its_command(document: Document, folder: Path) 
         assert f"{log.scores.value('vowels')[0]:.1f}" in text
 
 
-def test_it_opens_with_a_verdict_per_benchmark_and_a_forest_plot(document: Document) -> None:
-    first = document.sections[0]
-    *sentences, plot = first.blocks
-    assert [str(block.text).split(":")[0] for block in sentences if isinstance(block, Text)] == [
-        "letters (m1, n = 30)",
-        "letters (m2, n = 30)",
-    ]
-    for block in sentences:
-        assert isinstance(block, Text)
-        assert re.search(r"shift\(by=1\) (improves|worsens|shows no significant difference in) .*p = ", block.text)
-    assert isinstance(plot, Figure)
-    assert plot.name == "differences"
-    assert "letters (m2" in plot.alt
+def test_it_opens_with_a_verdict_per_benchmark(document: Document, folder: Path) -> None:
+    sentences = [block.text for block in document.sections[0].blocks if isinstance(block, Text)]
+    assert [text.split(":")[0] for text in sentences] == ["letters (m1, n = 30)", "letters (m2, n = 30)"]
+    for text in sentences:
+        assert re.search(r"shift\(by=1\) (improves|worsens|shows no significant difference in) .*p = ", text)
     text = to_markdown(document)
     assert text.count("permutation test") == 1  # the notes on the statistics appear once
-
-
-def test_the_report_links_to_the_samples_of_its_runs(folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder / "run", tmp_path / "runs" / "my run")
-    assert "revisit view '" in to_markdown(build(tmp_path / "runs", resamples=99))
-    (tmp_path / "runs/my run/view").mkdir()
-    (tmp_path / "runs/my run/view/index.html").touch()
-    text = to_html(build(tmp_path / "runs", resamples=99, out=tmp_path / "report"))
-    assert 'href="../runs/my%20run/view/index.html#benchmark=letters"' in text
+    assert f"revisit view {folder / 'run'}" in text
 
 
 def test_every_stored_study_is_drawn(document: Document) -> None:
@@ -228,14 +212,11 @@ def test_the_page_stands_alone_and_is_well_formed(document: Document) -> None:
     assert "&lt;cat&gt;" in text  # tokens are text, never markup
 
 
-def test_figures_are_written_in_both_formats(document: Document, tmp_path: Path) -> None:
+def test_figures_are_written(document: Document, tmp_path: Path) -> None:
     files = write(document, tmp_path)
-    assert {path.suffix for path in files} == {".html", ".md", ".svg", ".png"}
+    assert {path.suffix for path in files} == {".html", ".md", ".svg"}
     names = [figure.name for figure in document.figures()]
-    assert len(set(names)) == len(names) == 3  # the differences, two studies
-    for path in files:
-        head = path.read_bytes()[:200]
-        assert head.startswith(b"\x89PNG") if path.suffix == ".png" else len(head) > 100
+    assert len(set(names)) == len(names) == 2  # of two studies
     linked = re.findall(r"\]\((figures/[^)]+)\)", (tmp_path / "report.md").read_text())
     assert linked
     assert all((tmp_path / link).exists() for link in linked)

@@ -97,12 +97,6 @@ def figure_counts(rows: list[Row], right: Mapping[str, bool]) -> dict[str, float
 def score_labels(rows: Iterable[Row], labels: Mapping[str, str], note: str = "") -> Scores:
     """Compute the accuracies in percent: over everything (the official leaderboard row), over VD and over VS."""
     rows = list(rows)
-    names = [item_key(row) for row in rows]
-    if len(set(names)) != len(names):
-        raise RevisitError("Duplicate question: each (figure, question) must have one answer.")
-    for name in names:
-        if str(labels.get(name)) not in ("0", "1", "2"):
-            raise RevisitError(f"Question {name} needs a label 0, 1 or 2, not {labels.get(name)!r}.")
     right = {item_key(row): is_correct(row, str(labels[item_key(row)])) for row in rows}
     per_item: dict[str, PerUnit] = {}
     counts: dict[str, float] = {}
@@ -112,9 +106,6 @@ def score_labels(rows: Iterable[Row], labels: Mapping[str, str], note: str = "")
             continue
         per_item |= {prefix + name: units for name, units in accuracies(chosen, right).items()}
         counts |= {prefix + name: value for name, value in figure_counts(chosen, right).items()}
-        for level, hard in (("easy", False), ("hard", True)):
-            asked = [right[item_key(r)] for r in chosen if (str(r["visual_input"]) == "2") == hard]
-            counts |= {f"{prefix}{level}_questions": len(asked), f"{prefix}{level}_questions_correct": sum(asked)}
     for name, units in per_item.items():
         counts[f"{name}_correct"] = sum(n > 0 for n, _ in units.values())
         counts[f"{name}_total"] = len(units)
@@ -132,12 +123,10 @@ class HallusionBench(Judged):
 
     Args:
         part: "VD" is what the ReVisiT paper reports.
-        no_image: Whether to ask the VS questions that have no figure; a model that needs an image leaves them out.
     """
 
     judge_model: str = "gpt-4"
     part: Literal["all", "VD", "VS"] = "all"
-    no_image: bool = True
 
     name = "hallusionbench"
     title = "HallusionBench"
@@ -162,7 +151,7 @@ class HallusionBench(Judged):
             row.need_choice("gt_answer", "01")
             row.need_choice("visual_input", "012")
             row.need_int("figure_id")
-            if self.part not in ("all", row["category"]) or (not name and not self.no_image):
+            if self.part not in ("all", row["category"]):
                 continue
             figure = str(name).removeprefix("./")
             images = (records.find_image(path.parent, figure, ".", "hallusion_bench"),) if name else ()

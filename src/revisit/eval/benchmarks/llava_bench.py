@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from revisit.errors import RevisitError
-from revisit.eval.benchmarks.base import HubDataset, Item, Metric, Scores, lmms
-from revisit.eval.benchmarks.io.drafts import Draft
+from revisit.eval.benchmarks.base import Item, Metric, Scores
+from revisit.eval.benchmarks.io.download import Remote
 from revisit.eval.benchmarks.judged import Judged
 from revisit.explain import records
-from revisit.explain.records import Record
 
+_URL = "https://huggingface.co/datasets/liuhaotian/llava-bench-in-the-wild/resolve/main"
 FILES = ("questions.jsonl", "context.jsonl", "answers_gpt4.jsonl")
 # What the official rules stress per category, in our words.
 EMPHASIS = {
@@ -65,7 +64,7 @@ class LlavaBench(Judged):
     source = "the Hub dataset liuhaotian/llava-bench-in-the-wild, or `revisit data get llava_bench DIR`"
     data_files = FILES
     license = "Apache-2.0 (Hub dataset's card)"
-    hub = HubDataset(lmms("llava-bench-in-the-wild"), ("train",))
+    downloads = tuple(Remote(f"llava_bench/{name}", (f"{_URL}/{name}",)) for name in FILES)
     system = "You grade answers carefully and fairly."
     max_new_tokens = 1024
     headline = "all"
@@ -81,30 +80,13 @@ class LlavaBench(Judged):
         items = []
         for row in questions:
             image, number = row.need_text("image"), row.need("question_id")
-            if image not in captions or number not in answers:
-                where = FILES[1] if image not in captions else FILES[2]
-                raise RevisitError(f"{row.where}: {where} has nothing for image {image} and question {number}.")
             meta = {"category": row.need("category"), "context": captions[image], "reference": answers[number]}
             path = records.find_image(self.home(data_dir), image, "images", ".")
             items.append(Item(str(number), row.need_text("text"), (path,), meta))
         return items
 
-    @classmethod
-    def write_rows(cls, rows: Iterable[Record], out: Draft) -> None:
-        """Write the official three files; an image's description is written once."""
-        questions, context, reference = (f"llava_bench/{name}" for name in FILES)
-        for row in rows:
-            number = row.need_int("question_id")
-            place = f"llava_bench/images/{Path(str(row['image_id'])).stem}"
-            fresh = place not in out.images
-            image = Path(out.image(place, row["image"], row.where)).name
-            if fresh:
-                caption = row["caption"] if isinstance(row["caption"], str) else "\n".join(row["caption"])
-                out.add(context, {"id": Path(place).name, "image": image, "caption": caption})
-            category = row.need_choice("category", EMPHASIS)
-            question = {"image": image, "text": row["question"], "category": category, "question_id": number}
-            out.add(questions, question)
-            out.add(reference, {"question_id": number, "prompt": row["question"], "text": row["gpt_answer"]})
+    def image_urls(self, image: Path) -> tuple[str, ...]:
+        return (f"{_URL}/images/{image.name}",)
 
     def ask(self, item: Item, answer: str) -> str:
         m = item.meta

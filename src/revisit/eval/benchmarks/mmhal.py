@@ -60,11 +60,7 @@ class MMHal(Judged):
     source = "https://github.com/RLHF-V/RLHF-V (eval/data), or `revisit data get mmhal DIR`"
     data_files = (FILE,)
     license = "CC BY-NC 4.0 (RLHF-V's data); the images have their Flickr authors' licenses"
-    downloads = (
-        Remote(
-            f"mmhal/{FILE}", (f"{_URL}/{FILE}",), "28ed24e19ffef292597c35f1dad37760b2e0a088b3b40ca3b50f105fc1b951bb"
-        ),
-    )
+    downloads = (Remote(f"mmhal/{FILE}", (f"{_URL}/{FILE}",)),)
     temperature = 0.0
     max_new_tokens = 512
     headline = "score"

@@ -8,11 +8,13 @@ Hub dataset MMMU/MMMU as mmmu/questions.jsonl (`revisit data get mmmu`).
 from __future__ import annotations
 
 import ast
+import json
 import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import Literal
 
@@ -26,28 +28,9 @@ CHOICE_REQUEST = "Answer with the option's letter from the given choices directl
 OPEN_REQUEST = "Answer the question using a single word or phrase."
 
 # Facts of MMMU's data_utils.py; domain -> subjects in the official order.
-DOMAINS: dict[str, tuple[str, ...]] = {
-    "Art and Design": ("Art", "Art_Theory", "Design", "Music"),
-    "Business": ("Accounting", "Economics", "Finance", "Manage", "Marketing"),
-    "Science": ("Biology", "Chemistry", "Geography", "Math", "Physics"),
-    "Health and Medicine": (
-        "Basic_Medical_Science",
-        "Clinical_Medicine",
-        "Diagnostics_and_Laboratory_Medicine",
-        "Pharmacy",
-        "Public_Health",
-    ),
-    "Humanities and Social Science": ("History", "Literature", "Sociology", "Psychology"),
-    "Tech and Engineering": (
-        "Agriculture",
-        "Architecture_and_Engineering",
-        "Computer_Science",
-        "Electronics",
-        "Energy_and_Power",
-        "Materials",
-        "Mechanical_Engineering",
-    ),
-}
+DOMAINS: dict[str, list[str]] = json.loads(
+    resources.files("revisit.eval.benchmarks").joinpath("data/mmmu_subjects.json").read_text("utf-8")
+)
 # The order in which the official script scores, on which the seeded guesses depend: alphabetical.
 SUBJECTS = tuple(sorted(subject for subjects in DOMAINS.values() for subject in subjects))
 

@@ -1,4 +1,4 @@
-"""A document of sections with text, tables, figures and commands, and its two forms: HTML page and markdown."""
+"""A document of sections with text, tables and figures, and its two forms: HTML page and markdown."""
 
 from __future__ import annotations
 
@@ -38,33 +38,23 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """An image in two formats, with alternative text."""
+    """An image with alternative text."""
 
     name: str
     svg: str
-    png: bytes
     caption: str
     alt: str
 
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph, or a link if there is an address; `kind` is its style on the page."""
+    """A paragraph; `kind` is its style on the page."""
 
     text: str
-    href: str = ""
     kind: str = ""
 
 
-@dataclass(frozen=True)
-class Provenance:
-    """The command and settings behind the preceding tables and figures."""
-
-    command: str
-    settings: str = ""
-
-
-Block: TypeAlias = "Table | Figure | Text | Provenance"
+Block: TypeAlias = "Table | Figure | Text"
 
 
 @dataclass
@@ -110,9 +100,7 @@ def section_markdown(section: Section) -> str:
 
 def _block_markdown(block: Block) -> str:
     if isinstance(block, Text):
-        return f"[{block.text}]({block.href})" if block.href else block.text
-    if isinstance(block, Provenance):
-        return f"Made by `{block.command}`" + (f" ({block.settings})" if block.settings else "") + "."
+        return block.text
     if isinstance(block, Figure):
         return f"![{block.alt}](figures/{block.name}.svg)\n\n*{block.caption}*"
     return table_markdown(block)
@@ -162,17 +150,13 @@ def to_html(document: Document) -> str:
 
 
 def write(document: Document, folder: Path) -> list[Path]:
-    """Write report.html, report.md and the figures as SVG and PNG; return the files, the page first."""
-    page, text = folder / "report.html", folder / "report.md"
-    written = [page, text]
+    """Write report.html, report.md and the figures; return the files, the page first."""
+    texts = {folder / "report.html": to_html(document), folder / "report.md": to_markdown(document)}
+    texts |= {folder / "figures" / f"{figure.name}.svg": figure.svg for figure in document.figures()}
     try:
-        page.write_text(to_html(document), encoding="utf-8")
-        text.write_text(to_markdown(document), encoding="utf-8")
-        for figure in document.figures():
-            place = make_folder(folder / "figures")
-            (place / f"{figure.name}.svg").write_text(figure.svg, encoding="utf-8")
-            (place / f"{figure.name}.png").write_bytes(figure.png)
-            written += [place / f"{figure.name}.svg", place / f"{figure.name}.png"]
+        for path, text in texts.items():
+            make_folder(path.parent)
+            path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise disk_error(error, folder) from error
-    return written
+    return list(texts)

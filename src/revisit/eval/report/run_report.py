@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode
 
+from revisit.errors import RevisitError
 from revisit.eval.benchmarks import registry
 from revisit.eval.compare import Comparison, compare
 from revisit.eval.log import LOGS, Log, read_logs, unfinished
 from revisit.eval.report.comparisons import READING, finding, tables_of, verdict
 from revisit.eval.report.document import Section, Table, Text
-from revisit.eval.report.figures import forest
 
 
 def find_runs(folder: Path) -> dict[str, list[Log]]:
@@ -30,43 +29,21 @@ def unfinished_section(runs: Mapping[str, Sequence[Log]]) -> list[Section]:
     return [Section("Incomplete", [*notices])] if notices else []
 
 
-def main_sections(runs: Mapping[str, Sequence[Log]], resamples: int, out: Path) -> list[Section]:
-    """Return the headline, then a section per comparison: values, differences to the baseline, samples, commands.
-
-    `out` is where the report will be: links to samples start there.
-    """
-    found: list[tuple[str, Comparison]] = []
-    problems: list[str] = []
+def main_sections(runs: Mapping[str, Sequence[Log]], resamples: int) -> list[Section]:
+    """Return the headline, then a section per comparison: values, differences to the baseline, and how to see the samples."""
+    found: dict[str, Comparison] = {}
     for name, logs in runs.items():
-        if any(log.scores for log in logs):
-            found += [(name, table) for table in compare(logs, resamples=resamples, problems=problems)]
-    if not found and not problems:
+        with suppress(RevisitError):  # no log is finished, or compare has warned that none can be compared
+            for table in compare(logs, resamples=resamples):
+                found[f"{registry.title(table.benchmark)} · {table.title} · {name}"] = table
+    if not found:
         return []
-    titled = [(f"{registry.title(table.benchmark)} · {table.title} · {name}", table) for name, table in found]
-    sections = [_headline(titled), Section("Main results", [*map(Text, problems)])]
-    for title, table in titled:
-        sections.append(Section(title, [*tables_of(table), _samples(table.logs, out)], level=3))
+    verdicts = [Text(verdict(table), kind="verdict") for table in found.values()]
+    sections = [Section(finding(found.values()), [*verdicts]), Section("Main results", [])]
+    for title, table in found.items():
+        samples = Text(f"To see every sample: revisit view {shlex.quote(str(table.logs[0].folder))}")
+        sections.append(Section(title, [*tables_of(table), samples], level=3))
     return [*sections, Section("How to read the tables", [Text(READING)], level=3)]
-
-
-def _headline(tables: Sequence[tuple[str, Comparison]]) -> Section:
-    """Return one sentence per table, and the differences that they are about."""
-    sentences = [verdict(table) for _, table in tables]
-    figure = forest(tables, " ".join(sentences))
-    return Section(
-        finding(table for _, table in tables),
-        [*(Text(text, kind="verdict") for text in sentences), *([figure] if figure else [])],
-    )
-
-
-def _samples(logs: Sequence[Log], out: Path) -> Text:
-    """Return a link to the samples of these logs, or the command that writes their page."""
-    page = logs[0].folder / "view" / "index.html"
-    if not page.is_file():
-        return Text(f"To see every sample: revisit view {shlex.quote(str(logs[0].folder))}")
-    labels = {log.spec.benchmark for log in logs}
-    chosen = f"#{urlencode({'benchmark': labels.pop()})}" if len(labels) == 1 else ""
-    return Text("See every sample", quote(Path(os.path.relpath(page, out)).as_posix()) + chosen)
 
 
 def provenance_section(sources: Mapping[str, Mapping[str, Any]]) -> Section:

@@ -8,13 +8,11 @@ from __future__ import annotations
 import logging
 import math
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from revisit.decoding.method import value_text
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks import registry
 from revisit.eval.benchmarks.base import Item, Scores
@@ -58,7 +56,7 @@ class Columns:
 
     logs: Sequence[Log]
     of: dict[Path, int] = field(default_factory=dict)  # a log's path -> its column
-    methods: list[dict[str, Any]] = field(default_factory=list)
+    methods: list[dict[str, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         known: dict[tuple[str, ...], int] = {}
@@ -73,9 +71,7 @@ class Columns:
                 known[key] = len(known)
                 name, _, own = spec.method.partition("(")
                 settings = ", ".join(filter(None, (own.removesuffix(")"), variants[log.path])))
-                entry = {"name": spec.method_name, **spec.settings}
-                about = {"model": spec.model, "name": name + seed, "settings": settings}
-                self.methods.append({**about, "method": entry, "control": spec.control})
+                self.methods.append({"model": spec.model, "name": name + seed, "settings": settings})
             self.of[log.path] = known[key]
 
     def totals(self) -> dict[str, Any]:
@@ -113,11 +109,11 @@ def write(name: str, columns: Columns, samples: Sequence[Sample], out: Path, not
     page = check_writable(make_folder(out) / "index.html")
     images = copy_images(samples, out / IMAGES)
     data: dict[str, Any] = {
-        "columns": [{key: c[key] for key in ("model", "name", "settings")} for c in columns.methods],
+        "columns": columns.methods,
         "benchmarks": sorted({sample.benchmark for sample in samples}),
         "totals": columns.totals(),
         "notes": list(notes),
-        "samples": [_payload(sample, images, columns) for sample in samples],
+        "samples": [_payload(sample, images) for sample in samples],
     }
     methods, differing = {method["name"] for method in columns.methods}, sum(sample.disagree for sample in samples)
     several = f"The methods disagree on {differing:,} of {len(samples):,} samples"
@@ -219,7 +215,7 @@ def copy_images(samples: Sequence[Sample], folder: Path) -> dict[Path, str]:
     return addresses
 
 
-def _payload(sample: Sample, images: Mapping[Path, str], columns: Columns) -> dict[str, Any]:
+def _payload(sample: Sample, images: Mapping[Path, str]) -> dict[str, Any]:
     """Return a sample with short keys; there may be ten thousand."""
     entry: dict[str, Any] = {"b": sample.benchmark, "i": sample.id, "q": sample.prompt}
     entry["p"] = [images[path] for path in sample.images if path in images]
@@ -228,8 +224,6 @@ def _payload(sample: Sample, images: Mapping[Path, str], columns: Columns) -> di
     entry["a"] = sample.answers
     if sample.disagree:
         entry["d"] = 1
-    if sample.images and (text := command(sample, columns)):
-        entry["cmd"] = text
     return entry
 
 
@@ -242,18 +236,3 @@ def truth_of(item: Item) -> str:
     if isinstance(found, (list, tuple, set, frozenset)):
         return ", ".join(map(str, found))
     return str(found)
-
-
-def command(sample: Sample, columns: Columns) -> str:
-    """Return the command that writes the decode page of a sample with all methods of the last model that can see the image."""
-    seen = [columns.methods[place] for place in sorted(sample.answers) if not columns.methods[place]["control"]]
-    if not seen:
-        return ""
-    first, *others = dict.fromkeys(value_text(c["method"]) for c in reversed(seen) if c["model"] == seen[-1]["model"])
-    here = Path.cwd()
-    images = [str(path.relative_to(here) if path.is_relative_to(here) else path) for path in sample.images]
-    together = ["--together"] if len(images) > 1 else []
-    options = [("--model", seen[-1]["model"]), ("--method", first)]
-    options += [("--prompt", sample.prompt), ("--html", "decode.html")]
-    options += [("--compare-with", other) for other in others[::-1] or ["none"]]
-    return shlex.join(["revisit", "generate", *images, *together, *(word for option in options for word in option)])

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import re
-
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text as Styled
 
-from revisit.eval.report.document import (
-    Cell,
-    Figure,
-    Provenance,
-    Section,
-    Table,
-    Text,
-    column_groups,
-    section_markdown,
-    table_markdown,
-)
+from revisit.eval.report.document import Cell, Section, Table, Text, column_groups, section_markdown, table_markdown
 
 
 def print_section(section: Section, console: Console | None = None) -> None:
-    """Print a section of a report without its figures."""
+    """Print the texts and tables of a section."""
     console = console or Console()
-    section = Section(section.title, [b for b in section.blocks if not isinstance(b, Figure)], section.level)
+    section = Section(section.title, [b for b in section.blocks if isinstance(b, (Table, Text))], section.level)
     if not console.is_terminal:
         print(section_markdown(section) + "\n")
         return
@@ -35,38 +23,24 @@ def print_section(section: Section, console: Console | None = None) -> None:
             print_table(block, console)
         elif isinstance(block, Text):
             console.print(block.text, markup=False, highlight=False)
-        elif isinstance(block, Provenance):
-            console.print(f"{block.command}  {block.settings}", markup=False, highlight=False, style="dim")
 
 
 def print_table(table: Table, console: Console | None = None) -> None:
-    """Print a table below its caption."""
+    """Print a table below its caption: best in bold, second underlined, small print dim."""
     console = console or Console()
     if not console.is_terminal:
         print(table_markdown(table) + "\n", file=console.file)
         return
     if table.caption:
         console.print(table.caption, markup=False, highlight=False, style="dim")
-    if table.rows:
-        console.print(rich_table(table))
-
-
-def rich_table(table: Table) -> RichTable:
-    """Build the table for a terminal: best in bold, second underlined, small print dim."""
     drawn = RichTable(box=SIMPLE_HEAD, padding=0)
     for place, (group, head) in enumerate(zip(column_groups(table), table.heads, strict=True)):
         title = f"{group}\n{head}" if group else head
         drawn.add_column(title, justify="left" if place < table.left else "right", overflow="fold")
-    for number, row in enumerate(table.rows):
-        cells = (_cell(_broken(cell) if place < table.left else cell) for place, cell in enumerate(row))
-        drawn.add_row(*cells, style="cyan" if number in table.marked else None)
-    return drawn
-
-
-def _broken(cell: Cell | str) -> Cell | str:
-    """Put a method's settings below its name, one per line: terminals are narrow."""
-    found = re.fullmatch(r"(\w+)\((.*=.*)\)", cell) if isinstance(cell, str) else None
-    return f"{found[1]}\n{found[2]}".replace(", ", ",\n") if found else cell
+    for row in table.rows:
+        drawn.add_row(*map(_cell, row))
+    if table.rows:
+        console.print(drawn)
 
 
 def _cell(cell: Cell | str) -> Styled:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import shutil
 import time
 import urllib.error
@@ -12,6 +13,8 @@ import zlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 from pathlib import Path, PurePosixPath
 
 from revisit.errors import RevisitError
@@ -31,14 +34,26 @@ class Remote:
 
     path: str
     urls: tuple[str, ...]
-    sha256: str = ""  # of the content, where it is known
     members: tuple[str, ...] = ()  # of a zip archive: only these are kept, in its folder, and the archive is removed
+
+    @property
+    def sha256(self) -> str:
+        """The hash of its content, where it is known; the table has the published files at one commit each."""
+        return checksums().get(self.path, "")
 
     @property
     def results(self) -> tuple[str, ...]:
         """The files that remain, below the data folder."""
         folder = PurePosixPath(self.path).parent
         return tuple(str(folder / member) for member in self.members) or (self.path,)
+
+
+@cache
+def checksums() -> dict[str, str]:
+    """Return path below the data folder -> SHA-256."""
+    text = resources.files("revisit.eval.benchmarks").joinpath("data/sha256.json").read_text("utf-8")
+    found: dict[str, str] = json.loads(text)
+    return found
 
 
 def fetch_all(remotes: Iterable[Remote], folder: Path, progress: Progress | None = None) -> None:
