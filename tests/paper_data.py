@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from revisit.embedded.build import fill
+from revisit.embedded.build import build
 from revisit.eval.benchmarks.chair import PROMPT
 from revisit.eval.benchmarks.io.drafts import Draft
 from revisit.eval.benchmarks.mmmu import SUBJECTS
@@ -30,7 +30,7 @@ def stand_in_data(out: Path) -> Path:
     if not folder.is_dir():
         with new_folder(folder) as root:
             draft = Draft(root, root)
-            fill(root, "unusual", PICTURES, seed=0)
+            build(root, "unusual", PICTURES, seed=0)
             for relabel in (_pope, _mmmu, _vqav2, _coco, _llava_bench):
                 relabel(draft)
     return folder

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
+from revisit.embedded import text
 from revisit.embedded.catalog import BY_NOUN, CATEGORIES, COLORS, PLACES
 from revisit.embedded.dice import Dice
-from revisit.embedded.scenes import Scene, patches, reading_order
-from revisit.embedded.sprites import Bytes
-from revisit.embedded.text import Turn, absent, color, count, multiple_choice, position, presence
+from revisit.embedded.scenes import Bytes, Scene, patches, reading_order
+from revisit.embedded.text import absent, multiple_choice
 
 DESCRIBE = (
     "Please describe this image in detail.",
@@ -19,6 +21,7 @@ DESCRIBE = (
     "What do you see in the picture?",
 )
 LIST = ("List the objects in the image.", "Name everything in the image.")
+ONE_WORD = "Answer the question using a single word or phrase."
 ONE_LETTER = "Answer with the option's letter from the given choices directly."
 GROUNDS: tuple[str, ...] = tuple(sorted({p.top for p in PLACES} | {p.bottom for p in PLACES}))
 
@@ -26,6 +29,15 @@ GROUNDS: tuple[str, ...] = tuple(sorted({p.top for p in PLACES} | {p.bottom for 
 PATCH_WORDS: tuple[str, ...] = tuple(c.noun for c in CATEGORIES) + GROUNDS
 _PATCH_INDEX = {word: i for i, word in enumerate(PATCH_WORDS)}
 _COLOR_INDEX = {color: i for i, color in enumerate(COLORS)}
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A question about a scene with its answer and kind."""
+
+    kind: str
+    question: str
+    answer: str
 
 
 def patch_labels(scene: Scene) -> tuple[Bytes, Bytes]:
@@ -61,19 +73,31 @@ def questions(scene: Scene, dice: Dice, n: int) -> list[Turn]:
         short = dice.chance(0.4)
         noun = dice.pick(scene.nouns)
         kind = dice.weighted(("presence", "count", "color", "position", "choice"), (24, 4, 6, 4, 3))
-        turn: Turn | None
         if kind == "presence":
             there = dice.chance(0.5)
-            turn = presence(BY_NOUN[noun] if there else absent(scene, dice), there, short)
-        elif kind == "count":
-            turn = count(scene, noun, short)
-        elif kind == "color":
-            turn = color(scene, noun, short)
-        elif kind == "position":
-            turn = position(scene, noun, short)
-        else:
+            category = BY_NOUN[noun] if there else absent(scene, dice)
+            answers = "yes" if there else "no", text.presence_answer(category, there)
+            asked = text.presence_question(category)
+        elif kind == "choice":
             question, options, right = multiple_choice(scene, dice)
-            turn = Turn("choice", choice_prompt(question, options), chr(65 + right))
-        if turn is not None and turn not in turns:
+            asked, answers = choice_prompt(question, options), (chr(65 + right),) * 2
+        else:
+            found = {"count": text.count, "color": text.color, "position": text.position}[kind](scene, noun)
+            if found is None:
+                continue
+            asked, told = found
+            answers = told.split()[-1], _sentence(scene, noun, kind, told)
+        suffix = f" {ONE_WORD}" if short and kind != "choice" else ""
+        turn = Turn(kind, asked + suffix, answers[0 if short else 1])
+        if turn not in turns:
             turns.append(turn)
     return turns
+
+
+def _sentence(scene: Scene, noun: str, kind: str, told: str) -> str:
+    """Write the answer to a question about a number, a color or a position as a sentence."""
+    if kind != "count":
+        return f"The {noun} is {told}."
+    n, category = len(scene.of(noun)), BY_NOUN[noun]
+    are, name = ("is", noun) if n == 1 and not category.always_plural else ("are", category.plural)
+    return f"There {are} {text.NUMBERS.get(n, str(n))} {name} in the image."

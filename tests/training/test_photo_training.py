@@ -22,7 +22,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "embedded"))
 
 import language_files
 
-from revisit.embedded.text import Turn
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks import chair, pope
 from revisit.eval.benchmarks.base import Scores
@@ -34,6 +33,7 @@ from training.fitting import Stage
 from training.photo import benchmark, data, study, texts, tower
 from training.photo.rows import UNTRAINED, Writer
 from training.photo.train import LOGGED, OWN, STAGES, Recipe, Rows, Sources, draw, hidden_states, train
+from training.texts import Turn
 
 SHORT = Recipe(
     photos=6,

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from revisit.embedded.text import Turn
 from revisit.models.photo import IMAGE
 from revisit.words import CATEGORIES, WORDS
+from training.texts import Turn
 
 UNTRAINED = -1  # label of a position that is not trained
 PADDING = -1  # branch of the padding on the right

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from revisit.embedded.text import Turn
 from revisit.eval.benchmarks import chair
 from revisit.words import CATEGORIES
+from training.texts import Turn
 
 SHORT = ("Describe this image.", "What is in this image?", "Write a short caption.")
 CHECK = "Check what is in the image."

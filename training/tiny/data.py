@@ -20,9 +20,9 @@ from transformers import PreTrainedTokenizerFast
 from revisit.embedded.catalog import CATEGORIES, COLORS
 from revisit.embedded.dice import Dice
 from revisit.embedded.scenes import GRID, SIZE, Scene, render, scene
-from revisit.embedded.text import Turn, caption
+from revisit.embedded.text import caption
 from revisit.words import WORDS
-from training.texts import DESCRIBE, PATCH_WORDS, checklist, listing, patch_labels, questions
+from training.texts import DESCRIBE, PATCH_WORDS, Turn, checklist, listing, patch_labels, questions
 from training.tiny.model import ASSISTANT, BOS, EOS, MEAN, SLOTS, STD, USER, token_id, word_id
 
 STREAM = "train"
@@ -155,7 +155,7 @@ class Writer:
         if dice.chance(self.mixture.lists):
             told = listing(drawn, dice)
         else:
-            told = Turn("caption", dice.pick(DESCRIBE), caption(drawn, dice, self.mixture.assume, False, False))
+            told = Turn("caption", dice.pick(DESCRIBE), caption(drawn, dice, self.mixture.assume, plain=True))
         asked = questions(drawn, dice, self.mixture.turns)
         turns = [told, *asked] if dice.chance(0.5) else dice.shuffled([told, *asked])
         if self.mixture.checklist:  # at the end, where nothing before it can be copied from it

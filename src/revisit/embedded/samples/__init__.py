@@ -36,20 +36,20 @@ class Sample:
             return opened.convert("RGB")
 
 
+_FACTS = json.loads((FOLDER / "samples.json").read_text("utf-8"))
+SAMPLES = {
+    name: Sample(name, facts["place"], tuple(dict.fromkeys(entry["noun"] for entry in facts["objects"])))
+    for name, facts in _FACTS.items()
+}
+
+
 def names() -> list[str]:
     """List the samples, that of `revisit demo` first."""
-    return list(_facts())
+    return list(SAMPLES)
 
 
 def sample(name: str = "demo") -> Sample:
     """Return the sample of this name."""
-    facts = _facts()
-    if name not in facts:
-        raise unknown("sample", name, facts)
-    nouns = dict.fromkeys(str(entry["noun"]) for entry in facts[name]["objects"])
-    return Sample(name, str(facts[name]["place"]), tuple(nouns))
-
-
-def _facts() -> dict[str, dict]:
-    facts: dict[str, dict] = json.loads((FOLDER / "samples.json").read_text("utf-8"))
-    return facts
+    if name not in SAMPLES:
+        raise unknown("sample", name, SAMPLES)
+    return SAMPLES[name]

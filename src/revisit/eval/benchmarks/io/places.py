@@ -13,6 +13,7 @@ from typing import Any
 from revisit.errors import RevisitError, unknown
 from revisit.eval.benchmarks import registry
 from revisit.eval.benchmarks.io import data
+from revisit.explain.files import new_folder
 from revisit.settings import cache_folder
 
 log = logging.getLogger(__name__)
@@ -60,14 +61,15 @@ def _is_scenes(place: str) -> bool:
 
 def parse_scenes(text: str) -> tuple[str, int, int]:
     """Parse `scenes[:split[:n[:seed]]]` into (split, number of images, seed)."""
-    from revisit.embedded.scenes import SPLITS, check_size
+    from revisit.embedded.scenes import SPLITS
 
     split, n, seed, *rest = [*text.split(":")[1:], *("unusual", "100", "0")[text.count(":") :]]
     if split not in SPLITS:
         raise unknown("scene split", split, SPLITS)
-    if rest or not n.isdecimal() or not seed.isdecimal() or not int(n):
-        raise RevisitError(f"Scenes are named scenes:SPLIT:NUMBER:SEED, such as scenes:unusual:200:0, not {text!r}.")
-    check_size(int(n), int(seed))
+    if rest or not n.isdecimal() or not seed.isdecimal() or not 0 < int(n) <= 1_000_000:
+        raise RevisitError(
+            f"Scenes are named scenes:SPLIT:NUMBER:SEED, such as scenes:unusual:200:0 (at most 1,000,000), not {text!r}."
+        )
     return split, int(n), int(seed)
 
 
@@ -89,7 +91,8 @@ def scene_folder(text: str) -> Path:
 
     folder = _cached(text)
     if not folder.is_dir():
-        build(folder, *parse_scenes(text))
+        with new_folder(folder) as draft:  # complete or not at all
+            build(draft, *parse_scenes(text))
     return folder
 
 
