@@ -42,17 +42,20 @@ def revisit(*arguments: object) -> str:
     return result.output
 
 
+def evaluated(model: Path, output: Path) -> str:
+    return revisit(
+        *("eval", "--model", model, "--method", "greedy", "--method", "revisit:alpha=0.01", "--quiet"),
+        *("--benchmark", "pope,vqav2", "--data", "scenes:unusual:2", "--limit", 6, "--max-new-tokens", 5),
+        *("--out", output),
+    )
+
+
 @pytest.fixture(scope="module")
 def grid(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     output = tmp_path_factory.mktemp("runs") / "first"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("REVISIT_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-        printed = revisit(
-            *("eval", "--model", model, "--method", "greedy", "--method", "revisit:alpha=0.01", "--quiet"),
-            *("--benchmark", "pope,vqav2", "--data", "scenes:unusual:2", "--limit", 6, "--max-new-tokens", 5),
-            *("--out", output),
-        )
-    return output, printed
+        return output, evaluated(model, output)
 
 
 def test_eval_prints_a_table_and_keeps_everything(grid: tuple[Path, str], model: Path) -> None:
@@ -75,12 +78,7 @@ def test_eval_prints_a_table_and_keeps_everything(grid: tuple[Path, str], model:
 def test_the_same_command_again_asks_nothing(grid: tuple[Path, str], model: Path) -> None:
     output, printed = grid
     stored = {path: path.read_bytes() for path in output.glob("logs/*")}
-    again = revisit(
-        *("eval", "--model", model, "--method", "greedy", "--method", "revisit:alpha=0.01", "--quiet"),
-        *("--benchmark", "pope,vqav2", "--data", "scenes:unusual:2", "--limit", 6, "--max-new-tokens", 5),
-        *("--out", output),
-    )
-    assert again == printed
+    assert evaluated(model, output) == printed
     assert {path: path.read_bytes() for path in output.glob("logs/*")} == stored
 
 

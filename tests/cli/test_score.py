@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -132,22 +130,6 @@ def test_vqav2_must_be_complete(tmp_path: Path):
     assert part["notes"] == [f"Scored the 10 answered of {len(cases)} items."]
 
 
-def test_mmmu(tmp_path: Path):
-    run_ = golden("mmmu")["run"]
-    rows = [
-        {"question": "?", "images": [], "options": list(row.get("index2ans", {}).values())}
-        | {key: row[key] for key in ("id", "question_type", "answer")}
-        for row in run_["items"]
-    ]
-    (tmp_path / "mmmu").mkdir()
-    lines(tmp_path / "mmmu/questions.jsonl", rows)
-    said = written(tmp_path / "total_val_output.json", {row["id"]: row["response"] for row in run_["items"]})
-    share = sum(run_["correct"].values()) / len(run_["items"])
-    assert numbers("mmmu", said, "--data", tmp_path)["metrics"]["micro"] == pytest.approx(share)
-    outputs = written(tmp_path / "output.json", run_["items"])
-    assert numbers("mmmu", outputs, "--data", tmp_path)["metrics"]["micro"] == pytest.approx(share)
-
-
 def test_hallusionbench_by_rule_and_by_label(tmp_path: Path):
     found = golden("hallusionbench")
     fields = ("category", "subcategory", "set_id", "figure_id", "question_id", "visual_input", "gt_answer")
@@ -196,7 +178,6 @@ def test_mistakes_raise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argumen
     with pytest.raises(RevisitError, match=message) as caught:
         run(*arguments, "--data", ".")
     assert "\n" not in str(caught.value)
-    assert not re.search(r"Traceback", str(caught.value))
 
 
 # -- what must not pass in silence, and what must not end in a traceback -------------------------------------------
@@ -222,11 +203,7 @@ ART = {"id": "validation_Art_1", "question": "?", "images": []}
         (RANDOM, [], "list of items is empty"),
         (ANNOTATIONS, {"annotations": [{"question_id": 0, "answers": "aaaaaaaaaa"}]}, "must be a list"),
         (ANNOTATIONS, {"annotations": [{"question_id": 0, "answers": [{"x": 1}]}]}, "annotations entry 1 has no 'answer'"),
-        (ANNOTATIONS, {"annotations": [3]}, "annotations entry 1 is a int"),
-        ("vqav2/v2_OpenEnded_mscoco_val2014_questions.json", [], "is a list, not an object"),
-        ("vqav2/v2_OpenEnded_mscoco_val2014_questions.json", {"questions": [{"question_id": 0}]}, "has no 'image_id'"),
         (ANNOTATIONS, "[" * 100_000, "cannot be read|not valid JSON"),
-        (ANNOTATIONS, '[{"question_id": ' + "9" * 5000 + "}]", "cannot be read"),
         (EXAM, [{**ART, "question_type": "multiple-choice", "answer": "A", "options": "[x"}], "'options' must be a list"),
         (EXAM, [{**ART, "question_type": "open"}], "has no 'answer'"),
         ("hallusionbench/HallusionBench.json", [{"category": "VD"}], "has no 'subcategory'"),
@@ -248,22 +225,3 @@ def test_a_form_nobody_thought_of_names_the_files(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(pope.Pope, "load", broken)
     with pytest.raises(RevisitError, match=r"answers\.json cannot be scored as pope.*KeyError: 'odd'"):
         run("pope", written(tmp_path / "answers.json", [{"id": 1, "text": "a"}]), "--data", tmp_path)
-
-
-def test_a_broken_archive(tmp_path: Path):
-    whole = gzip.compress(b"[{}]" * 1000)
-    (tmp_path / "a.json.gz").write_bytes(whole[:20] + b"\xff" * 10 + whole[30:])
-    with pytest.raises(RevisitError, match="cannot be read"):
-        run("pope", tmp_path / "a.json.gz", "--data", tmp_path)
-
-
-def test_reviews_of_a_judge(tmp_path: Path):
-    for name, rows in {
-        "questions": [{"question_id": 1, "image": "1.jpg", "text": "What?", "category": "conv"}],
-        "context": [{"image": "1.jpg", "caption": "A sea."}],
-        "answers_gpt4": [{"question_id": 1, "text": "The sea."}],
-    }.items():
-        written(tmp_path / f"llava_bench/{name}.jsonl", "\n".join(map(json.dumps, rows)))
-    review = lines(tmp_path / "r.jsonl", [{"question_id": 1, "tuple": [8, 4], "content": "8 4\nwhy"}])
-    options = ("--data", tmp_path, "--set", "judge=reviews", "--field", "content")
-    assert numbers("llava_bench", review, *options)["metrics"] == {"all": 50.0, "conv": 50.0}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import importlib
 import importlib.util
 import logging
@@ -21,21 +20,10 @@ from families import build
 from revisit.errors import RevisitError
 
 
-class _Lmms(abc.ABC):
-    is_simple = True
-
+class _Lmms:
     def __init__(self) -> None:
         self.task_dict: dict[str, Any] = {}
         self.cache_hook = types.SimpleNamespace(add_partial=lambda *_: None)
-
-    @abc.abstractmethod
-    def loglikelihood(self, requests: Any) -> Any: ...
-
-    @abc.abstractmethod
-    def generate_until(self, requests: Any) -> Any: ...
-
-    @abc.abstractmethod
-    def generate_until_multi_round(self, requests: Any) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -118,12 +106,6 @@ def test_method_settings_are_model_arguments(plugin: Any, folder: Path) -> None:
     assert greedy != changed
     with pytest.raises(RevisitError, match="Did you mean 'alpha'"):
         plugin.Revisit(pretrained=str(folder), method="revisit", alhpa=0.1)
-
-
-def test_batches_do_not_change_sampled_answers(plugin: Any, folder: Path) -> None:
-    arguments = {"max_new_tokens": 8, "temperature": 0.9, "do_sample": True}
-    one, four = (ask(plugin.Revisit(pretrained=str(folder), method="greedy", batch_size=b), arguments) for b in (1, 4))
-    assert one == four
 
 
 def test_unknown_generation_arguments_are_named_once(

@@ -451,13 +451,6 @@ def test_methods_answered_by_other_weights_are_not_compared(tmp_path: Path, data
     assert "letters, m1, weights aaaaaaaa (" in value_table(tables[0]).caption
 
 
-def test_tables_of_other_lengths_name_them(tmp_path: Path, data: Path) -> None:
-    for length in (5, 9):
-        run_here(make_config(tmp_path / "out", data, model="m1", max_new_tokens=length))
-    tables = compare(read_logs(tmp_path / "out"), resamples=99)
-    assert [table.variant for table in tables] == ["max_new_tokens 5", "max_new_tokens 9"]
-
-
 def test_what_cannot_be_compared_does_not_hide_the_rest(
     tmp_path: Path, data: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

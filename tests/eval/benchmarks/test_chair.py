@@ -49,13 +49,7 @@ def test_ground_truth_is_built_as_published(nltk_data):
         assert chair.build_ground_truth(instances, captions)[1] == set(case["truth"])
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        *({}, [], {"images": [{"id": 1}]}),
-        {"images": [{"id": 1, "file_name": "1.jpg"}], "annotations": [{"image_id": 1}]},
-    ],
-)
+@pytest.mark.parametrize("content", [[], {"images": [{"id": 1}]}])
 def test_a_damaged_annotation_file_raises(tmp_path: Path, content):
     (_coco_folder(tmp_path) / "annotations" / chair.ANNOTATIONS[0]).write_text(json.dumps(content))
     with pytest.raises(RevisitError, match=r"instances_val2014\.json is not a COCO .* file"):
@@ -90,11 +84,6 @@ def test_no_mention_at_all_is_undefined_not_zero(nltk_data):
 def test_toilet_seat_and_pairs(nltk_data):
     assert chair.parse_caption("the seat of the toilet").nodes == ("toilet",)
     assert chair.merge_pairs(("hot", "dog", "baby", "cat", "wine")) == (("hot dog", "cat", "wine"), (0, 2, 4))
-
-
-@pytest.mark.parametrize("value", [139, "139", "000000000139.jpg", "COCO_val2014_000000000139.jpg"])
-def test_image_key(value):
-    assert chair.image_key(value) == 139
 
 
 def _coco_folder(root: Path) -> Path:
@@ -139,11 +128,6 @@ def test_missing_annotations_say_where_they_go(tmp_path: Path):
         RevisitError, match=r"instances_val2014\.json is missing: use --data download.* or put it at .*cocodataset"
     ):
         get("chair").load(tmp_path)
-
-
-def test_length_by_the_published_formula(nltk_data):
-    captions = [(str(n), "dog " * (7 + (n < 5)), ["dog"]) for n in range(20)]
-    assert chair.score_captions(captions).metrics["Len"] == 0.01 * 145 / 20
 
 
 def test_repetition_by_hand(nltk_data):

@@ -74,13 +74,6 @@ def _tiny_rows() -> list[dict[str, str]]:
     return [original, base | {"figure_id": "1", "visual_input": "2", "gt_answer": "0", "question": "Is it red?"}]
 
 
-def test_group_counts_by_hand():
-    rows = _tiny_rows()
-    scores = hb.score_labels(rows, {"VD_scene_0_0_0": "1", "VD_scene_0_1_0": "0"})
-    got = {name: scores.metrics[name] for name in FIVE}
-    assert got == {"qAcc": 0.0, "fAcc": 50.0, "aAcc": 50.0, "easy_aAcc": 100.0, "hard_aAcc": 0.0}
-
-
 def test_model_judge(stub_judge, tmp_path: Path):
     stub_judge.replies = ["This is correct.", "incorrect"]
     bench = get("hallusionbench", judge="model", judge_url=stub_judge.url, judge_cache=str(tmp_path / "judge.jsonl"))

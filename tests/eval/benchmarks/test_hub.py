@@ -233,16 +233,6 @@ def test_the_hub(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert not (tmp_path / "other").exists()
 
 
-def test_a_full_disk_raises(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(RevisitError, match=r"No space left on device\); nothing was written"):
-        data.get("mmmu", tmp_path / "data", str(dataset))
-    assert [p.name for p in tmp_path.iterdir()] == ["dataset"]
-
-
 def test_killed_in_the_middle(dataset: Path, tmp_path: Path) -> None:
     script = (
         "import os, signal, sys\n"
@@ -262,25 +252,9 @@ def test_killed_in_the_middle(dataset: Path, tmp_path: Path) -> None:
     assert not (folder / "mmmu/stray.jpg").exists()
 
 
-def test_a_killed_process_leaves_no_lock_that_blocks(tmp_path: Path) -> None:
-    script = (
-        "import sys\n"
-        "from pathlib import Path\n"
-        "from revisit.explain.files import new_folder\n"
-        "with new_folder(Path(sys.argv[1])) as root:\n"
-        "    print('writing', flush=True)\n"
-        "    sys.stdin.read()\n"
-    )
-    folder = tmp_path / "data"
-    with subprocess.Popen(
-        [sys.executable, "-c", script, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "writing\n"
-        with pytest.raises(RevisitError, match=r"Another process is writing .*data"), new_folder(folder):
+def test_two_processes_do_not_fill_one_folder(tmp_path: Path) -> None:
+    with new_folder(tmp_path / "data") as root:
+        (root / "a.txt").write_text("one")
+        with pytest.raises(RevisitError, match=r"Another process is writing .*data"), new_folder(tmp_path / "data"):
             pass
-        other.kill()
-    assert not folder.exists()
-    with new_folder(folder) as root:
-        (root / "a.txt").write_text("two")
     assert [p.name for p in tmp_path.iterdir()] == ["data"]  # neither the draft nor a lock file

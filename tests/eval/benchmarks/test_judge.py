@@ -23,7 +23,7 @@ def test_replies_are_kept(stub_judge, tmp_path: Path):
 
 
 def test_another_model_or_temperature_asks_again(stub_judge, tmp_path: Path):
-    cache = tmp_path / "judge.jsonl"
+    cache = tmp_path / "judge.sqlite"
     stub_judge.replies = ["1", "2", "3"]
     for reply, model, temperature in (("1", "a", 0), ("2", "b", 0), ("3", "a", 0.2), ("1", "a", 0)):
         with closing(Judge(stub_judge.url, model, cache, temperature)) as judge:

@@ -20,11 +20,6 @@ def test_marks(reply, marks):
     assert llava_bench.parse_marks(reply) == marks
 
 
-def test_relative_score_rounds_the_means():
-    # means 3 and 8/3, rounded to 2.667
-    assert llava_bench.relative([(3, 2), (3, 3), (3, 3)]) == pytest.approx(2.667 / 3 * 100)
-
-
 def test_scores_per_category():
     scores = llava_bench.score_marks([("1", "conv", (8, 4)), ("2", "detail", (10, 10)), ("3", "conv", (-1, -1))])
     assert scores.metrics["conv"] == pytest.approx(1.5 / 3.5 * 100)

@@ -127,29 +127,6 @@ def test_options(tmp_path: Path):
         pope.score_answers([("1", "yes", "maybe")])
 
 
-def test_repope_file(tmp_path: Path):
-    (tmp_path / "repope").mkdir()
-    rows = [{"question_id": 3, "image": "COCO_val2014_000000310196.jpg", "text": "Is there a car?", "label": "no"}]
-    (tmp_path / "repope/coco_repope_random.json").write_text("\n".join(map(json.dumps, rows)))
-    bench = get("repope")
-    items = bench.load(tmp_path)
-    assert [(item.id, item.meta["label"]) for item in items] == [("coco_random/3", "no")]
-    assert bench.version == "repope-repope-1"
-    with pytest.raises(RevisitError, match="RePOPE"):
-        get("repope", settings="coco_popular").load(tmp_path)
-
-
-def test_f1_comes_from_precision_and_recall():
-    rows = [
-        (str(n), said, label)
-        for n, (said, label) in enumerate([("yes", "yes")] * 7 + [("yes", "no")] * 3 + [("no", "yes")])
-    ]
-    metrics = pope.score_answers(rows).metrics
-    p, r = metrics["precision"], metrics["recall"]
-    assert metrics["F1"] == 2 * p * r / (p + r)
-    assert math.isnan(pope.score_answers([("1", "yes", "no"), ("2", "no", "yes")]).metrics["F1"])
-
-
 def test_vlmevalkit_pools_the_settings():
     rows = [("1", "yes", "yes", "a"), ("2", "yes", "yes", "a"), ("3", "no", "yes", "b"), ("4", "no", "no", "b")]
     scores = pope.score_settings(rows, "vlmevalkit")

@@ -105,15 +105,3 @@ def test_hallusionbench(shared_data):
         for part, want in labels["official"].items():
             for name in FIVE:
                 assert round(scores.metrics[("" if part == "all" else f"{part}/") + name], 4) == want[name]
-
-
-def test_llava_bench(shared_data):
-    items = get("llava_bench").load(shared_data)
-    assert len(items) == 60
-    assert [sum(i.meta["category"] == c for i in items) for c in ("conv", "detail", "complex")] == [17, 15, 28]
-
-
-def test_pope(shared_data):
-    items = get("pope").load(shared_data)
-    assert len(items) == 27000
-    assert sum(item.meta["label"] == "yes" for item in items) == 13500

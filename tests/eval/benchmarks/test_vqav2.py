@@ -89,13 +89,6 @@ def test_load_and_score(tmp_path: Path):
         bench.score(items, {"70": "cat", "71": "dog"})
 
 
-def test_unknown_option_suggests():
-    with pytest.raises(RevisitError, match="Did you mean 'suffix'"):
-        get("vqav2", sufix="none")
-    with pytest.raises(RevisitError, match="suffix must be"):
-        get("vqav2", suffix="shrt")
-
-
 def test_totals_are_summed_up_before_they_become_per_cent():
     """16 questions, 10.9 points: 68.125 in exact arithmetic, which the official sum puts above the tie."""
     matches = [10] * 7 + [3] * 4 + [1]  # 1.0, 0.9 and 0.3 each

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from fake_grid import HashEngine, Letters, Shift, make_config, write_items
+from fake_grid import HashEngine, Shift, make_config, write_items
 
 from revisit import ReVisiT, RevisitError
 from revisit.cli import analyze
@@ -240,23 +240,6 @@ def test_markdown_groups_and_escapes() -> None:
     text = to_markdown(Document("T", "lead", [Section("S", [Text("words"), table])]))
     assert "| a | G: x | G: y |" in text
     assert "| r\\|1 | **1** | <u>2</u> [0, 3] |" in text
-
-
-def test_two_protocols_of_one_benchmark_share_no_table(tmp_path: Path) -> None:
-    data = write_items(tmp_path / "data", 12)
-    logs = run(
-        make_config(tmp_path / "out", data, benchmark=(Letters(), Letters(suffix=" one word"))), engine_for=HashEngine
-    )
-    shown = {
-        (log.spec.benchmark, log.spec.model): f"{log.scores.value('vowels')[0]:.1f}"
-        for log in logs
-        if log.spec.method == "shift" and log.scores
-    }
-    assert len(set(shown.values())) == 4
-    tables = [b for s in build(tmp_path / "out", resamples=99).sections for b in s.blocks if isinstance(b, Table)]
-    values = [table for table in tables if table.heads[0] == "Method"]
-    assert [table.rows[0][1].text for table in values] == list(shown.values())  # type: ignore[union-attr]
-    assert "suffix  one word" in values[1].caption
 
 
 def test_an_ablation_does_not_hide_other_results_of_its_folder(tmp_path: Path) -> None:
