@@ -83,11 +83,3 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> RevisitError:
     """Make the error for an unknown name, with the nearest known one."""
     names = sorted(known)
     return RevisitError(f"Unknown {kind} {name!r}.{did_you_mean(name, names)} Known: {', '.join(names)}.")
-
-
-def unknown_setting(owner: str, name: str, known: Iterable[str], kind: str = "") -> RevisitError:
-    """Make the error for a setting that `owner` does not have; `kind` replaces "OWNER setting" in the message."""
-    names = set(known)
-    if not names:
-        return RevisitError(f"{owner} has no settings: remove {name}.")
-    return unknown(kind or f"{owner} setting", name, names)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, Uni
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from revisit.errors import RevisitError, brief, did_you_mean, unknown, unknown_setting
+from revisit.errors import RevisitError, brief, did_you_mean, unknown
 
 if TYPE_CHECKING:
     from pydantic import ValidationInfo
@@ -118,7 +118,8 @@ def _as_sentence(cls: type[Settings], error: ValidationError, given: Mapping[str
         return cause
     field = str(first["loc"][0]) if first["loc"] else ""
     if first["type"] == "extra_forbidden":
-        return unknown_setting(owner, field, cls.model_fields)
+        none = RevisitError(f"{owner} has no settings: remove {field}.")
+        return unknown(f"{owner} setting", field, cls.model_fields) if cls.model_fields else none
     messages = [entry["msg"].partition(", unable")[0] for entry in errors if entry["loc"][:1] == first["loc"][:1]]
     wanted = [text.removeprefix("Input should be ") for text in messages if text.startswith("Input should be ")]
     if not wanted:

@@ -521,9 +521,3 @@ def test_an_offloaded_head(name: str) -> None:
     away = accelerate.cpu_offload(revisit.load("tiny")[0])
     assert ModelParts.of(away).tied == tied
     assert torch.equal(revisit.generate(away, **inputs, method=method, max_new_tokens=5, do_sample=False), want)
-
-
-def test_a_prompt_with_an_image_token_raises() -> None:
-    _, processor = families.build("llava")
-    with pytest.raises(RevisitError, match="marks an image in this model"):
-        prepare(processor, ["what <image> is"], [[families.image(0)]])

@@ -137,15 +137,8 @@ def test_sampled_drafts_have_the_distribution_of_the_method() -> None:
     second = torch.tensor([b for a, b in pairs if a == first])
     longer = {**inputs, "input_ids": torch.cat([inputs["input_ids"], torch.tensor([[first]])], dim=1)}
     longer["attention_mask"] = torch.ones_like(longer["input_ids"])
-    exact = revisit.generate(
-        model,
-        **longer,
-        method=method,
-        max_new_tokens=1,
-        **draw,
-        return_dict_in_generate=True,
-        output_scores=True,
-    )
+    draw |= {"return_dict_in_generate": True, "output_scores": True}
+    exact = revisit.generate(model, **longer, method=method, max_new_tokens=1, **draw)
     expected = exact.scores[0][0].softmax(-1) * len(second)
     seen = torch.bincount(second, minlength=len(expected)).float()
     common = expected >= 5
@@ -216,15 +209,8 @@ def test_a_captured_image_spans_chunks() -> None:
     for size in (None, 3):
         trace = Trace(record=True)
         model, _ = families.build("llava")
-        revisit.generate(
-            model,
-            **one("llava"),
-            method=METHOD,
-            trace=trace,
-            max_new_tokens=2,
-            do_sample=False,
-            prefill_chunk_size=size,
-        )
+        options = {"method": METHOD, "trace": trace, "max_new_tokens": 2, "do_sample": False}
+        revisit.generate(model, **one("llava"), prefill_chunk_size=size, **options)
         found.append([record.divergences for record in trace.rows[0].records])
     for whole, chunked in zip(*found, strict=True):
         torch.testing.assert_close(chunked, whole, atol=1e-5, rtol=1e-5)

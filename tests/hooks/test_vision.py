@@ -23,15 +23,6 @@ def two_images() -> Any:
     return families.inputs("llava", ["hi", "what is it?"], [[families.image(0)], [families.image(1)]])
 
 
-def test_static_cache() -> None:
-    model, _ = families.build("llava")
-    inputs = two_images()
-    expected = revisit.generate(model, **inputs, method=METHOD, **OPTIONS)
-    assert torch.equal(
-        expected, revisit.generate(model, **inputs, method=METHOD, cache_implementation="static", **OPTIONS)
-    )
-
-
 def test_states_are_kept_once_and_shared_by_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Capture] = []
     make = Capture.__init__

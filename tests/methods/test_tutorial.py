@@ -52,18 +52,9 @@ def test_generate_eval_and_compare_take_it(tmp_path: Path) -> None:
     assert answer["counters"]["steps"] > 0
 
     output = tmp_path / "runs"
-    evaluation = (
-        "eval",
-        "--method",
-        "greedy",
-        "--method",
-        f"{METHOD}:alpha=1",
-        "--benchmark",
-        "pope",
-        "--data",
-        "scenes:unusual:2",
-    )
-    run(*evaluation, "--limit", 4, "--max-new-tokens", 3, "--quiet", "--out", output)
+    methods = ("--method", "greedy", "--method", f"{METHOD}:alpha=1", "--benchmark", "pope")
+    options = ["--data", "scenes:unusual:2", "--limit", "4", "--max-new-tokens", "3", "--quiet", "--out"]
+    run("eval", *methods, *options, output)
     assert "blank-image(alpha=1.0)" in run("compare", output)
     assert {log.spec.method_name for log in revisit.read_logs(output)} == {"greedy", "blank-image"}
 

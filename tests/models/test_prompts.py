@@ -65,8 +65,3 @@ def test_wrong_calls_raise_one_sentence(processor: Any, prompts: Any, images: An
     with pytest.raises(RevisitError, match=message) as caught:
         revisit.prepare(processor, prompts, images)
     assert "\n" not in str(caught.value)
-
-
-def test_a_tokenizer_is_no_processor(processor: Any) -> None:
-    with pytest.raises(RevisitError, match="processor"):
-        revisit.prepare(processor.tokenizer, "hi", families.image(0))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
@@ -41,7 +41,7 @@ from revisit.models import families
 from revisit.models.families import PIXELS
 from revisit.models.parts import context_length, describe, text_config
 from revisit.models.thoughts import thoughts_of
-from revisit.models.types import Model, Processor, Tokenizer
+from revisit.models.types import Model, Processor
 
 if TYPE_CHECKING:
     from transformers import StoppingCriteria
@@ -209,7 +209,11 @@ class Loop:
         if isinstance(output, Tensor) and self.run.generation_config.return_dict_in_generate:
             output = GenerateDecoderOnlyOutput(sequences=output)  # type: ignore[arg-type]
         sequences = output if isinstance(output, Tensor) else output.sequences
-        self.run.recorder.finish(sequences, _tokenizer(self.run) if self.run.trace.record else None)
+        tokenizer = None
+        if self.run.trace.record:
+            with suppress(RevisitError):  # without a processor, recorded tokens have no text
+                tokenizer = self.run.processor.tokenizer
+        self.run.recorder.finish(sequences, tokenizer)
         return output
 
 
@@ -312,14 +316,6 @@ def _with_beams(
         expand_size=config.num_beams, is_encoder_decoder=False, input_ids=input_ids, **model_kwargs
     )
     return expanded
-
-
-def _tokenizer(run: Run) -> Tokenizer | None:
-    """Return the model's tokenizer, for the text of recorded tokens, or None if it is not found."""
-    try:
-        return run.processor.tokenizer
-    except RevisitError:
-        return None
 
 
 def _check_context(model: Model, input_ids: Tensor, model_kwargs: dict[str, Any]) -> None:

@@ -55,9 +55,8 @@ class Recorder:
         trace.rows = [RowTrace() for _ in range(rows)]
         trace.layers, trace.links, trace.drafted, trace.accepted = (), [], 0, 0
         self.noted = False  # whether the current step has been counted
-        self._unread: list[
-            tuple[Tensor | None, ...]
-        ] = []  # of each step: sizes, applied, changed, seen, ended, in phase
+        # of each step: sizes, applied, changed, seen, ended, in phase
+        self._unread: list[tuple[Tensor | None, ...]] = []
         self._links: list[Recorder] = []
         self._marks: list[list[RowTrace]] = []  # the rows before each step since the last call of `accept`
         stack.callback(self.flush)

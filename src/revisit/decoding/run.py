@@ -82,10 +82,6 @@ class Run:
         """Whether rows are beams, which are compared with each other and reordered."""
         return bool(self.generation_config.num_beams > 1)
 
-    def item(self, row: int) -> int:
-        """Return the item of the batch that a row belongs to."""
-        return row // self.copies
-
     # -- the prompt ---------------------------------------------------------------------------------------------
 
     def find_vision_tokens(self, *, required: bool = True) -> Tensor:

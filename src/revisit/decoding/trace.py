@@ -25,9 +25,7 @@ class StepRecord:
     token: int | None  # that was chosen; None with beams
     ids: list[int]  # of the candidates: the plausible set, or its best part
     base: list[float]  # probability before the method
-    vision: (
-        list[float] | None
-    )  # probability in the selected vision token, or in the contrasted run; None if there was none
+    vision: list[float] | None  # probability in the selected vision token, or in the contrasted run, if there was one
     final: list[float]  # probability after the method
     plausible_tokens: int  # size of the plausible set
     layer: int | None = None  # index into the decoder's hidden states: 0 is the projector's output

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from revisit.errors import RevisitError
-from revisit.hooks.forcing import forced_inputs, last_logits, last_states
-from revisit.hooks.states import Capture, no_image, saved_positions, vision_mask
+from revisit.hooks.states import Capture, Hooks, forced_inputs, last_logits, no_image, saved_positions, vision_mask
 from revisit.models.parts import Head, ModelParts, describe
 from revisit.step.reference import CHUNK_NUMBERS
 
@@ -94,7 +93,9 @@ def force(model: Model, inputs: Inputs, texts: Sequence[Sequence[int]], layers: 
         raise no_image(model)
     with ExitStack() as stack:
         stack.enter_context(saved_positions(model, clear=True))
-        seen = stack.enter_context(last_states(parts))
+        hooks, seen = Hooks(stack), list[Tensor]()
+        hooks.every_position(parts.decoder)
+        hooks.state(parts, parts.depth, seen.append)
         capture = Capture(parts, mask, tuple(sorted(set(layers))), 1, stack) if layers else None
         outputs = model(**forced_inputs(dict(inputs), texts), use_cache=False, **last_logits(model))
     states = seen[0].to(parts.head.device)  # (rows, positions, d)

@@ -42,9 +42,8 @@ class Call:
     query: Tensor  # (rows, heads, q, d)
     key: Tensor  # (rows, key heads, columns, d)
     value: Tensor
-    mask: (
-        Tensor | None
-    )  # (rows or 1, 1, q, columns): True or 0 where visible; None: all for one query, else causal from column 0 on
+    # (rows or 1, 1, q, columns): True or 0 where visible; None: all for one query, else causal from column 0 on
+    mask: Tensor | None
     scaling: float
     softcap: float | None
     more: str = ""  # the argument with further terms of the kernel's softmax
@@ -63,10 +62,8 @@ class Call:
         scores = scores.view(rows, heads, q, -1)
         if self.softcap is not None:
             scores = torch.tanh(scores / self.softcap) * self.softcap
-        if (
-            self.mask is None and q == 1 and self.query.shape[2] in (1, scores.shape[-1])
-        ):  # the newest attends to everything
-            return scores
+        if self.mask is None and q == 1 and self.query.shape[2] in (1, scores.shape[-1]):
+            return scores  # the newest attends to everything
         seen = self.visible() if self.mask is None else self.mask
         seen = seen[..., -q:, : scores.shape[-1]]  # (rows or 1, 1, q, columns)
         return scores.masked_fill(~seen, -torch.inf) if seen.dtype == torch.bool else scores + seen.float()

@@ -1,4 +1,4 @@
-"""Hidden states of a running model: forward hooks, and the states of the prompt's vision tokens.
+"""Hidden states of a running model: forward hooks, the states of the prompt's vision tokens, and teacher forcing.
 
 Hooks belong to one thread and are removed when the call ends. Those that capture vision tokens keep only the chosen layers,
 and are removed after the prefill, so that later steps run the model without hooks.
@@ -7,6 +7,7 @@ and are removed after the prefill, so that later steps run the model without hoo
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import sys
 import threading
@@ -28,7 +29,6 @@ from revisit.models.types import Model
 
 # Called with hidden states (rows, q, d); its result, unless None, replaces them.
 StateHook = Callable[[Tensor], "Tensor | None"]
-
 
 _here = threading.local()  # .paused: whether this thread's hooks are paused
 
@@ -86,7 +86,7 @@ class Hooks:
         def hook(_module: nn.Module, args: tuple[Any, ...], output: object) -> object:
             if not self._mine():
                 return None
-            states = states_of(output)
+            states: Any = output[0] if isinstance(output, tuple) else getattr(output, "last_hidden_state", output)
             flat = states.ndim == 2 and bool(args) and args[0].ndim == 3
             changed = callback(states.view(args[0].shape) if flat else states)
             if changed is None:
@@ -149,13 +149,6 @@ class Hooks:
         if self._eager:
             self._eager = False
             _FORCE_EAGER.end()
-
-
-def states_of(output: object) -> Tensor:
-    """Return the hidden states in a module's output."""
-    first = output[0] if isinstance(output, tuple) else getattr(output, "last_hidden_state", output)
-    assert isinstance(first, Tensor)
-    return first
 
 
 def normed(norm: nn.Module, states: Tensor) -> Tensor:
@@ -373,6 +366,34 @@ class Capture:
             f"{layer} were not kept with it: start from an empty cache, or reuse a cache that the same method filled with the "
             "same layers on the same prompt."
         )
+
+
+def last_logits(model: Model) -> dict[str, int]:
+    """Return the argument that limits a forward's logits to the last position, if the model has one.
+
+    Without it, the model projects every position onto the whole vocabulary.
+    """
+    return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+
+
+def forced_inputs(inputs: dict[str, Any], texts: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Append the tokens of a text to each prompt; shorter texts are padded on the right and masked.
+
+    Other per-position inputs are padded with zeros.
+    """
+    ids = inputs["input_ids"]
+    longest = max(map(len, texts))
+    new = ids[:, -1:].repeat(1, longest)  # padding repeats the prompt's last token
+    attended = torch.zeros_like(new)
+    for row, tokens in enumerate(texts):
+        new[row, : len(tokens)] = torch.tensor(list(tokens), device=ids.device, dtype=ids.dtype)
+        attended[row, : len(tokens)] = 1
+    longer = dict(inputs)
+    for name, value in inputs.items():
+        if isinstance(value, Tensor) and value.shape == ids.shape:
+            tail = {"input_ids": new, "attention_mask": attended}.get(name, torch.zeros_like(new))
+            longer[name] = torch.cat([value, tail.to(value.dtype)], dim=1)
+    return longer
 
 
 def no_image(model: Model) -> RevisitError:

@@ -126,9 +126,7 @@ class Retracing:
     def _valid(self, length: int) -> Tensor:
         """Return which of the newest positions are not padding.  -> (rows, length)"""
         given = self.run.model_kwargs.get("attention_mask")
-        short = (
-            length - self.mask.shape[1]
-        )  # text tokens after the prompt; negative if only a part of the prompt is run
+        short = length - self.mask.shape[1]  # tokens after the prompt; negative if only a part of the prompt is run
         if given is None or short < 0:
             return self.mask.new_ones(self.rows, length)
         prompt = given[:, : self.mask.shape[1]].bool().to(self.mask.device)

@@ -118,7 +118,6 @@ class Search:
     """
 
     def __init__(self, method: OPERA, run: Run, loop: Loop) -> None:
-
         self.method, self.run, self.loop = method, run, loop
         self.image = run.find_vision_tokens()  # (rows, T)
         self.has_image = self.image.any(-1)
@@ -308,9 +307,7 @@ class Beams:
     lengths: Tensor  # (items, beams) tokens of the answers that have ended
     open: Tensor  # (items,) whether a beam may still become better than these answers
     over: Tensor  # (items,) whether the search has ended
-    prompts: Tensor | None = (
-        None  # (items,) lengths that count in an answer's score, for the scorer of transformers 4.29
-    )
+    prompts: Tensor | None = None  # (items,) lengths that count in an answer's score, for transformers 4.29's scorer
 
     @classmethod
     def start(cls, run: Run, prompts: Tensor | None = None) -> Beams:

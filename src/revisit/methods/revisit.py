@@ -129,7 +129,7 @@ class ReVisiT(Rule, Method):
             result = taker.take(logits.to(run.parts.head.device), states, uniform[number], ended, written)
             if record:
                 for row in run.recorder.active(input_ids):
-                    run.recorder.note_detail(row, result.details[row], items[run.item(row)])
+                    run.recorder.note_detail(row, result.details[row], items[row // run.copies])
             else:
                 run.recorder.note_later(input_ids, result.sizes, result.applied, result.changed, result.seen)
             return result.scores.to(logits.device)

@@ -24,20 +24,13 @@ from revisit.models.types import Tokenizer
 VISION_TOKEN_IDS = ("image_token_id", "image_token_index", "video_token_id", "video_token_index")  # in configurations
 VISION_TOKENS = ("image_token", "video_token", "boi_token", "fake_image_token")  # in processors
 FINAL_NORMS = ("norm", "final_layernorm", "final_layer_norm", "embedding_norm", "ln_f")  # in decoders
-CROSS_ATTENTION = (
-    "cross_attention_layers",
-    "cross_layer_interval",
-)  # in configurations of models that read images by cross-attention
-BLOCKS_OF_LAYERS = (
-    "n_layers_per_attn_res_block"  # in configurations of decoders whose head reads a mixture of layer blocks
-)
+# In configurations of models that read images by cross-attention, and of decoders whose head reads a mixture of layer blocks.
+CROSS_ATTENTION = ("cross_attention_layers", "cross_layer_interval")
+BLOCKS_OF_LAYERS = "n_layers_per_attn_res_block"
 LANGUAGE_MODELS = ("language_model", "text_model")  # in models that do not declare their LM head
 MLPS = ("mlp", "feed_forward", "ffn")  # in decoder layers
-NORMS_BEFORE_MLP = (
-    "pre_feedforward_layernorm",
-    "post_attention_layernorm",
-    "input_layernorm",
-)  # the first one that a layer has
+# The first one that a layer has.
+NORMS_BEFORE_MLP = ("pre_feedforward_layernorm", "post_attention_layernorm", "input_layernorm")
 NORMS_AFTER_MLP = ("post_feedforward_layernorm", "post_mlp_layernorm")  # if it has one
 LOGIT_FACTORS = {"logit_scale": 1, "output_multiplier": 1, "logits_scaling": -1, "logits_mup_width_multiplier": -1}
 LOGIT_CAP = "final_logit_softcapping"

@@ -58,7 +58,12 @@ def load(
         dtype = torch.float32 if device_map is None and not quantized else "auto"
     hub = {name: kwargs[name] for name in HUB if name in kwargs}
     config = load_config(name, trust_remote_code=trust_remote_code, **hub)
-    _check_takes_images(name, config, trust_remote_code)
+    own_code = trust_remote_code and hasattr(config, "auto_map")
+    if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and not own_code:
+        raise RevisitError(
+            f"{name!r} is a {config.model_type} model, which does not take images; use a vision-language model such as LLaVA, "
+            "Qwen-VL or InternVL."
+        )
     quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
     if index := cached_file(name, INDEX, **quiet, **hub):
         _check_index(Path(index))
@@ -138,16 +143,6 @@ def _check_index(index: Path) -> None:
             raise RevisitError(
                 f"{str(index)!r} names {file[:200]!r}: only .safetensors files in its own folder are allowed."
             )
-
-
-def _check_takes_images(name: str, config: Any, trust_remote_code: bool) -> None:
-    """Raise RevisitError for a model without image input, except where the repository's own code may run."""
-    own_code = trust_remote_code and hasattr(config, "auto_map")
-    if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and not own_code:
-        raise RevisitError(
-            f"{name!r} is a {config.model_type} model, which does not take images; use a vision-language model such as LLaVA, "
-            "Qwen-VL or InternVL."
-        )
 
 
 def _check_weights(name: str, model: Model, loading: dict[str, Any]) -> None:

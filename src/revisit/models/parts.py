@@ -120,9 +120,8 @@ class Head:
         if weight is not None:
             return weight.device
         found = next(self.module.parameters()).device
-        hook = getattr(
-            self.module, "_hf_hook", None
-        )  # of an off-loaded module, whose weights are on the meta device between calls
+        # of an off-loaded module, whose weights are on the meta device between calls
+        hook = getattr(self.module, "_hf_hook", None)
         return torch.device(hook.execution_device) if found.type == "meta" and hook is not None else found
 
     def linear(self) -> LinearHead:
