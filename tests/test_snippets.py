@@ -201,14 +201,11 @@ def check_other(program: str, arguments: list[str]) -> None:
         CheckBody.model_validate(json.loads(arguments[arguments.index("-d") + 1]))
 
 
-def test_settings_files_are_read(tmp_path: Path) -> None:
-    from revisit.cli.serve import read_limits
+def test_settings_files_are_read() -> None:
     from revisit.vllm.request import parse
 
     model, _ = families.build("llava")
     kinds = {(block.page.name, block.language): block.text for block in BLOCKS}
-    (tmp_path / "limits.yaml").write_text(kinds["security.md", "yaml"])
-    assert read_limits(tmp_path / "limits.yaml").new_tokens == 2048
     alphas = [
         parse(json.loads(line)["vllm_xargs"], model).alpha  # type: ignore[union-attr]
         for page in ("vllm.md", "recipes.md")
@@ -221,7 +218,6 @@ def test_settings_files_are_read(tmp_path: Path) -> None:
         point = tomllib.loads(kinds["writing-a-method.md", "toml"])["project"]["entry-points"]
         assert set(point) == {METHODS.group}
     assert {name for name, language in kinds if language in ("yaml", "json", "toml")} == {
-        "security.md",
         "vllm.md",
         "recipes.md",
         "writing-a-method.md",

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import json
 import random
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ import httpx
 import pytest
 from chat_requests import JSON, hostile, question, valid
 from corpus import recall, remember
+from PIL import Image
 
 import families
 from revisit.methods.revisit import ReVisiT
@@ -96,3 +101,31 @@ def test_mixed_load_has_no_internal_error_and_right_answers(server: Running, cou
     print(f"\n{dict(sorted(found.items()))}")
     assert found["valid 200"]
     assert found["hostile 400"]
+
+
+def resident() -> float:
+    """Return the megabytes of memory of this process."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0]) / 1024
+
+
+@pytest.mark.faults
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_and_threads_are_back_after_large_images(server: Running) -> None:
+    """120 images of 27 MB; their requests are answered, and neither they nor threads stay."""
+    file = io.BytesIO()
+    Image.effect_noise((3000, 3000), 50).convert("RGB").save(file, "JPEG")
+    body = question(0, max_tokens=1)
+    large = "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
+    body["messages"][0]["content"][0]["image_url"]["url"] = large
+
+    def ask(_: int) -> int:
+        return httpx.post(server.url + CHAT, json=body, timeout=120).status_code
+
+    assert [ask(0), ask(1)] == [200, 200]
+    memory, threads = resident(), threading.active_count()
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(ask, range(120))) == {200}
+    print(f"\n{memory:.0f} MB before, {resident():.0f} MB after")
+    assert resident() < memory + 300
+    assert threading.active_count() <= threads + 3  # readers that start when they are needed

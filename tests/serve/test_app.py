@@ -279,11 +279,12 @@ def test_answers_that_take_too_long_get_status_504() -> None:
 
 
 def test_accepted_requests_are_answered_after_sigterm(tmp_path: Path) -> None:
-    folder = families.save("llava", tmp_path / "model")
+    for part in families.build("llava"):
+        part.save_pretrained(tmp_path)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    options = f"-m {folder} --name tiny --port {port}"
+    options = f"-m {tmp_path} --name tiny --port {port}"
     command = [sys.executable, "-m", "revisit", "serve", *options.split()]
     process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
     try:
@@ -405,6 +406,26 @@ def test_aborted_uploads_are_not_internal_errors(running: Running, caplog: pytes
     assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
+def test_a_full_queue_gets_status_429() -> None:
+    server = Running(Service(Decoder(*families.build("llava")), "tiny", ReVisiT(), Limits(queue=1, batch=1)))
+    hold = threading.Event()
+    hook = server.service.decoder.model.register_forward_pre_hook(lambda *_: hold.wait(60) and None)
+    try:
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            held = []
+            for waiting in (0, 1):  # one is decoded, one waits
+                held.append(pool.submit(post, server, messages=messages(1), max_tokens=1))
+                while server.service.batcher.running + server.service.batcher.waiting <= waiting:
+                    time.sleep(0.01)
+            assert post(server, messages=messages(2)).json()["error"]["code"] == "queue_full"
+            hold.set()
+            assert [reply.result().status_code for reply in held] == [200, 200]
+    finally:
+        hold.set()
+        hook.remove()
+        server.stop()
+
+
 def test_reading_has_a_time_limit_and_does_not_block_health(monkeypatch: pytest.MonkeyPatch) -> None:
     answered = threading.Event()
     server = Running(Service(Decoder(*families.build("llava")), "tiny", ReVisiT(), Limits(read_seconds=0.3)))
@@ -415,6 +436,11 @@ def test_reading_has_a_time_limit_and_does_not_block_health(monkeypatch: pytest.
             assert httpx.get(f"{server.url}/health", timeout=30).status_code == 200
             assert {reply.result().status_code for reply in replies} == {408}
             assert not answered.is_set()
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), 30) as slow:  # sends half a body and waits
+            head = "Content-Type: application/json\r\nContent-Length: 9999\r\n\r\n"
+            slow.sendall(f'POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\n{head}{{"model"'.encode())
+            assert slow.recv(100).startswith(b"HTTP/1.1 408 ")
     finally:
         answered.set()
         server.stop()
