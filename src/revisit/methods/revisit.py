@@ -121,7 +121,7 @@ class ReVisiT(Rule, Method):
             if taker is None or states is None:
                 items.extend(run.finish_capture(capture, logits))
                 states = PaddedStates(*capture.padded(), run.copies)
-                taker = choose(run.parts.head, rule, states.states.device, record=record)
+                taker = choose(run.parts.head, rule, states.states.device, "reference" if record else None)
             number = input_ids.shape[1] - start
             uniform.extend(draws.random() for _ in range(number + 1 - len(uniform)))
             ended = run.recorder.ended.before(input_ids)

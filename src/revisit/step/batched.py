@@ -21,7 +21,6 @@ from revisit.step import reference
 from revisit.step.interface import (
     INFINITY,
     SOFT_TEMPERATURE,
-    RowDetail,
     RowStates,
     StateBlocks,
     Step,
@@ -62,8 +61,8 @@ class BatchedStep(Step):
 
     name = "torch"
 
-    def __init__(self, head: Projection, rule: Rule, record: bool = False) -> None:
-        self.head, self.rule, self.record = head, rule, record
+    def __init__(self, head: Projection, rule: Rule) -> None:
+        self.head, self.rule = head, rule
 
     @torch.no_grad()
     def take(
@@ -84,7 +83,7 @@ class BatchedStep(Step):
             raw, logs, some, draws, tokens = (rows_of(x, index) for x in (logits, logp, sizes, uniform, written))
             found = find_candidates(logs, some, max(known[row] for row in part))
             blocks = states.blocks() if index is None else states.blocks(part)
-            outputs.append(finish(raw, found, blocks, self.head, self.rule, draws, tokens, self.record))
+            outputs.append(finish(raw, found, blocks, self.head, self.rule, draws, tokens))
         return outputs[0] if len(outputs) == 1 else merge(outputs, parts)
 
 
@@ -113,31 +112,21 @@ def split(sizes: Sequence[int], counts: Sequence[int], room: int) -> list[list[i
 
 def merge(outputs: Sequence[StepOutput], parts: Sequence[Sequence[int]]) -> StepOutput:
     """Return the outputs of parts of the rows as one, in the order of the rows."""
-    order = np.argsort(np.concatenate(parts))
-    index = to_device(order, outputs[0].scores.device)
+    index = to_device(np.argsort(np.concatenate(parts)), outputs[0].scores.device)
     fields: list[Any] = [torch.cat(x)[index] if isinstance(x[0], Tensor) else x[0] for x in zip(*outputs, strict=True)]
-    details = [detail for output in outputs for detail in output.details]
-    return StepOutput(*fields)._replace(details=tuple(details[row] for row in order) if details else ())
+    return StepOutput(*fields)
 
 
 # -- one step ------------------------------------------------------------------------------------------------------
 
 
 def refine_batch(
-    logits: Tensor,
-    blocks: StateBlocks,
-    head: Projection,
-    rule: Rule,
-    *,
-    capacity: int,
-    uniform: float | Tensor = 0.0,
-    ended: Tensor | None = None,
-    written: Tensor | None = None,
+    logits: Tensor, blocks: StateBlocks, head: Projection, rule: Rule, capacity: int, ended: Tensor | None = None
 ) -> StepOutput:
     """Take one step of all rows without reading a value; rows whose plausible sets exceed the capacity are wrong."""
     logp = log_probabilities(logits)
     found = find_candidates(logp, count(logp, rule, ended), capacity)
-    return finish(logits, found, blocks, head, rule, uniform, written)
+    return finish(logits, found, blocks, head, rule)
 
 
 def log_probabilities(logits: Tensor) -> Tensor:
@@ -166,7 +155,6 @@ def finish(
     rule: Rule,
     uniform: float | Tensor = 0.0,
     written: Tensor | None = None,
-    record: bool = False,
 ) -> StepOutput:
     """Complete the step of all rows from their candidates."""
     compared, xs = compare(candidates, blocks, head, rule)
@@ -203,51 +191,13 @@ def finish(
     scores = torch.where(touched, MINUS_INFINITY, logits).scatter_(-1, candidates.ids, kept)
     before = candidates.log_p.gather(-1, final.argmax(-1, keepdim=True))  # (B, 1), of what is now the likeliest
     changed = (before < candidates.log_p[:, :1])[:, 0]  # never where nothing was applied
-    output = StepOutput(scores, candidates.sizes, applied[:, 0], changed, index[:, 0], weights, blocks.seen)
-    if not record:
-        return output
-    return output._replace(details=record_rows(output, candidates, blocks, rule, distances, log_q, final))
+    return StepOutput(scores, candidates.sizes, applied[:, 0], changed, index[:, 0], weights, blocks.seen)
 
 
 def contains(written: Tensor, ids: Tensor, vocabulary: int) -> Tensor:
     """Return which ids are among the written tokens of their row; -1 is no token.  (B, n), (B, K) -> (B, K)"""
     marks = torch.zeros(len(ids), vocabulary + 1, dtype=torch.bool, device=ids.device)
     return marks.scatter_(1, written.remainder(vocabulary + 1), True).gather(1, ids)
-
-
-def record_rows(
-    output: StepOutput,
-    candidates: Candidates,
-    blocks: StateBlocks,
-    rule: Rule,
-    distances: Tensor,
-    log_q: Tensor,
-    final: Tensor,
-) -> tuple[RowDetail | None, ...]:
-    """Return the details of each row in the reference's form; None for rows that are left unchanged."""
-    divergences, real = divergences_of(distances, candidates.log_p, rule), blocks.real_by_row()  # (B, N)
-    weights = output.weights if isinstance(output.weights, Tensor) else final.new_full((len(final),), output.weights)
-    rows: list[RowDetail | None] = []
-    for row, inside in enumerate(candidates.inside):
-        if not bool(real[row].any()) or not bool(inside.any()):
-            rows.append(None)
-            continue
-        place = inside.nonzero().squeeze(-1)
-        place = place[candidates.ids[row, place].argsort()]  # in vocabulary order
-        applied = bool(output.applied[row])
-        state = int(real[row, : output.states[row]].sum()) if applied else -1
-        rows.append(
-            RowDetail(
-                ids=candidates.ids[row, place],
-                base=candidates.log_p[row, place],
-                vision=(log_q if applied else candidates.log_p)[row, place],
-                final=final[row, place],
-                state=state,
-                divergences=divergences[row, real[row]] if len(place) > 1 else None,
-                weight=float(weights[row]) if applied else 0.0,
-            )
-        )
-    return tuple(rows)
 
 
 def compare(candidates: Candidates, blocks: StateBlocks, head: Projection, rule: Rule) -> tuple[Tensor, Tensor | None]:
@@ -323,14 +273,6 @@ def distance(log_p: Tensor, x: Tensor, inside: Tensor, rule: Rule) -> Tensor:
             terms = p * (log_p - log_q)
         value = torch.where(inside, terms, 0).sum(-1)
     return -value if rule.select == "max" else value
-
-
-def divergences_of(distances: Tensor, log_p: Tensor, rule: Rule) -> Tensor:
-    """Return the divergences for distances, NaN for states that cannot be selected.  (B, N), (B, K) -> (B, N)"""
-    values = -distances if rule.select == "max" else distances
-    if rule.divergence == "jsd":
-        values = values - 0.5 * entropy(log_p.exp())[:, None]
-    return values.masked_fill(distances.isinf(), math.nan)
 
 
 def select(distances: Tensor, sizes: Tensor, rule: Rule, uniform: float | Tensor) -> tuple[Tensor, Tensor]:

@@ -61,14 +61,7 @@ def refine_logits(
     return step.take(logits, padded, draws, written=tokens).scores
 
 
-def choose(
-    head: Projection,
-    rule: Rule,
-    device: torch.device,
-    implementation: Implementation | None = None,
-    *,
-    record: bool = False,
-) -> Step:
+def choose(head: Projection, rule: Rule, device: torch.device, implementation: Implementation | None = None) -> Step:
     """Choose the step implementation for these settings.
 
     The reference handles the full vocabulary and, on a CPU, the rounding of the released code: batching gains nothing there,
@@ -79,7 +72,6 @@ def choose(
         rule: The settings.
         device: Where the states are.
         implementation: Use this one instead; raises RevisitError if it does not support the head or the settings.
-        record: Fill in `StepOutput.details`.
     """
     if implementation is None:
         exact = rule.full_vocabulary or (rule.model_dtype and device.type == "cpu")
@@ -91,12 +83,12 @@ def choose(
             'implementation out, or pass "torch" or "reference".'
         )
     if implementation == "compiled":
-        return kernel.CompiledStep(head, rule, record)
+        return kernel.CompiledStep(head, rule)
     if implementation == "triton":
         from revisit.step.triton import TritonStep
 
-        return TritonStep(head, rule, record)
-    return ReferenceStep(head, rule) if implementation == "reference" else BatchedStep(head, rule, record)
+        return TritonStep(head, rule)
+    return ReferenceStep(head, rule) if implementation == "reference" else BatchedStep(head, rule)
 
 
 def supports(implementation: Implementation, head: Projection, rule: Rule, device: torch.device) -> bool:

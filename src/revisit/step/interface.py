@@ -127,7 +127,7 @@ class StateBlocks:
     """
 
     states: Tensor  # (G, S, d)
-    real: Tensor | None  # (G, S) False for padding; None without padding
+    mask: Tensor | None  # (G, S) which states may be selected; None if padding is NaN or absent
     rows: Tensor  # (G, c) the rows that share a block; any row if there are fewer
     table: Tensor | None = None  # (B, M) the blocks of each row in order, then -1
     slots: Tensor | None = None  # (B,) which of the c rows of its pooled blocks each row is
@@ -143,7 +143,7 @@ class StateBlocks:
         if bool(mask.all()):
             return cls(states, None, rows)
         states.masked_fill_(~mask[..., None], math.nan)
-        return cls(states, mask, rows, seen=mask.any(-1)[:, None].expand_as(rows).flatten())
+        return cls(states, None, rows, seen=mask.any(-1)[:, None].expand_as(rows).flatten())
 
     @classmethod
     def pooled(
@@ -162,20 +162,12 @@ class StateBlocks:
         rows = spare.scatter(0, place.flatten(), owner.flatten()).view(-1, copies)[:-1]
         return cls(pool, mask, rows, table, slots, (table >= 0).any(-1))
 
-    @property
-    def mask(self) -> Tensor | None:
-        """Which states may be selected, (G, S); None if padding is NaN or absent."""
-        return None if self.table is None else self.real
-
     def of_rows(self, rows: Sequence[int]) -> StateBlocks:
         """Return some rows of padded blocks, each with its own block."""
         index = to_device(np.array(rows), self.states.device)
-        items = index // self.rows.shape[1]
-        real, seen = (
-            (None if self.real is None else self.real[items]),
-            (None if self.seen is None else self.seen[index]),
-        )
-        return StateBlocks(self.states[items], real, torch.arange(len(rows), device=index.device)[:, None], seen=seen)
+        own = torch.arange(len(rows), device=index.device)[:, None]
+        seen = None if self.seen is None else self.seen[index]
+        return StateBlocks(self.states[index // self.rows.shape[1]], None, own, seen=seen)
 
     def by_block(self, values: Tensor) -> Tensor:
         """Return values of rows for the rows that share each block.  (B, K) -> (G, c, K), (B,) -> (G, c, 1)"""
@@ -189,11 +181,6 @@ class StateBlocks:
         assert self.slots is not None
         found = values.mT[self.table, self.slots[:, None]]  # (B, M, S)
         return torch.where(self.table[..., None] < 0, INFINITY, found).flatten(1)
-
-    def real_by_row(self) -> Tensor:
-        """Return which values of `by_row` are states and not padding.  -> (B, M · S)"""
-        real = torch.ones_like(self.states[..., 0]) if self.real is None else self.real.float()
-        return self.by_row(real[..., None].expand(-1, -1, self.rows.shape[1])) == 1
 
     def pick(self, values: Tensor, index: Tensor) -> Tensor:
         """Return the values of some states of each row, by their index in `by_row`.  (G, S, c, K), (B, n) -> (B, n, K)"""
@@ -252,7 +239,7 @@ class StepOutput(NamedTuple):
     states: Tensor  # (B,) the selected vision state, if one was used
     weights: Tensor | float  # (B,) weight of the vision side, if one was used
     seen: Tensor | None = None  # (B,) whether a row has vision states; None if all rows have
-    details: tuple[RowDetail | None, ...] = ()  # of each row, if details are recorded
+    details: tuple[RowDetail | None, ...] = ()  # of each row; only the reference has them
 
 
 class Step:

@@ -40,7 +40,7 @@ from torch import Tensor
 from revisit.models.parts import HALF, LARGEST_LOGIT, Projection
 from revisit.step import reference
 from revisit.step.batched import BatchedStep
-from revisit.step.interface import BlockTable, RowDetail, RowStates, Step, StepOutput
+from revisit.step.interface import BlockTable, RowStates, Step, StepOutput
 from revisit.step.rule import Rule
 
 # -- kernels -------------------------------------------------------------------------------------------------------
@@ -526,8 +526,11 @@ def launches(
 
 # -- the step ------------------------------------------------------------------------------------------------------
 
-CLOSE = 0.01  # by how much divergences of torch and Triton may differ at first use, and scores five times that
-_WORKS: dict[tuple[Any, ...], bool] = {}  # by device, dtypes and tiles: whether the first step agreed with torch's
+CLOSE = 0.01  # by how much divergences may differ from the reference's at first use, and scores five times that
+COMPARED = 4  # rows of the first step that are compared
+_WORKS: dict[
+    tuple[Any, ...], bool
+] = {}  # by device, dtypes and tiles: whether the first step agreed with the reference's
 
 
 def suits(head: Projection, rule: Rule) -> bool:
@@ -551,16 +554,16 @@ class TritonStep(Step):
     """Compute steps with the kernels above.
 
     They were compiled for many GPUs and tested in Triton's interpreter, not on every device. So the first step with a device
-    and dtype is compared with torch's; if they differ or Triton fails, one warning is given and torch computes all steps.
+    and dtype is compared with the reference's; if they differ or Triton fails, one warning is given and torch computes all steps.
     """
 
     name = "triton"
 
-    def __init__(self, head: Projection, rule: Rule, record: bool = False) -> None:
+    def __init__(self, head: Projection, rule: Rule) -> None:
         weight = head.plain_weight
         assert weight is not None
-        self.weight, self.rule, self.record = weight, rule, record
-        self.torch = BatchedStep(head, rule, record)
+        self.weight, self.rule = weight, rule
+        self.torch = BatchedStep(head, rule)
         self.buffers: Buffers = {}
 
     @torch.no_grad()
@@ -574,8 +577,7 @@ class TritonStep(Step):
     ) -> StepOutput:
         if not self._works(logits, states, written=written):
             return self.torch.take(logits, states, uniform, ended, written)
-        out = self.launch(logits, states.table(), torch.empty_like(logits), ended=ended, written=written)
-        return out._replace(details=self.details(out, states)) if self.record else out
+        return self.launch(logits, states.table(), torch.empty_like(logits), ended=ended, written=written)
 
     @torch.no_grad()
     def take_in_place(
@@ -610,39 +612,12 @@ class TritonStep(Step):
         tiles = tiles or tiles_for(len(states.blocks), states.longest, states.states.dtype)
         self.buffers = allocate(self.buffers, logits, states, self.rule, tiles)
 
-    def details(self, out: StepOutput, states: RowStates) -> tuple[RowDetail | None, ...]:
-        """Return what the last step did to each row, read by the host."""
-        assert isinstance(out.weights, Tensor)
-        real, vocabulary = states.blocks().real_by_row(), out.scores.shape[1]
-        listed_ids, log_p, log_q, distances = (self.buffers[name] for name in ("ids", "log_p", "log_q", "distances"))
-        distances = distances[: real.numel()].view(real.shape)  # (B, N)
-        made: list[RowDetail | None] = []
-        for row, size in enumerate(out.sizes.tolist()):
-            if not size:
-                made.append(None)
-                continue
-            part = slice(row * vocabulary, row * vocabulary + size)
-            ids, base, state = listed_ids[part].long(), log_p[part].clone(), int(out.states[row])
-            values = distances[row, real[row]] * (-1 if self.rule.select == "max" else 1)
-            made.append(
-                RowDetail(
-                    ids=ids,
-                    base=base,
-                    vision=base if state < 0 else log_q[part].clone(),
-                    final=out.scores[row, ids],
-                    state=-1 if state < 0 else int(real[row, :state].sum()),
-                    divergences=values.masked_fill(values.isinf(), math.nan) if size > 1 else None,
-                    weight=float(out.weights[row]),
-                )
-            )
-        return tuple(made)
-
     # -- first use -------------------------------------------------------------------------------------------------
 
     def _works(
         self, logits: Tensor, states: RowStates, rows: Tensor | None = None, written: Tensor | None = None
     ) -> bool:
-        """Return whether the kernels can be used for a step; the first of its kind is compared with torch's."""
+        """Return whether the kernels can be used for a step; the first of its kind is compared with the reference's."""
         table = states.table()
         tiles = tiles_for(len(table.blocks), table.longest, table.states.dtype)
         fits = triton.cdiv(table.longest, tiles.states) <= MANY_TILES and table.states.dtype == self.weight.dtype
@@ -665,22 +640,25 @@ class TritonStep(Step):
         return _WORKS[key]
 
     def _compare(self, logits: Tensor, states: RowStates, written: Tensor | None) -> str | None:
-        """Return how a step differs from torch's; None if it does not."""
-        ours = self.details(self.launch(logits, states.table(), torch.empty_like(logits), written=written), states)
-        theirs = BatchedStep(self.torch.head, self.rule, True).take(logits, states, written=written).details
-        for row, (one, other) in enumerate(zip(ours, theirs, strict=True)):
-            if one is None or other is None:
-                if one is not other:
-                    return f"row {row} is refined by one of them only"
+        """Return how the first rows differ from the reference's; None if they do not."""
+        table = states.table()
+        out = self.launch(logits, table, torch.empty_like(logits), written=written)
+        distances = self.buffers["distances"][: len(logits) * table.longest].view(len(logits), -1)
+        for row, one in enumerate(logits[:COMPARED]):
+            tokens = None if written is None else written[row]
+            want = reference.refine_row(one, states.item(row).states, self.torch.head, self.rule, written=tokens)
+            size = 0 if want is None else want.size
+            if int(out.sizes[row]) != size:
+                return f"row {row} has {int(out.sizes[row])} plausible tokens instead of {size}"
+            if want is None or want.divergences is None:
                 continue
-            if not torch.equal(one.ids, other.ids):
-                return f"row {row} has {one.size} plausible tokens instead of {other.size}"
-            if one.divergences is None or other.divergences is None:
-                continue
-            if not torch.allclose(one.divergences, other.divergences, rtol=0, atol=CLOSE, equal_nan=True):
+            theirs = want.divergences[~want.divergences.isnan()]
+            ours = distances[row, : int(table.counts[row])] * (-1 if self.rule.select == "max" else 1)
+            ours = ours[ours.isfinite()]
+            if len(ours) != len(theirs) or not torch.allclose(ours, theirs, rtol=0, atol=CLOSE):
                 return f"divergences of row {row} differ"
-            mine, their = (reference.select(x, one.size, self.rule)[0] for x in (one.divergences, other.divergences))
+            same = torch.equal(*(reference.select(values, size, self.rule)[0] for values in (ours, theirs)))
             # Divergences nearly equal may be selected in another order.
-            if torch.equal(mine, their) and not torch.allclose(one.final, other.final, rtol=CLOSE, atol=5 * CLOSE):
+            if same and not torch.allclose(out.scores[row, want.ids].float(), want.final, rtol=CLOSE, atol=5 * CLOSE):
                 return f"scores of row {row} differ"
         return None
