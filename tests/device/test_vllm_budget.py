@@ -37,7 +37,7 @@ class Server:
         self.worker = Worker(
             plan,
             Pool(400, 128, WIDTH, torch.float32, device),
-            lambda: ShardedHead(weight, None, 0, VOCABULARY, None),
+            lambda: ShardedHead(weight),
             (DEPTH,),
         )
         self.weight = weight

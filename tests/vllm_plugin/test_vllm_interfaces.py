@@ -24,7 +24,6 @@ from revisit import ReVisiT
 from revisit.errors import RevisitError
 from revisit.models import families
 from revisit.vllm import hooks, models, plan
-from revisit.vllm.interfaces import extend, vllm_class
 from revisit.vllm.plan import Plan
 
 
@@ -50,6 +49,7 @@ def test_this_version_of_vllm_has_the_interfaces_that_the_plugin_uses(monkeypatc
         assert getattr(probe, name) is method
         extended.append(f"{owner.__name__}.{name}")
 
+    extend = hooks.extend
     monkeypatch.setattr(hooks, "extend", note)
     hooks.install()
     for v2 in (True, False):
@@ -59,54 +59,6 @@ def test_this_version_of_vllm_has_the_interfaces_that_the_plugin_uses(monkeypatc
     for name in ("schedule", "update_from_output", "reset_prefix_cache", "_handle_blocked_waiting_request"):
         assert f"def {name}(" not in source_of_subclass
     assert f"self.{hooks.ENDED}: set[str] = set()" in source("vllm.v1.core.sched.scheduler")
-
-
-class Theirs:
-    """A class of another version of vLLM."""
-
-    kept: int
-
-    def __init__(self) -> None:
-        self.requests: dict[str, int] = {}
-
-    def update(self, request: str, verbose: bool = False) -> str:
-        return request + "!" * verbose
-
-
-def test_a_method_with_other_parameters_raises() -> None:
-    def make(update: Any) -> Any:
-        def ours(self: Any, output: str, *args: Any, **kwargs: Any) -> Any:
-            return update(self, output, *args, **kwargs)
-
-        return ours
-
-    with pytest.raises(RevisitError, match=r"Theirs\.update"):
-        extend(Theirs, "update", make)
-    with pytest.raises(RevisitError, match=r"Theirs\.renamed"):
-        extend(Theirs, "renamed", make)
-    assert Theirs().update("a", verbose=True) == "a!"
-
-
-def test_further_parameters_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def make(update: Any) -> Any:
-        return lambda self, request, *args, **kwargs: update(self, request.upper(), *args, **kwargs)
-
-    monkeypatch.setattr(Theirs, "update", Theirs.update)  # put back afterwards
-    extend(Theirs, "update", make)
-    assert Theirs().update("a", verbose=True) == "A!"
-    assert Theirs().update(request="a") == "A"
-
-
-def test_missing_classes_and_attributes_raise(monkeypatch: pytest.MonkeyPatch) -> None:
-    import vllm.v1.request
-
-    monkeypatch.setattr(vllm.v1.request, "Theirs", Theirs, raising=False)
-    assert vllm_class("v1.request.Theirs", "kept", "requests", "update") is Theirs
-    with pytest.raises(RevisitError, match=r"Theirs\.blocks"):
-        vllm_class("v1.request.Theirs", "kept", "blocks")
-    for path in ("v1.request.Absent", "v1.absent.Request"):
-        with pytest.raises(RevisitError, match=path):
-            vllm_class(path)
 
 
 def test_both_runners_refine_before_grammars_biases_and_penalties() -> None:

@@ -49,13 +49,17 @@ class LinearHead:
             every = multiply(states.flatten(0, -2)[None], self.weight[None]).view(*states.shape[:-1], -1)  # (..., n, V)
             raw = every.gather(-1, ids.unsqueeze(-2).expand(*states.shape[:-1], -1))
         else:
-            rows = self.weight[ids]  # (..., k, d)
+            rows = self.rows(self.weight, ids)  # (..., k, d)
             raw = states.to(rows.dtype) @ rows.mT if model_dtype else multiply(states, rows)
         if self.bias is not None:
-            raw = raw + self.bias[ids].unsqueeze(-2).to(raw.dtype)
+            raw = raw + self.rows(self.bias, ids).unsqueeze(-2).to(raw.dtype)
         if self.transform is None:
             return raw
         return torch.where(raw.abs() < LARGEST_LOGIT, self.transform(raw), NOT_A_LOGIT)
+
+    def rows(self, values: Tensor, ids: Tensor) -> Tensor:
+        """Gather the rows of token ids.  (V, ...), (..., k) -> (..., k, ...)"""
+        return values[ids]
 
     def gathers(self, states: Tensor, ids: Tensor) -> bool:
         """Return whether gathering rows moves fewer bytes than computing the logits of the whole vocabulary."""

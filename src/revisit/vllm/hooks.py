@@ -11,17 +11,19 @@ Each extension calls vLLM's method and changes nothing for requests that did not
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 from revisit.errors import RevisitError
-from revisit.vllm.interfaces import extend, vllm_class
 from revisit.vllm.plan import Plan, make_plan
 from revisit.vllm.request import KEY, admit, parse
 from revisit.vllm.reservations import Reservations
 
 log = logging.getLogger("vllm.revisit")  # below vLLM's own logger, which prints it
+TESTED = ("0.31", "0.32")  # `make test-vllm-previous` and `make test-vllm`
 GRANT = "revisit_grant"  # attribute of a request that a scheduler sends to the workers: see `Worker.add`
 FAILED = "revisit_failed"  # attribute of a runner's output: ids of requests that must be ended
 ENDED = "encoder_cache_mismatch_reqs"  # attribute of a scheduler: ids of requests that it ends with an error
@@ -29,43 +31,39 @@ ENDED = "encoder_cache_mismatch_reqs"  # attribute of a scheduler: ids of reques
 
 def install() -> None:
     """Extend the API server and the engine core."""
-    vllm_class(
-        "v1.request.Request",
-        *("request_id", "sampling_params", "prompt_token_ids", "num_computed_tokens"),
-        *("mm_features", "cache_salt", "skip_reading_prefix_cache", "num_preemptions"),
-    )
-    vllm_class("multimodal.inputs.MultiModalFeatureSpec", "identifier", "mm_position")
-    processor = vllm_class("v1.engine.input_processor.InputProcessor", "vllm_config")
-    extend(processor, "__init__", wrap_start)
-    extend(processor, "process_inputs", wrap_process_inputs)
-    scheduler = vllm_class("v1.core.sched.scheduler.Scheduler", "vllm_config", "requests", ENDED)
-    extend(scheduler, "_handle_blocked_waiting_request", wrap_blocked_waiting)
-    extend(scheduler, "schedule", wrap_schedule)
-    extend(scheduler, "update_from_output", wrap_update_from_output)
-    extend(scheduler, "reset_prefix_cache", wrap_reset)
+    import vllm
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.engine.input_processor import InputProcessor
+
+    if not vllm.__version__.startswith(TESTED):
+        log.warning("ReVisiT's plug-in is tested with vLLM %s, not with %s.", " and ".join(TESTED), vllm.__version__)
+    extend(InputProcessor, "__init__", wrap_start)
+    extend(InputProcessor, "process_inputs", wrap_process_inputs)
+    extend(Scheduler, "_handle_blocked_waiting_request", wrap_blocked_waiting)
+    extend(Scheduler, "schedule", wrap_schedule)
+    extend(Scheduler, "update_from_output", wrap_update_from_output)
+    extend(Scheduler, "reset_prefix_cache", wrap_reset)
 
 
 def follow_runner(v2: bool) -> None:
     """Extend the model runner; called when the model is built, in its process."""
-    vllm_class(
-        "v1.core.sched.output.SchedulerOutput",
-        *("finished_req_ids", "scheduled_new_reqs", "scheduled_spec_decode_tokens"),
-    )
-    vllm_class("v1.core.sched.output.NewRequestData", "req_id", "sampling_params", "prompt_token_ids")
+    runner = import_module(f"vllm.v1.worker.{'gpu.' if v2 else 'gpu_'}model_runner").GPUModelRunner
     if v2:
-        vllm_class(
-            "v1.worker.gpu.input_batch.InputBatch",
-            *("req_ids", "num_computed_tokens_np", "num_scheduled_tokens", "input_ids"),
-        )
-        runner = vllm_class("v1.worker.gpu.model_runner.GPUModelRunner", "get_model")
         extend(runner, "add_requests", wrap_new_requests)
         extend(runner, "prepare_inputs", wrap_batches_v2)
     else:
-        vllm_class("v1.worker.gpu_input_batch.InputBatch", "req_ids", "num_reqs", "num_computed_tokens_cpu")
-        runner = vllm_class("v1.worker.gpu_model_runner.GPUModelRunner", "get_model", "input_batch", "input_ids")
         extend(runner, "_update_states", wrap_new_requests)
         extend(runner, "_prepare_inputs", wrap_batches_v1)
     extend(runner, "sample_tokens", wrap_sample_tokens)
+
+
+def extend(owner: type, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replace a class's method by `make(method)`, once."""
+    method = getattr(owner, name)
+    if not hasattr(method, "revisit"):
+        extended: Any = functools.wraps(method)(make(method))
+        extended.revisit = True
+        setattr(owner, name, extended)
 
 
 # -- API server ---------------------------------------------------------------------------------------------------

@@ -8,9 +8,12 @@ graph capture. Logits are refined where they are computed, before grammars, bias
 from __future__ import annotations
 
 import functools
+from importlib import import_module
 from typing import Any
 
+import torch
 import vllm.envs
+from torch import Tensor
 from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.distributed import get_pp_group, tensor_model_parallel_all_reduce
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
@@ -22,7 +25,6 @@ from revisit.errors import RevisitError
 from revisit.models.families import FINAL_NORMS, resolve_layers, vllm_architectures
 from revisit.vllm.head import ShardedHead
 from revisit.vllm.hooks import follow_runner
-from revisit.vllm.interfaces import vllm_class
 from revisit.vllm.plan import describe, make_plan
 from revisit.vllm.pool import Pool
 from revisit.vllm.request import LAYERS_SWITCH, kept_layers
@@ -63,8 +65,6 @@ class WithWorker:
 
 def build_worker(model: Any, config: VllmConfig) -> Worker:
     """Build the worker of a vLLM model whose weights are not loaded yet."""
-    vllm_class("model_executor.layers.logits_processor.LogitsProcessor", "soft_cap", "scale")
-    vllm_class("model_executor.layers.vocab_parallel_embedding.VocabParallelEmbedding", "shard_indices", "tp_size")
     text = model.get_language_model()
     owner = next((one for one in (text, model) if hasattr(one, "lm_head") and hasattr(one, "logits_processor")), None)
     decoder: Any = getattr(text, "model", text)
@@ -92,17 +92,16 @@ def build_worker(model: Any, config: VllmConfig) -> Worker:
 
 def sharded_head(owner: Any) -> ShardedHead:
     """Wrap the head of a vLLM model with the scaling and cap of its logits layer."""
-    head, layer = owner.lm_head, owner.logits_processor
-    part = head.shard_indices
-    return ShardedHead(
-        weight=head.weight.data,
-        bias=getattr(head, "bias", None),
-        start=part.org_vocab_start_index,
-        stop=part.org_vocab_end_index,
-        sum_over_ranks=tensor_model_parallel_all_reduce if head.tp_size > 1 else None,
-        soft_cap=layer.soft_cap,
-        scale=layer.scale,
-    )
+    head, cap, scale = owner.lm_head, owner.logits_processor.soft_cap, owner.logits_processor.scale
+    transform = None if cap is None and scale == 1 else functools.partial(cap_and_scale, cap, scale)
+    sum_over_ranks = tensor_model_parallel_all_reduce if head.tp_size > 1 else None
+    start = head.shard_indices.org_vocab_start_index
+    return ShardedHead(head.weight.data, getattr(head, "bias", None), transform, start, sum_over_ranks)
+
+
+def cap_and_scale(cap: float | None, scale: float, logits: Tensor) -> Tensor:
+    """Transform logits as vLLM's logits layer does."""
+    return (logits if cap is None else torch.tanh(logits / cap) * cap) * scale
 
 
 def is_draft(config: VllmConfig) -> bool:
@@ -152,7 +151,7 @@ def check_supported(config: VllmConfig) -> None:
 def with_worker(name: str) -> type:
     """Derive the class of an architecture from vLLM's."""
     module, cls = _VLLM_MODELS[name]
-    base = vllm_class(f"model_executor.models.{module}.{cls}", "forward", "compute_logits", "get_language_model")
+    base = getattr(import_module(f"vllm.model_executor.models.{module}"), cls)
     return type(name, (WithWorker, base), {"__module__": __name__, "__doc__": f"{name} with vision states."})
 
 

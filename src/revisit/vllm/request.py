@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from revisit import settings
 from revisit.errors import RevisitError
 from revisit.methods.revisit import ReVisiT
-from revisit.models.families import LAYER_SETS
 from revisit.models.types import Configured
 from revisit.registry import parse_entry
 
@@ -60,16 +59,8 @@ def kept_layers(model: Configured) -> str | tuple[int, ...]:
     They are fixed, because compiled models and captured graphs return the same outputs for every request.
     """
     text = settings.vllm_layers()
-    if text is None:
-        return ReVisiT.recommended(model).layers
-    if text in LAYER_SETS:
-        return text
-    try:
-        return ReVisiT(layers=text).layers  # type: ignore[arg-type]
-    except RevisitError:
-        raise RevisitError(
-            f"{LAYERS_SWITCH}={text!r} is neither one of {', '.join(LAYER_SETS)} nor a comma-separated list of layer numbers."
-        ) from None
+    method = ReVisiT.recommended(model) if text is None else ReVisiT(layers=text)  # type: ignore[arg-type]
+    return method.layers
 
 
 def check(method: ReVisiT, server: str | Sequence[int]) -> None:
