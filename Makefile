@@ -109,7 +109,7 @@ test-triton: .venv-triton/.installed  ## the GPU step: interpreted, against the 
 	touch $@
 
 test-mlx: .venv-mlx/.installed  ## ReVisiT in mlx-vlm against transformers, on MLX's CPU backend
-	.venv-mlx/bin/python -m pytest -o addopts= -W default tests/engines/test_mlx.py
+	PYTHONPATH=perf .venv-mlx/bin/python -m pytest -o addopts= -W default tests/engines/test_mlx.py
 
 # llama-cpp-python is built from source, which takes several minutes.
 .venv-llama-cpp/.installed: $(BUILD) constraints.txt
@@ -118,7 +118,7 @@ test-mlx: .venv-mlx/.installed  ## ReVisiT in mlx-vlm against transformers, on M
 	touch $@
 
 test-llama-cpp: .venv-llama-cpp/.installed  ## ReVisiT in llama-cpp-python against transformers
-	PYTHONPATH=tests/engines .venv-llama-cpp/bin/python -m pytest -o addopts= -W default tests/engines/test_llama_cpp.py
+	PYTHONPATH=perf .venv-llama-cpp/bin/python -m pytest -o addopts= -W default tests/engines/test_llama_cpp.py
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .

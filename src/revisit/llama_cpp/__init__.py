@@ -1,10 +1,10 @@
 """ReVisiT in llama-cpp-python: a logits processor for models with an image encoder.
 
     from llama_cpp import Llama, LogitsProcessorList
-    from llama_cpp.llama_chat_format import Llava15ChatHandler
+    from llama_cpp.llama_chat_format import MTMDChatHandler
     import revisit.llama_cpp
 
-    llm = Llama("llava.gguf", chat_handler=Llava15ChatHandler("mmproj.gguf"), n_ctx=4096)
+    llm = Llama("llava.gguf", chat_handler=MTMDChatHandler("mmproj.gguf"), n_ctx=4096)
     with revisit.llama_cpp.attach(llm) as refine:
         llm.create_chat_completion(messages, logits_processor=LogitsProcessorList([refine]), temperature=0)
 
@@ -52,9 +52,7 @@ def attach(llm: llama_cpp.Llama, method: ReVisiT | None = None) -> Iterator[Refi
         raise RevisitError(f"revisit.llama_cpp can read the last layer only: use layers='last', not {method.layers!r}.")
     handler: Any = llm.chat_handler
     if not hasattr(handler, "_mtmd_cpp"):
-        raise RevisitError(
-            "revisit.llama_cpp needs a Llama with a multimodal chat handler, such as Llava15ChatHandler."
-        )
+        raise RevisitError("revisit.llama_cpp needs a Llama with a multimodal chat handler, such as MTMDChatHandler.")
     if llm.draft_model is not None:
         raise RevisitError("revisit.llama_cpp does not support a draft model: leave draft_model out.")
     if found := [name for name in llm.metadata if name.endswith(TRANSFORMED)]:

@@ -2,7 +2,7 @@
 
     import mlx_vlm, revisit.mlx
 
-    model, processor = mlx_vlm.load("mlx-community/llava-1.5-7b-4bit")
+    model, processor = mlx_vlm.load("mlx-community/Qwen2.5-VL-3B-Instruct-4bit")
     with revisit.mlx.attach(model, revisit.ReVisiT()) as refine:
         mlx_vlm.generate(model, processor, prompt, image="photo.jpg", logits_processors=[refine])
 

@@ -1,17 +1,25 @@
-"""The embedded model `tiny` as two GGUF files, with the names that llama.cpp reads: the language model and the image encoder."""
+"""Write the embedded model `tiny` for mlx-vlm or llama.cpp, in float32.
+
+python perf/convert_tiny.py mlx FOLDER          # a folder for mlx_vlm.load
+python perf/convert_tiny.py llama-cpp FOLDER    # tiny.gguf and mmproj.gguf
+"""
 
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import gguf
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 import revisit
+
+if TYPE_CHECKING:
+    import gguf
 
 SOURCE = Path(revisit.__file__).parent / "embedded" / "weights" / "tiny"
 # The model's own template; llama-cpp-python replaces images by text parts.
@@ -21,18 +29,32 @@ TEMPLATE = (
 Weights = dict[str, NDArray[np.float32]]
 
 
-def write(folder: Path, head: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32) -> tuple[Path, Path]:
-    """Write both files in float32, the LM head perhaps quantized."""
-    config = json.loads((SOURCE / "config.json").read_text())
-    weights = {name: value.astype(np.float32) for name, value in load_file(SOURCE / "model.safetensors").items()}
+def read_weights() -> Weights:
+    return {name: value.astype(np.float32) for name, value in load_file(SOURCE / "model.safetensors").items()}
+
+
+def write_mlx(folder: Path) -> Path:
+    """Copy the model, with the name that mlx-vlm has for its vision tower."""
+    shutil.copytree(SOURCE, folder, dirs_exist_ok=True)
+    renamed = {k.replace("vision_tower.", "vision_tower.vision_model.", 1): v for k, v in read_weights().items()}
+    save_file(renamed, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def write_gguf(folder: Path, head: str = "F32") -> tuple[Path, Path]:
+    """Write the language model and the image encoder with the names that llama.cpp reads; the LM head in the named type."""
+    config, weights = json.loads((SOURCE / "config.json").read_text()), read_weights()
+    folder.mkdir(parents=True, exist_ok=True)
     language, encoder = folder / "tiny.gguf", folder / "mmproj.gguf"
     _write_language(language, config["text_config"], weights, head)
     _write_encoder(encoder, config["vision_config"], config["text_config"]["hidden_size"], weights)
     return language, encoder
 
 
-def _write_language(path: Path, config: dict[str, Any], weights: Weights, head: gguf.GGMLQuantizationType) -> None:
-    out = gguf.GGUFWriter(path, "llama")
+def _write_language(path: Path, config: dict[str, Any], weights: Weights, head: str) -> None:
+    import gguf
+
+    out, kind = gguf.GGUFWriter(path, "llama"), gguf.GGMLQuantizationType[head]
     out.add_context_length(config["max_position_embeddings"])
     out.add_embedding_length(config["hidden_size"])
     out.add_block_count(config["num_hidden_layers"])
@@ -48,7 +70,7 @@ def _write_language(path: Path, config: dict[str, Any], weights: Weights, head: 
     prefix, heads = "language_model.model.", config["num_attention_heads"]
     embedding = weights[f"{prefix}embed_tokens.weight"]
     out.add_tensor("token_embd.weight", embedding)
-    out.add_tensor("output.weight", gguf.quantize(embedding, head), raw_dtype=head)
+    out.add_tensor("output.weight", gguf.quantize(embedding, kind), raw_dtype=kind)
     out.add_tensor("output_norm.weight", weights[f"{prefix}norm.weight"])
     names = {
         "attn_norm": "input_layernorm",
@@ -71,6 +93,8 @@ def _write_language(path: Path, config: dict[str, Any], weights: Weights, head: 
 
 
 def _add_tokenizer(out: gguf.GGUFWriter) -> None:
+    from gguf import TokenType
+
     tokenizer = json.loads((SOURCE / "tokenizer.json").read_text())
     special = {token["id"] for token in tokenizer["added_tokens"]}
     vocabulary = {
@@ -81,7 +105,7 @@ def _add_tokenizer(out: gguf.GGUFWriter) -> None:
     out.add_tokenizer_model("gpt2")
     out.add_tokenizer_pre("gpt-2")
     out.add_token_list(tokens)
-    kinds = (gguf.TokenType.NORMAL, gguf.TokenType.CONTROL)
+    kinds = (TokenType.NORMAL, TokenType.CONTROL)
     out.add_token_types([kinds[vocabulary[token] in special] for token in tokens])
     out.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]])
     out.add_bos_token_id(1)
@@ -91,6 +115,8 @@ def _add_tokenizer(out: gguf.GGUFWriter) -> None:
 
 
 def _write_encoder(path: Path, config: dict[str, Any], width: int, weights: Weights) -> None:
+    import gguf
+
     out = gguf.GGUFWriter(path, "clip")
     out.add_clip_has_vision_encoder(True)
     out.add_clip_projector_type("mlp")
@@ -137,3 +163,8 @@ def _finish(out: gguf.GGUFWriter) -> None:
     out.write_kv_data_to_file()
     out.write_tensors_to_file()
     out.close()
+
+
+if __name__ == "__main__":
+    engine, target = sys.argv[1], Path(sys.argv[2])
+    print(*({"mlx": lambda: [write_mlx(target)], "llama-cpp": lambda: write_gguf(target)}[engine]()), sep="\n")
