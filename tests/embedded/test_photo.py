@@ -85,14 +85,6 @@ def test_the_language_model_round_trips(language: tuple[Path, LlamaForCausalLM])
     assert len(tokenizer) == written.config.vocab_size
 
 
-def test_the_tower_round_trips(tower: tuple[Path, CLIPVisionModel]) -> None:
-    path, written = tower
-    read = photo.read_tower(path)
-    pixels = torch.randn(2, 3, photo.SIZE, photo.SIZE, generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        torch.testing.assert_close(read(pixels).last_hidden_state, written(pixels).last_hidden_state)
-
-
 def test_the_assembled_folder_computes_what_its_parts_do(
     cached: Path, language: tuple[Path, LlamaForCausalLM], tower: tuple[Path, CLIPVisionModel], own: Path
 ) -> None:
@@ -118,14 +110,6 @@ def test_the_assembled_folder_computes_what_its_parts_do(
         found = model(**inputs).logits
     torch.testing.assert_close(found, wanted, rtol=0, atol=4e-3 * float(wanted.abs().max()))
     assert generate(model, **inputs, max_new_tokens=3).shape[1] == inputs["input_ids"].shape[1] + 3
-
-
-def test_the_model_is_assembled_once(cached: Path) -> None:
-    folder = Path(resolve("photo"))
-    assert [path.name for path in cached.iterdir()] == [folder.name]
-    written = (folder / "model.safetensors").stat().st_mtime_ns
-    assert resolve("photo") == str(folder)
-    assert (folder / "model.safetensors").stat().st_mtime_ns == written
 
 
 def test_another_file_raises(cached: Path, monkeypatch: pytest.MonkeyPatch) -> None:

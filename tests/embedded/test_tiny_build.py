@@ -108,11 +108,3 @@ def test_mmmu_files(folder: Path) -> None:
         if row["subject"] == "Object":
             right = row["options"][ord(row["answer"]) - 65]
             assert right in truth[int(image.split("_")[-1][:12])]
-
-
-def test_same_seed_same_folder(folder: Path, tmp_path: Path) -> None:
-    again = tmp_path / "again"
-    build(again, "unusual", N, 4)
-    assert {p.relative_to(again): p.read_bytes() for p in again.rglob("*") if p.is_file()} == {
-        p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()
-    }

@@ -9,7 +9,7 @@ from revisit.embedded.dice import Dice
 from revisit.embedded.scenes import Scene, patches, scene
 from revisit.embedded.text import caption, multiple_choice, presence_answer, presence_question
 from revisit.words import WORDS
-from training.texts import choice_prompt, listing, questions
+from training.texts import listing, questions
 
 SCENES = [scene("usual" if i % 2 else "unusual", 11, i) for i in range(80)]
 _FORMS = {form: c.noun for c in CATEGORIES for form in (c.noun, c.plural)}
@@ -96,6 +96,3 @@ def test_multiple_choice_has_one_right_option() -> None:
         if question.startswith("Which"):
             assert [o in drawn.nouns for o in options].index(True) == right
             assert sum(o in drawn.nouns for o in options) == 1
-    assert choice_prompt("Q?", ["x", "y"]) == (
-        "Q?\n(A) x\n(B) y\n\nAnswer with the option's letter from the given choices directly."
-    )

@@ -1,15 +1,24 @@
-"""Object vocabulary, ranks, and the intervals that the paper prints."""
+"""Object vocabulary, ranks, the intervals that the paper prints, and the tokens that wrote the object words of a caption."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from golden_files import golden
 from revisit import RevisitError
-from revisit.paper.objects import ObjectVocabulary, best_rank, recalls, without_top
+from revisit.eval.benchmarks import chair
+from revisit.explain.tokens import token_spans
+from revisit.paper.objects import ObjectVocabulary, best_rank, mentions, recalls, without_top, word_mentions
 from revisit.words import WORDS
+from word_tokenizers import train
+
+pytestmark = pytest.mark.usefixtures("nltk_data")
 
 
 def test_single_token_words(tokenizer: Any) -> None:
@@ -24,10 +33,6 @@ def test_single_token_words(tokenizer: Any) -> None:
         # the token is what the word becomes inside a sentence
         assert token in tokenizer.encode(f"the {word} sits", add_special_tokens=False)
     assert vocabulary.summary()["categories"] == len({WORDS[word] for word in vocabulary.words})
-
-
-def test_words_of_an_image(tokenizer: Any) -> None:
-    vocabulary = ObjectVocabulary.of(tokenizer)
     shown = {vocabulary.words[i] for i in vocabulary.places(["chair", "dog", "zebra"])}
     assert shown == {"chair", "seat", "dog"}
 
@@ -97,3 +102,76 @@ def test_wilson_intervals_of_the_step_table(
     (row,) = recalls([count], 190, [50])
     assert [round(100 * row[key], 1) for key in ("recall", "low", "high")] == [percent, low, high]
     assert (100 * row["low"], 100 * row["high"]) == pytest.approx(printed, abs=0.32)
+
+
+# -- which tokens wrote which word -----------------------------------------------------------------------------------
+
+
+def written(tokenizer: Any, tokens: list[int], first: int, last: int) -> str:
+    return tokenizer.decode(tokens[: last + 1])[len(tokenizer.decode(tokens[:first])) :].strip()
+
+
+@pytest.mark.parametrize(
+    ("caption", "expected"),
+    [
+        ("There is a dog and two cats on the table.", [("dog", "dog"), ("cat", "cats"), ("table", "table")]),
+        ("The dog sits near a dog and a cat near the dog", [("dog", "dog")] * 2 + [("cat", "cat"), ("dog", "dog")]),
+        ("A person near a surfboard", [("person", "person"), ("surfboard", "surfboard*")]),
+        # pairs become one mention; "dining table" is a category but no pair
+        ("a wine glass, two wine  glasses", [("wine glass", "wine glass*"), ("wine glass", "wine  glasses*")]),
+        ("a dining table", [("table", "table")]),
+        ("a bow tie", [("tie", "bow tie*")]),
+        # the seat of a toilet is dropped, and what follows keeps its place
+        ("The seat is near the toilet and a dog", [("toilet", "toilet"), ("dog", "dog")]),
+        ("a seat near a dog", [("seat", "seat"), ("dog", "dog")]),
+        ("a toilet seat and a seat", [("toilet", "toilet seat*")]),
+        # quotes, contractions, and characters that grow when lowered or take several tokens do not shift offsets
+        ('A "dog" is in "the" person\'s table... cannot see', [(w, w) for w in ("dog", "person", "table")]),
+        ('a (cat)-- "cow"!', [("cat", "cat"), ("cow", "cow")]),
+        ("İİ ΑΣ — 狗 🐕 a DOG near a Cat 🐈!", [("dog", "DOG"), ("cat", "Cat")]),
+        ("  a dog", [("dog", "dog")]),
+        ("", []),
+    ],
+)
+def test_words_are_traced_to_their_tokens(tokenizer: Any, caption: str, expected: list[tuple[str, str]]) -> None:
+    """A star marks words that are not written by one token alone."""
+    tokens = [*tokenizer.encode(caption, add_special_tokens=False), tokenizer.eos_token_id]
+    found = mentions(tokenizer, tokens)
+    assert [(m.word, m.text) for m in found] == [(word, text.rstrip("*")) for word, text in expected]
+    for mention, (_, text) in zip(found, expected, strict=True):
+        assert mention.text in written(tokenizer, tokens, mention.first, mention.last)
+        if text.isalpha() and caption.isascii() and '"' not in caption:
+            assert mention.alone
+        if text.endswith("*"):
+            assert not mention.alone
+    assert all(a.last < b.first for a, b in itertools.pairwise(found))
+
+
+TEXT = "a dog cats table wine glass toilet seat zebra hot phone cell can't \" İ 狗 , . — person's"
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from(TEXT.split()), min_size=1, max_size=25), st.sampled_from([" ", "  ", "\n"]))
+def test_mentions_are_those_of_chair_and_spans_hold_their_words(words: list[str], blank: str) -> None:
+    caption = blank.join(words).strip()
+    places = word_mentions(caption)
+    assert tuple(word for word, _ in places) == chair.parse_caption(caption).words
+    assert all(a < b <= c for (_, (a, b)), (_, (c, _)) in itertools.pairwise(places))
+    tokenizer = train("bytes")
+    tokens = tokenizer.encode(caption, add_special_tokens=False)
+    text, spans = token_spans(tokenizer, tokens)
+    assert text == caption
+    assert "".join(text[a:b] for a, b in spans) == caption
+    for mention, (_, (start, end)) in zip(mentions(tokenizer, tokens), places, strict=True):
+        assert spans[mention.first][0] <= start < spans[mention.first][1]
+        assert spans[mention.last][0] < end <= spans[mention.last][1]
+
+
+def test_every_caption_of_the_golden_set() -> None:
+    texts = [case["caption"] for case in golden("chair")["cases"] if len(case["caption"].split()) > 3]
+    assert len(texts) > 50
+    for text in texts:
+        places = word_mentions(text)
+        assert tuple(word for word, _ in places) == chair.parse_caption(text).words
+        for word, (a, b) in places:  # the first letters survive singular forms
+            assert text[a:b].lower()[:1] == word[:1] or " " in text[a:b]

@@ -7,17 +7,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
-from paper_data import stand_in_data
 from revisit.cli.main import app
 from revisit.errors import RevisitError
-from revisit.eval.benchmarks import get
 from revisit.eval.benchmarks.base import Metric, Scores
 from revisit.eval.config import EvalConfig
 from revisit.eval.statistics import Interval
@@ -98,13 +95,6 @@ def test_the_papers_preset_is_its_protocol() -> None:
     assert config.limit_of("vqav2") == 500
     assert config.limit_of("chair") is None
     assert config.methods_for("tiny") == (VCD.official(), ReVisiT())  # not what the embedded model recommends
-    typed = EvalConfig(
-        benchmark=["vqav2:suffix=short"], data="scenes:unusual:2", preset="paper", limit=3, max_new_tokens=7
-    )
-    assert (typed.benchmarks[0].suffix, typed.limit_of("vqav2")) == ("short", 3)  # type: ignore[attr-defined]
-    assert typed.decoding_for(typed.benchmarks[0]).max_new_tokens == 7
-    with pytest.raises(RevisitError, match="preset must be 'paper'"):
-        EvalConfig(preset="papr", data="scenes:unusual:2").check()
 
 
 def test_the_list_and_a_plan_are_printed_without_loading_a_model() -> None:
@@ -178,23 +168,6 @@ def test_latency_is_measured_image_by_image_and_resumes(
     assert text.count("| – | not run |") == 2 * 5  # the other methods of both models
     monkeypatch.setattr(latency, "measure", lambda *_, **__: pytest.fail("measured again"))
     assert report_of("latency", tmp_path) == text
-
-
-def test_generated_data_fills_every_cell(tmp_path: Path) -> None:
-    """The folder has nine settings of POPE, thirty subjects of MMMU, and LLaVA-Bench."""
-    folder = stand_in_data(tmp_path)
-    pope = get("pope").load(folder)
-    settings = Counter(item.meta["setting"] for item in pope)
-    assert set(settings) == {name.split("/")[0] for name in published.table("pope_full")["LLaVA-1.5-7B"]["greedy"]}
-    assert set(settings.values()) == {6}
-    assert Counter(item.meta["label"] for item in pope) == {"yes": 27, "no": 27}
-    subjects = {item.id.removeprefix("validation_").removesuffix("_1") for item in get("mmmu").load(folder)}
-    printed = set(published.table("mmmu_subjects")["LLaVA-1.5-7B"]["greedy"]) - {"Overall"}
-    assert subjects == {name.replace(" ", "_") for name in printed}
-    assert [len(get(name).load(folder)) for name in ("vqav2", "llava_bench")] == [18, 4]
-    for name in ("pope", "mmmu", "vqav2", "llava_bench", "hallusionbench"):
-        assert all(image.is_file() for item in get(name).load(folder) for image in item.images)
-    assert stand_in_data(tmp_path) == folder  # made once
 
 
 def _answers(out: Path) -> set[tuple[str, str, str]]:

@@ -10,7 +10,7 @@ import torch
 from revisit.eval.benchmarks.base import Item
 from revisit.paper import steps
 from revisit.paper.objects import ObjectVocabulary
-from revisit.paper.study import Caption, without_end
+from revisit.paper.study import Caption
 from word_tokenizers import train
 
 pytestmark = pytest.mark.usefixtures("nltk_data")
@@ -47,11 +47,6 @@ def test_selection_follows_the_papers_rules() -> None:
         "word of several tokens": 2,
         "no ground-truth word": 2,
     }
-
-
-def test_the_end_token_is_left_out() -> None:
-    assert without_end((4, 5, 2), {2}) == (4, 5)
-    assert without_end((4, 5), {2}) == (4, 5)
 
 
 def test_ranks_leave_the_likeliest_token_out() -> None:

@@ -74,6 +74,3 @@ def test_boxes_are_read_by_category(tmp_path: Path) -> None:
     (tmp_path / "instances_val2014.json").write_text("[]")
     with pytest.raises(RevisitError, match="not a file of COCO instances"):
         read_boxes(tmp_path)
-    (tmp_path / "instances_val2014.json").unlink()
-    with pytest.raises(RevisitError, match="which pointing needs for the objects' boxes"):
-        read_boxes(tmp_path)

@@ -30,28 +30,14 @@ def lines(path: Path, *rows: dict[str, Any]) -> Path:
     return path
 
 
-def kinds(text: LabeledText) -> dict[str, str]:
-    return {text.text[span.start : span.end]: span.kind for span in text.wrong}
+def tagged(text: str) -> str:
+    return text.replace("[", "<Hallucination>").replace("]", "</Hallucination>")
 
 
-def test_detail_verify_bench_real(tmp_path: Path) -> None:
-    tagged = "A [red] dog and a [red] U.S. [flag-pole].".replace("[", "<Hallucination>").replace(
-        "]", "</Hallucination>"
-    )
+def test_detail_verify_bench(tmp_path: Path) -> None:
     labels = [{"text": "red", "labels": ["Color"]}, {"text": "Red.", "labels": ["Material", "Color"]}]
-    row = {"filename": "a_1.png", "category": "Movie", "description_tag": tagged, "hallucination_labels": labels}
-    plain = {"filename": "b.png", "description_tag": "Nothing is wrong.", "hallucination_labels": []}
-    first, second = read_detail_verify(lines(tmp_path / "real_test.jsonl", row, plain))
-    assert (first.image, first.text) == ("a_1.png", "A red dog and a red U.S. flag-pole.")
-    assert first.wrong == (Span(2, 5, "color"), Span(16, 19, "material"), Span(25, 34, "unknown"))
-    assert [kind for _, _, kind in first.words()] == [None, "color", *[None] * 3, "material", None, "unknown"]
-    assert [first.text[a:b] for a, b, _ in first.words()][-2:] == ["U.S", "flag-pole"]
-    assert second.wrong == ()
-
-
-def test_detail_verify_bench_synthetic(tmp_path: Path) -> None:
-    row = {
-        "id": 7,
+    real = {"filename": "a_1.png", "description_tag": tagged("A [red] dog and a [red] U.S. [flag-pole].")}
+    synthetic = {
         "image_path": "test/Poster/c.png",
         "description_tag": "Two <HALLUCINATION>green cups</HALLUCINATION> stand here.",
         "hallucination_labels": [
@@ -59,45 +45,37 @@ def test_detail_verify_bench_synthetic(tmp_path: Path) -> None:
             {"attribute_type": "Color", "final_replacement": "green cups", "applied": True},
         ],
     }
-    (text,) = read_detail_verify(lines(tmp_path / "synthetic_test.jsonl", row))
-    assert (text.image, kinds(text)) == ("test/Poster/c.png", {"green cups": "color"})
+    rows = ({**real, "hallucination_labels": labels}, synthetic)
+    first, second = read_detail_verify(lines(tmp_path / "real_test.jsonl", *rows))
+    assert (first.image, first.text) == ("a_1.png", "A red dog and a red U.S. flag-pole.")
+    assert first.wrong == (Span(2, 5, "color"), Span(16, 19, "material"), Span(25, 34, "unknown"))
+    assert [kind for _, _, kind in first.words()] == [None, "color", *[None] * 3, "material", None, "unknown"]
+    assert [first.text[a:b] for a, b, _ in first.words()][-2:] == ["U.S", "flag-pole"]
+    assert (second.image, second.wrong) == ("test/Poster/c.png", (Span(4, 14, "color"),))
 
 
-@pytest.mark.parametrize(
-    "tagged", ["a <Hallucination>cat", "a cat</Hallucination>", "<Hallucination>a <Hallucination>b</Hallucination>"]
-)
-def test_tags_must_match(tagged: str, tmp_path: Path) -> None:
-    path = lines(tmp_path / "x.jsonl", {"filename": "a.png", "description_tag": tagged})
+@pytest.mark.parametrize("text", ["a [cat", "a cat]", "[a [b]"])
+def test_tags_must_match(text: str, tmp_path: Path) -> None:
     with pytest.raises(RevisitError, match="line 1"):
-        read_detail_verify(path)
+        read_detail_verify(lines(tmp_path / "x.jsonl", {"filename": "a.png", "description_tag": tagged(text)}))
 
 
 @pytest.mark.parametrize(
     "annotations",
     [
         [{"type": "Object", "text": "cat"}, {"type": "scene", "text": "rain"}, {"type": "object", "text": "cat"}],
-        [
-            {"type": "object", "start": 2, "end": 5},
-            {"type": "scene", "start": 12, "end": 16},
-            {"type": "object", "start": 25, "end": 28},
-        ],
+        [{"type": k, "start": a, "end": b} for k, a, b in (("object", 2, 5), ("scene", 12, 16), ("object", 25, 28))],
         {"object": ["cat", "cat"], "scene": ["rain"]},
     ],
 )
 def test_halloc(annotations: Any, tmp_path: Path) -> None:
-    text = "a cat in a, rain and one cat"
-    row = {"prompt": "?", "hallucinated_text": text, "source_text": "a dog", "annotations": annotations, "image_id": 23}
-    path = tmp_path / "halloc_caption.json"
-    path.write_text(json.dumps([row]), "utf-8")
+    row = {"hallucinated_text": "a cat in a, rain and one cat", "annotations": annotations, "image_id": 23}
+    path = lines(tmp_path / "halloc_caption.json", row)
     (found,) = read_halloc(path)
     assert found.image == "23"
     assert sorted((span.start, span.kind) for span in found.wrong) == [(2, "object"), (12, "scene"), (25, "object")]
-
-
-def test_halloc_annotations_must_be_in_the_text(tmp_path: Path) -> None:
-    path = tmp_path / "halloc_vqa.json"
-    path.write_text(json.dumps([{"hallucinated_text": "a cat", "annotations": {"object": ["dog"]}, "image_id": 1}]))
-    with pytest.raises(RevisitError, match="entry 1, annotation 1"):
+    lines(path, {**row, "annotations": {"object": ["dog"]}})
+    with pytest.raises(RevisitError, match="annotation 1"):
         read_halloc(path)
 
 
@@ -121,30 +99,23 @@ def test_scores_by_hand() -> None:
     assert found["recall"] == pytest.approx(3 / 4)
     assert found["text_f1"] == pytest.approx((2 * 1 / (1 + 2) + 2 * 2 / (3 + 2) + 0) / 3)
     thing = found["kinds"]["object"]
-    assert (thing["words"], thing["wrong"]) == (9, 3)
+    assert (thing["words"], thing["wrong"], thing["recall"]) == (9, 3, pytest.approx(2 / 3))
     assert thing["auroc"] == pytest.approx((3 + 4 + 4) / 15)
-    assert thing["recall"] == pytest.approx(2 / 3)
-    assert found["kinds"]["attribute"]["auroc"] == 1
 
 
 def test_detectors_on_labeled_words(tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
-    tagged = "A <Hallucination>{}</Hallucination> and a {}."
     rows = []
-    for number, name in enumerate(names()):
-        sample(name).image().save(tmp_path / f"images/{number}.png")
-        wrong, right = "zebra", sample(name).nouns[0]
-        label = [{"text": wrong, "labels": ["Object"]}]
-        rows.append(
-            {"filename": f"{number}.png", "description_tag": tagged.format(wrong, right), "hallucination_labels": label}
-        )
+    for name in names():
+        sample(name).image().save(tmp_path / f"images/{name}.png")
+        text = tagged(f"A [zebra] and a {sample(name).nouns[0]}.")
+        rows.append({"filename": f"{name}.png", "description_tag": text})
     path = lines(tmp_path / "real_test.jsonl", *rows)
     result = run(Subject(data=str(tmp_path)), Reporter(), labels=path)
     assert result["texts"] == 2
     by_name = {row["name"]: row for row in result["rows"]}
     assert list(by_name) == list(DETECTORS)
     assert (by_name[CHECK]["words"], by_name[CHECK]["wrong"], by_name[CHECK]["scored"]) == (10, 2, 10)
-    assert set(by_name[CHECK]["kinds"]) == {"object"}
     assert "by kind of mistake" in str(draw(result))
     path.write_text('{"caption": "a cat"}')
     with pytest.raises(RevisitError, match="neither DetailVerifyBench nor HalLoc"):

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
-from revisit import RevisitError
 from revisit.eval.benchmarks.base import Scores
 from training import fusion
 
@@ -41,21 +36,8 @@ def test_nothing_is_chosen_where_nothing_passes() -> None:
     assert "Chosen: none, because no candidate passes" in fusion.markdown({"rows": rows, "chosen": None})
 
 
-def test_a_choice_of_nothing_is_not_tested(tmp_path: Path) -> None:
-    (tmp_path / "choice.json").write_text('{"chosen": null}')
-    with pytest.raises(RevisitError, match="there is none to test"):
-        fusion.test(fusion.Plan(validation=5, test=5, usual=5), tmp_path)
-
-
 def test_validation_and_test_share_no_scene() -> None:
     plan = fusion.Plan(validation=5, test=5, usual=5)
     keys = [{drawn.key for drawn in plan.scenes(part)} for part in ("validation", "test", "usual")]
     assert [len(part) for part in keys] == [5, 5, 5]
     assert len(set.union(*keys)) == 15
-
-
-def test_a_table_shows_differences_and_weights() -> None:
-    rows = [{"decoding": "x", "repetition_rate": 0.5, "weight": 0.83, **dict.fromkeys(fusion.METRICS, 71.26)}]
-    rows[0]["F1 difference"] = [1.5, -0.25, 3.0]
-    line = fusion.table(rows).splitlines()[-1]
-    assert line == "| x | 71.3 | 71.3 | 71.3 | 71.3 (+1.5 [-0.2, +3.0]) | 71.3 | 0.5 | 0.83 |"
