@@ -50,12 +50,6 @@ def reading(patches: int = 4, **known: object) -> Reading:
     return Reading(**{**about, **known})  # type: ignore[arg-type]
 
 
-def test_probability_entropy_and_support() -> None:
-    assert detectors.probability(reading()) == pytest.approx(math.log(0.25))  # of the first token
-    assert detectors.entropy(reading()) == pytest.approx(-1.5 * math.log(2))
-    assert detectors.ours(reading()) == 0.7
-
-
 def test_glsim_compares_states_one_layer_apart_as_released() -> None:
     chances = torch.zeros(2, 3, 4)
     chances[0, 2, 2] = 0.9  # the third vision token predicts the first token most
@@ -66,18 +60,14 @@ def test_glsim_compares_states_one_layer_apart_as_released() -> None:
     assert found == pytest.approx(0.6 * 0.8 + 0.4 * 0.8)  # cos(prompt 1, word 2) and cos(word 1, image 2)
 
 
-def test_internal_confidence_is_the_largest_over_tokens_layers_and_patches() -> None:
+def test_simple_detectors() -> None:
+    assert detectors.probability(reading()) == pytest.approx(math.log(0.25))  # of the first token
+    assert detectors.entropy(reading()) == pytest.approx(-1.5 * math.log(2))
     chances = torch.zeros(2, 3, 4)
-    chances[1, 0, 3] = 0.6
-    chances[0, 2, 1] = 0.5
+    chances[1, 0, 3], chances[0, 2, 1] = 0.6, 0.5
     assert detectors.internal_confidence(reading(chances=chances)) == pytest.approx(0.6)
-
-
-def test_patch_cosine_is_the_mean_of_middle_layers() -> None:
-    state = torch.tensor([[9.0, 0, 0, 0], [0.6, 0.8, 0, 0], [1.0, 0, 0, 0]])
-    assert detectors.patch_cosine(reading(state=state)) == pytest.approx(
-        0.8
-    )  # of layers 1 and 2, the first is the middle half
+    state = torch.tensor([[9.0, 0, 0, 0], [0.6, 0.8, 0, 0], [1.0, 0, 0, 0]])  # the first layer is the middle half
+    assert detectors.patch_cosine(reading(state=state)) == pytest.approx(0.8)
 
 
 def test_dispersion_is_unfocused_attention_times_background_entropy() -> None:

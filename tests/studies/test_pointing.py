@@ -26,10 +26,7 @@ def test_a_patch_touches_a_box_or_has_its_middle_inside() -> None:
     assert criteria(LAYOUT, [(0.0, 4.0, 20.0, 6.0)])[:, 1].tolist() == [True, True, False, False]
     touches, inside = criteria(LAYOUT, [(10.0, 10.0, 20.0, 20.0)]).T.tolist()
     assert touches == inside == [False, False, False, True]  # a box that only shares an edge does not touch
-
-
-def test_a_token_without_a_place_meets_no_criterion() -> None:
-    layout = Layout(((20, 20),), 5, LAYOUT.grids)
+    layout = Layout(((20, 20),), 5, LAYOUT.grids)  # the last token has no place
     assert criteria(layout, [(0.0, 0.0, 20.0, 20.0)])[:, 0].tolist() == [True, True, True, True, False]
 
 

@@ -119,8 +119,6 @@ def test_nothing_that_is_held_out_is_trained_on() -> None:
     assert not set(made.validation) & held_out
     assert all(photo % 2 == 0 for photo in made.captioned)
     assert trained | set(made.validation) | set(made.test) <= objects.keys()
-    again = data.build_lists(photos, data.Labels(objects, val2014), range(0, 9000, 2), held_out, seed=30)
-    assert made == again
 
 
 def test_benchmark_files_name_their_photos(tmp_path: Path) -> None:
@@ -264,6 +262,3 @@ def test_the_rule_reads_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(study, "read_logs", lambda run: written)
     assert study.report([tmp_path]).endswith("Chosen: once=simple.")
     assert study.pick({k: v for k, v in study.outcomes([tmp_path]).items() if k in ("greedy", study.PAPER)}) is None
-    written.pop()
-    with pytest.raises(RevisitError, match="'once=best' has no logs of both"):
-        study.report([tmp_path])
