@@ -10,22 +10,13 @@ from typing import Any
 from revisit.eval.report.document import Figure
 
 STYLE: dict[Any, Any] = {
-    "font.family": "sans-serif",
     "font.size": 9,
-    "axes.titlesize": 9.5,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
     "grid.color": "#dddddd",
-    "grid.linewidth": 0.6,
-    "axes.axisbelow": True,
     "legend.frameon": False,
-    "legend.fontsize": 8,
-    "lines.linewidth": 1.5,
-    "lines.markersize": 4,
-    "svg.fonttype": "path",
-    "svg.hashsalt": "revisit",
-    "figure.dpi": 100,
+    "svg.hashsalt": "revisit",  # the same figure is the same file
 }
 # Okabe and Ito's palette, in an order whose neighbors differ in lightness too
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")

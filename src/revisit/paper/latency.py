@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median, stdev
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from revisit.models.types import Inputs
 
-Moment: TypeAlias = Any  # seconds of the host's clock, or an event in the queue of a GPU
-
 
 def wait(device: torch.device) -> None:
     """Wait until a GPU has finished what was queued."""
@@ -43,7 +41,7 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def now(device: torch.device) -> Moment:
+def now(device: torch.device) -> Any:
     """Return the time of the host, or an event at this point of a GPU's queue."""
     if device.type != "cuda":
         return time.perf_counter()
@@ -52,7 +50,7 @@ def now(device: torch.device) -> Moment:
     return event
 
 
-def seconds(start: Moment, end: Moment) -> float:
+def seconds(start: Any, end: Any) -> float:
     """Return the seconds between two moments that have passed."""
     return float(end - start if isinstance(start, float) else start.elapsed_time(end) / 1e3)
 
@@ -61,7 +59,7 @@ class Clock(StoppingCriteria):
     """Record when each token is available; never stop decoding."""
 
     def __init__(self) -> None:
-        self.times: list[Moment] = []
+        self.times: list[Any] = []  # see `now`
         self.busy: list[float] = []  # the same in processor time of all threads
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: object) -> Tensor:  # type: ignore[override]

@@ -10,13 +10,7 @@ from typing import Any, NamedTuple
 from revisit.errors import RevisitError
 from revisit.eval.log import Log, unfinished
 from revisit.eval.report.document import Block, Document, Section, Text
-from revisit.eval.report.run_report import (
-    find_runs,
-    main_sections,
-    provenance_section,
-    sources_of,
-    unfinished_section,
-)
+from revisit.eval.report.run_report import find_runs, main_sections, provenance_section, sources_of, unfinished_section
 from revisit.eval.run import Reporter
 from revisit.eval.spec import environment
 from revisit.explain.files import make_folder, slug, write_json
