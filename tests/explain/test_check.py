@@ -187,18 +187,15 @@ def test_support_uses_the_models_own_logit_cap(monkeypatch: pytest.MonkeyPatch) 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"text": ""}, "no word to check"),
-    ({"text": "?!..."}, "no word to check"),
     ({"text": None}, "must be a string, not NoneType"),
     ({"text": "dog " * 1000}, "split the text"),
     ({"text": "A <image> of a dog"}, "marks an image"),
     ({"image": None}, "No image was given"),
-    ({"image": []}, "No image was given"),
     ({"image": "nowhere.jpg"}, "nowhere.jpg"),
     ({"prompt": ""}, "question that the text answers"),
     ({"threshold": 2}, "from 0 to 1"),
     ({"words": "verbs"}, "'objects', 'content' or a list"),
     ({"words": []}, "is empty"),
-    ({"model": 7}, "model must be a name"),
     ({"model": ("tiny",)}, "the pair"),
 ]
 

@@ -13,7 +13,6 @@ import torch
 from test_app import LIMITS, Running, messages
 
 import families
-from revisit.methods.greedy import Greedy
 from revisit.methods.revisit import ReVisiT
 from revisit.models.prompts import encode
 from revisit.serve.app import Service
@@ -152,9 +151,3 @@ def test_unusable_schemas_get_status_400(client: openai.OpenAI, schema: dict[str
     with pytest.raises(openai.BadRequestError) as caught:
         ask(client, response_format=form)
     assert caught.value.param == "response_format"
-
-
-def test_greedy_is_the_method_of_requests_without_an_image(client: openai.OpenAI) -> None:
-    answer = ask(client, None, logprobs=True)
-    assert answer.decoding["method"] == Greedy.name
-    assert len(answer.choices[0].logprobs.content) == answer.usage.completion_tokens
