@@ -40,8 +40,6 @@ def manifests() -> ModelManifest:
 class Revisit(lmms):
     """Any vision-language model of transformers, decoded by any method; other keyword arguments are its settings."""
 
-    is_simple = True
-
     def __init__(
         self,
         pretrained: str = "tiny",
