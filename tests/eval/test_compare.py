@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import math
 from dataclasses import replace
@@ -15,9 +16,9 @@ from rich.console import Console
 from revisit.errors import RevisitError
 from revisit.eval import statistics
 from revisit.eval.benchmarks.base import Metric
-from revisit.eval.compare import Comparison, Value, compare, ranks
+from revisit.eval.compare import Comparison, Value, about_added, compare, ranks
 from revisit.eval.log import Log, read_logs
-from revisit.eval.report.comparisons import comparison_section, footnotes, short_names, stars, verdict
+from revisit.eval.report.comparisons import WRITERS, comparison_section, footnotes, short_names, stars, to_csv, verdict
 from revisit.eval.report.document import section_markdown
 from revisit.eval.report.terminal import print_section
 from revisit.eval.run import run
@@ -248,3 +249,40 @@ def test_a_terminal_gets_drawn_tables_and_a_pipe_markdown(
 def test_a_folder_is_not_a_list_of_logs() -> None:
     with pytest.raises(RevisitError, match="read_logs"):
         compare("runs/own")  # type: ignore[arg-type]
+
+
+def test_csv_has_the_unrounded_numbers_of_the_table(table: Comparison) -> None:
+    rows = list(csv.DictReader(io.StringIO(to_csv([replace(table, model="=m")]))))
+    assert len(rows) == 6
+    found = next(r for r in rows if r["method"] == "revisit" and r["metric"] == "CHAIR_i")
+    assert float(found["value"]) == 0.07 * 100  # the table prints 7.0
+    assert (found["baseline"], float(found["difference"])) == ("greedy", -0.03 * 100)
+    assert (found["p"], found["p_holm"]) == ("0.0004", "0.0008")
+    undefined = next(r for r in rows if r["method"] == "<b>" and r["metric"] == "CHAIR_i")
+    assert undefined["value"] == undefined["baseline"] == ""
+    assert {row["model"] for row in rows} == {"'=m"}  # not a formula
+
+
+def test_latex(table: Comparison) -> None:
+    text = WRITERS[".tex"]([table])
+    assert r"org/m\&m" in text
+    assert r"revisit & \textbf{85.0} & \textbf{7.0} {\footnotesize [6.0, 8.0]} \\" in text
+    assert r"revisit & – & $-$3.0 {\footnotesize [$-$4.0, $-$2.0], p 8.00e-04***} \\" in text
+    assert r"greedy & \underline{80.0} {\footnotesize [78.0, 82.0]} & \underline{10.0} \\" in text
+    assert r"CHAIR\_i $\downarrow$" in text
+    assert text.count(r"\begin{tabular}{lrr}") == 2  # values, differences
+
+
+def test_added_methods_are_named_because_they_change_corrected_p_values(tmp_path: Path) -> None:
+    data = write_items(tmp_path / "data", 12)
+    tables, before = [], list[Log]()
+    for number in (1, 2, 3):
+        methods = tuple(Shift(by=by) for by in range(number))
+        run(make_config(tmp_path / "out", data, model="m1", method=methods), engine_for=HashEngine)
+        logs = read_logs(tmp_path / "out")
+        tables.append(about_added(before, compare(logs, resamples=99)))
+        before = logs
+    assert tables[:2] == [[], []]  # no p-value existed before
+    (note,) = tables[2]
+    assert "shift(by=2) added" in note
+    assert "p-values of shift(by=1) have changed" in note

@@ -48,9 +48,13 @@ def test_the_other_controls() -> None:
 
 def test_the_sentence_about_controls_by_hand() -> None:
     blind = "greedy [no image]"
-    assert about_controls({"greedy": 0.8, "revisit": 0.85, blind: 0.6}, ACCURACY, "greedy") == [
-        "Without the image, accuracy of greedy is 60.0 instead of 80.0: 75 % of it is left."
+    values = {"greedy": 0.8, "revisit": 0.85, "vcd": 0.81, blind: 0.6, "greedy [noise image]": 0.82}
+    assert about_controls(values, ACCURACY, "greedy") == [
+        "Without the image, accuracy of greedy is 60.0 instead of 80.0: 75 % of it is left. "
+        "revisit gains more than every control; vcd does not gain more than every control."
     ]
+    (text,) = about_controls({"greedy": 0.8, "plausible-only": 0.9, blind: 0.6}, ACCURACY, "greedy")
+    assert text.endswith("75 % of it is left.")
     assert about_controls({"greedy": 0.8, "revisit": 0.85}, ACCURACY, "greedy") == []
     assert about_controls({"greedy": 0.8, blind: math.nan}, ACCURACY, "greedy") == []
     (text,) = about_controls({"greedy": 0.5, blind: 0.6}, Metric("accuracy", "lower", 100, 1), "greedy")

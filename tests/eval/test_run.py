@@ -459,3 +459,41 @@ def test_what_cannot_be_compared_does_not_hide_the_rest(
     logs = read_logs(tmp_path / "out")
     assert [table.model for table in compare(logs, resamples=99)] == ["m2"]
     assert "not run on the same items" in caplog.text
+
+
+# --- only visual items --------------------------------------------------------------------------------------------------
+
+
+class Plain(Shift):
+    """Plain decoding of the hash engine."""
+
+    name = "greedy"
+
+
+def test_items_that_are_answered_without_the_image_are_a_declared_subset(tmp_path: Path, images: Path) -> None:
+    methods = (Plain(), Shift(by=3))
+    config = make_config(tmp_path / "out", images, model="m1", method=methods, benchmark=Letters(rule="right"))
+    whole, _ = run_here(config)
+    logs, _ = run_here(config.replace(only_visual=True))
+    blind = next(log for log in read_logs(tmp_path / "out") if log.spec.control == "no image")
+    assert blind.scores is not None
+    wrong = {id for id in blind.scores.items if blind.scores.verdict(id) == ("wrong", True)}
+    assert 20 < len(wrong) < 100
+    for log, before in zip(logs, whole, strict=True):
+        assert (log.spec.subset, log.request.left_out) == ("only visual", 120 - len(wrong))
+        assert log.scores is not None
+        assert set(log.scores.items) == wrong
+        texts = {answer.id: answer.text for answer in before.current()}
+        assert all(texts[answer.id] == answer.text for answer in log.current())
+    first, second = compare(read_logs(tmp_path / "out"), resamples=99)
+    assert (first.variant, second.variant) == ("items all", "items only visual")
+    assert (first.n, second.n) == (120, len(wrong))
+    assert any(f"Subset only visual: {120 - len(wrong)} of 120 items" in note for note in second.notes)
+    assert list(second.values) == ["greedy", "shift(by=3)"]
+    assert list(first.values) == [*second.values, "greedy [no image]"]
+
+
+def test_a_folder_of_an_earlier_version_is_rejected(tmp_path: Path, data: Path) -> None:
+    (tmp_path / "out/cells").mkdir(parents=True)
+    with pytest.raises(RevisitError, match="use another --out"):
+        run_here(make_config(tmp_path / "out", data))

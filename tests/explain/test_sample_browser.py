@@ -123,6 +123,13 @@ def made(count: int, folder: Path) -> tuple[Columns, list[Sample]]:
     return columns, samples
 
 
+def test_controls_do_not_count_as_methods_that_disagree() -> None:
+    right, wrong = {"x": "A dog.", "v": "right"}, {"x": "A cat.", "v": "wrong"}
+    methods = [{"control": ""}, {"control": ""}, {"control": "no image"}]
+    assert not Sample("pope", "1", "?", answers={0: right, 1: right, 2: wrong}).disagree(methods)
+    assert Sample("pope", "1", "?", answers={0: right, 1: wrong}).disagree(methods)
+
+
 def data_of(page: Path) -> Any:
     found = re.search(r'id="data">(.*?)</script>', page.read_text("utf-8"), re.DOTALL)
     assert found
@@ -136,6 +143,8 @@ def test_images_are_copied_once(tmp_path: Path) -> None:
     first = data["samples"][0]
     assert (tmp_path / "out" / first["p"][0]).is_file()
     assert first["t"] == "dog"
+    assert first["cmd"].startswith("revisit generate ")
+    assert "--prompt 'What is in picture 0?' --html decode.html" in first["cmd"]
     assert [sample.get("d", 0) for sample in data["samples"][:5]] == [1, 0, 0, 0, 1]
 
 

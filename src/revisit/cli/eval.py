@@ -71,6 +71,9 @@ def evaluate(
         "--controls",
         help="Add plausible-only, and greedy decoding without the image, with noise, and with another item's image.",
     ),
+    only_visual: bool = typer.Option(
+        False, "--only-visual", help="Leave out items that greedy decoding answers correctly without the image."
+    ),
     quiet: bool = options.QUIET,
 ) -> None:
     """Evaluate methods on benchmarks; a stopped run resumes with the same command.
@@ -84,8 +87,8 @@ def evaluate(
       revisit eval --method greedy --method revisit:alpha=0.001 --sample --seeds 0,1,2
     """
     from revisit.cli.progress import reporter
-    from revisit.eval.compare import compare
-    from revisit.eval.log import read_logs, unfinished
+    from revisit.eval.compare import about_added, compare
+    from revisit.eval.log import LOGS, read_logs, unfinished
     from revisit.eval.report.comparisons import comparison_sections
     from revisit.eval.report.terminal import print_section
     from revisit.eval.run import run
@@ -94,11 +97,15 @@ def evaluate(
     settings = EvalConfig(**given | {"data": tuple(data) if data else None, "out": str(out)})
     settings.check()
     need(*settings.packages())  # all at once, and before the work
+    before = read_logs(out) if any((out / LOGS).glob("*.jsonl")) else []
     with reporter(quiet, out) as progress:
         run(settings, progress)
     logs = read_logs(out)
     if notice := unfinished(logs):  # of an earlier command with this --out
         print(notice)
-    for section in comparison_sections(compare(logs)):
+    tables = compare(logs)
+    for section in comparison_sections(tables):
         print_section(section)
+    for note in about_added(before, tables):
+        print(note)
     print(f"Logs and results: {out}; more with `revisit compare {quote(str(out))}`.")

@@ -103,6 +103,8 @@ def compare(
             )
     variants, found, problems = variants_of(logs), [], []
     for group, same in groups.items():
+        if all(is_blind(log.spec.method) for log in same):  # that chose the items of a subset
+            continue
         try:
             made = _compare(same, baseline, metrics, resamples)
         except RevisitError as error:
@@ -130,6 +132,7 @@ def _group(log: Log) -> Group:
         "device": spec.device,
         "dtype": spec.dtype,
         "engine": spec.engine,
+        "items": spec.subset or "all",
         **spec.decoding,
     }
     return tuple((name, value_text(value)) for name, value in shared.items())
@@ -147,6 +150,35 @@ def variants_of(logs: Sequence[Log]) -> dict[Any, str]:
         own = [(name, value) for name, value in group[3:] if any(other.get(name) != value for other in alike)]
         found[path] = ", ".join(f"{name} {value}" for name, value in own)
     return found
+
+
+def control_notes(logs: Sequence[Log]) -> list[str]:
+    """Return the sentences about controls of all comparisons, from the scores alone."""
+    rows: dict[Group, dict[str, float]] = {}
+    metrics: dict[Group, Metric] = {}
+    for log in logs:
+        if log.scores is not None and not log.spec.subset:
+            metric = metrics.setdefault(_group(log), log.scores.shown[log.scores.headline])
+            rows.setdefault(_group(log), {}).setdefault(log.spec.method, log.scores.metrics[metric.name])
+    return [
+        f"{dict(group)['benchmark']}, {dict(group)['model']}: {note}"
+        for group, values in rows.items()
+        for note in about_controls(values, metrics[group], "greedy")
+    ]
+
+
+def about_added(before: Sequence[Log], tables: Sequence[Comparison]) -> list[str]:
+    """Return a sentence for every table with tests to which a run added methods; `before` is what was there."""
+    known, notes = {log.path for log in before if log.scores is not None}, []
+    for table in tables:
+        earlier = {log.spec.method for log in table.logs if log.path in known and not is_blind(log.spec.method)}
+        added = [method for method in table.values if method not in earlier and not is_blind(method)]
+        if added and len(earlier) > 1:
+            notes.append(
+                f"{table.benchmark}, {table.title}: {', '.join(added)} added. Holm's correction covers the tests of all methods, so the "
+                f"corrected p-values of {', '.join(sorted(earlier - {table.baseline}))} have changed."
+            )
+    return notes
 
 
 def _scores(log: Log) -> Scores:
@@ -169,7 +201,12 @@ def _compare(logs: list[Log], baseline: str | None, wanted: Sequence[str], resam
     if base is not None and len(methods) > 1:
         notes += _about_tests(values)
     main = next((metric for metric in metrics if metric.name == _scores(logs[0]).headline), None)
-    if base is not None and main is not None:
+    if left_out := logs[0].request.left_out:
+        notes.append(
+            f"Subset {logs[0].spec.subset}: {left_out} of {left_out + len(_scores(logs[0]).items)} items, which greedy decoding answers "
+            "correctly without the image, are left out."
+        )
+    elif base is not None and main is not None:
         notes += about_controls({row: own[main.name].value for row, own in values.items()}, main, base)
     notes += list(dict.fromkeys(note for log in logs for note in _scores(log).notes))
     spec = logs[0].spec

@@ -65,6 +65,7 @@ class EvalConfig(Settings):
     trust_remote_code: bool = False
     allow_incomplete: bool = False
     controls: bool = False
+    only_visual: bool = False
     preset: Literal["paper"] | None = None
 
     def check(self) -> None:
@@ -122,7 +123,8 @@ class EvalConfig(Settings):
         """Return the methods for a model: settings that are not given are those recommended for it."""
         found = [entry if isinstance(entry, Method) else self._method(entry, name) for entry in _entries(self.method)]
         named = {method.name for method in found}
-        added = [self._method(control, name) for control in CONTROL_METHODS if self.controls and control not in named]
+        controls = CONTROL_METHODS if self.controls else CONTROL_METHODS[: self.only_visual]
+        added = [self._method(control, name) for control in controls if control not in named]
         return (*found, *added)
 
     def _method(self, entry: Any, name: str) -> Method:

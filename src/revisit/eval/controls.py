@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 NO_IMAGE = "no image"
+ONLY_VISUAL = "only visual"  # the subset of items that plain decoding does not answer correctly without the image
 CONTROLS = (NO_IMAGE, "noise image", "other image")
 METHODS = ("greedy", "plausible-only")  # that a run with controls has, listed or not
 
@@ -69,12 +70,20 @@ def noise_like(image: Image, key: str) -> Image:
 
 
 def about_controls(values: Mapping[str, float], metric: Metric, base: str) -> list[str]:
-    """Return a sentence on how much of the baseline's score is left without the image."""
-    if metric.better is None or not {base, control_label(base, NO_IMAGE)} <= values.keys():
+    """Return a sentence on how much of the baseline's score, and of a method's gain, is left without the image."""
+    score = {row: value for row, value in values.items() if not math.isnan(value)}
+    blind = control_label(base, NO_IMAGE)
+    if metric.better is None or not {base, blind} <= score.keys():
         return []
-    score, left = values[base], values[control_label(base, NO_IMAGE)]
-    if math.isnan(score) or math.isnan(left):
-        return []
-    text = f"Without the image, {metric.name} of {base} is {metric.text(left)} instead of {metric.text(score)}"
-    share = f": {100 * left / score:.0f} % of it is left" if metric.better == "higher" and score > 0 else ""
-    return [f"{text}{share}."]
+    text = f"Without the image, {metric.name} of {base} is {metric.text(score[blind])} instead of {metric.text(score[base])}"
+    if metric.better == "higher" and score[base] > 0:
+        text += f": {100 * score[blind] / score[base]:.0f} % of it is left"
+    sign = 1 if metric.better == "higher" else -1
+    gains = {row: sign * (value - score[base]) for row, value in score.items() if row != base}
+    controls = {row: gain for row, gain in gains.items() if is_blind(row) or row.startswith("plausible-only")}
+    bar = max(0.0, *controls.values())
+    parts = [text]
+    for row in gains.keys() - controls.keys():
+        verb = "gains" if gains[row] > bar else "does not gain"
+        parts.append(f"{row} {verb} more than every control")
+    return [f"{parts[0]}. {'; '.join(sorted(parts[1:]))}".removesuffix(". ") + "."]

@@ -62,6 +62,7 @@ class Request(Record):
     data: str | None = None
     limit: int | None = None
     batch_size: int = 1
+    left_out: int = 0  # items that are not in the subset
     environment: dict[str, Any]
 
     @property
@@ -287,6 +288,7 @@ def read_logs(folder: str | Path) -> list[Log]:
     Of logs that differ only in weights, code, libraries or batching, the newest is returned.
     """
     folder, found = Path(folder), list[Log]()
+    check_layout(folder)
     for path in sorted((folder / LOGS).glob("*.jsonl")):
         try:
             found.append(Log.read(path))
@@ -302,6 +304,14 @@ def read_logs(folder: str | Path) -> list[Log]:
         if place not in newest or newest[place].request.written <= log.request.written:
             newest[place] = log
     return [log for log in found if log in newest.values()]
+
+
+def check_layout(folder: Path) -> None:
+    """Raise RevisitError for a folder with the results of another program, or of an earlier version of this one."""
+    if (folder / "cells").is_dir() or ((folder / "results.json").exists() and not (folder / LOGS).is_dir()):
+        raise RevisitError(
+            f"{folder} has results that this version of revisit did not write and cannot read: use another --out."
+        )
 
 
 def unfinished(logs: Sequence[Log]) -> str:

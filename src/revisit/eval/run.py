@@ -21,9 +21,9 @@ from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Benchmark, Item
 from revisit.eval.benchmarks.language import require_data
 from revisit.eval.config import EvalConfig
-from revisit.eval.controls import CONTROLS, controlled
+from revisit.eval.controls import CONTROLS, NO_IMAGE, ONLY_VISUAL, controlled
 from revisit.eval.engines.base import Engine, open_engine
-from revisit.eval.log import Log, item_hash, new_request, read_logs
+from revisit.eval.log import Log, check_layout, item_hash, new_request, read_logs
 from revisit.eval.report.results import write_results
 from revisit.eval.spec import Spec
 from revisit.explain.files import below, make_folder, read_file
@@ -52,6 +52,7 @@ class Questions:
     benchmark: Benchmark
     folder: Path
     items: list[Item]
+    left_out: int = 0  # items that are not in the subset
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,7 @@ def run(
     if config.needs_nltk_data:
         require_data()  # before anything is downloaded, generated or answered
     out = Path(config.out)
+    check_layout(out)
     images: dict[Path, tuple[str, str]] = {}  # each image is read once per run
     questions = [read_questions(benchmark, config, images, reporter) for benchmark in config.benchmarks]
     make_folder(out)
@@ -128,8 +130,10 @@ def run(
         for name, model in config.models.items():
             engine = engine_for(model)
             stack.callback(engine.close)
-            rows = _rows(config, name)
-            tasks += [task for asked in questions for task in _tasks(config, engine, asked, rows, stack)]
+            rows, asked_here = _rows(config, name), questions
+            if config.only_visual:
+                asked_here = [_only_visual(config, name, engine, asked, stack, reporter) for asked in questions]
+            tasks += [task for asked in asked_here for task in _tasks(config, engine, asked, rows, stack)]
         answers = sum(len(task.questions.items) for task in tasks)
         missing = sum(len(task.log.missing(task.questions.items)) for task in tasks)
         reporter.plan(len(tasks), answers, answers - missing)
@@ -153,18 +157,41 @@ def _tasks(
         data=str(asked.folder),
         limit=config.limit_of(asked.benchmark.name),
         batch_size=config.batch_size,
+        left_out=asked.left_out,
     )
-    tasks = []
+    subset, tasks = ONLY_VISUAL if asked.left_out else "", []
     changed = {name: replace(asked, items=controlled(asked.items, name)) for _, name in rows if name}
     for method, control in rows:
         given = changed.get(control, asked)
         for seed in config.all_seeds:
-            spec = Spec.of(about, method, asked.benchmark, decoding, seed, batching, control)
+            spec = Spec.of(about, method, asked.benchmark, decoding, seed, batching, control, subset)
             log = Log.open(Path(config.out), spec)
             stack.callback(log.close)
             log.begin(request)
             tasks.append(Task(log, engine, method, given, decoding, seed))
     return tasks
+
+
+def _only_visual(
+    config: EvalConfig, model: str, engine: Engine, asked: Questions, stack: ExitStack, reporter: Reporter
+) -> Questions:
+    """Leave out the items that plain decoding answers correctly without the image, under the first seed."""
+    greedy = next(method for method in config.methods_for(model) if method.name == "greedy")
+    task = _tasks(config.replace(seeds=config.all_seeds[:1]), engine, asked, [(greedy, NO_IMAGE)], stack)[0]
+    answer(task, config.batch_size, reporter)
+    task.log.close()
+    scores, kept = task.log.scores, []
+    assert scores is not None
+    for item in asked.items:
+        scored, wrong = scores.verdict(item.id)
+        if not scored:
+            raise RevisitError(
+                f"--only-visual needs items that are scored one by one, unlike {asked.benchmark.title}'s."
+            )
+        kept += [item] if wrong else []
+    if not kept:
+        raise RevisitError(f"{task.log.title}: all items are answered correctly, so no visual item is left.")
+    return replace(asked, items=kept, left_out=len(asked.items) - len(kept))
 
 
 def _rows(config: EvalConfig, model: str) -> list[tuple[Method, str]]:

@@ -59,6 +59,7 @@ class Spec(BaseModel):
     libraries: dict[str, str | None]  # this package and those between the prompt and the text
     batching: dict[str, Any] | None  # what the answers depend on beside their item; None: nothing
     control: str = ""  # what the model gets in place of an item's image; empty: the image
+    subset: str = ""  # which items were asked; empty: all
 
     @cached_property
     def key(self) -> str:
@@ -75,6 +76,7 @@ class Spec(BaseModel):
         seed: int = 0,
         batching: dict[str, Any] | None = None,
         control: str = "",
+        subset: str = "",
     ) -> Spec:
         """Return the spec of a method and benchmark on an engine, which `about` describes."""
         return cls(
@@ -91,6 +93,7 @@ class Spec(BaseModel):
             seed=seed if decoding.temperature is not None else 0,
             batching=batching,
             control=control,
+            subset=subset,
         )
 
 

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from revisit.eval.report.document import Figure
+from revisit.eval.report.figures import draw
 
-STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#dddddd",
-    "legend.frameon": False,
-    "svg.hashsalt": "revisit",  # the same figure is the same file
-}
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 # Okabe and Ito's palette, in an order whose neighbors differ in lightness too
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -49,13 +43,9 @@ class Plot:
 
 def curves(name: str, caption: str, panels: Sequence[Plot]) -> Figure:
     """Draw lines with markers over a numeric axis, side by side; intervals are bands."""
-    import matplotlib
-    from matplotlib.figure import Figure as Canvas
 
-    svg = io.StringIO()
-    with matplotlib.rc_context(STYLE):
-        canvas = Canvas(figsize=(max(5.2, 4.0 * len(panels)), 3.2), layout="constrained")
-        for place, panel in zip(canvas.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+    def paint(axes: list[Axes]) -> None:
+        for place, panel in zip(axes, panels, strict=True):
             for number, series in enumerate(panel.series):
                 color, marker, line = (styles[number % 7] for styles in (COLORS, MARKERS, LINES))
                 if series.low:
@@ -67,14 +57,15 @@ def curves(name: str, caption: str, panels: Sequence[Plot]) -> Figure:
             if panel.log:
                 place.set_xscale("log")
             place.legend(loc="best")
-        canvas.savefig(svg, format="svg", metadata={"Date": None})
+
     parts = []  # about five points of each curve, for readers without images
     for panel in panels:
         for series in panel.series:
             points = list(zip(series.x, series.y, strict=True))
             values = ", ".join(f"{x:g} {y:.1f}" for x, y in points[:: max(1, len(points) // 5)])
             parts.append(" ".join(filter(None, (panel.title, series.label))) + f": {values}")
-    return Figure(name, svg.getvalue(), caption, "; ".join(parts))
+    size = max(5.2, 4.0 * len(panels)), 3.2
+    return Figure(name, draw(paint, size, (1, len(panels))), caption, "; ".join(parts))
 
 
 def recall_curve(label: str, rows: Sequence[Mapping[str, float]]) -> Series:

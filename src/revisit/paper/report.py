@@ -9,8 +9,17 @@ from typing import Any, NamedTuple
 
 from revisit.errors import RevisitError
 from revisit.eval.log import Log, unfinished
+from revisit.eval.report.comparisons import finding
 from revisit.eval.report.document import Block, Document, Section, Text
-from revisit.eval.report.run_report import find_runs, main_sections, provenance_section, sources_of, unfinished_section
+from revisit.eval.report.run_report import (
+    all_results,
+    compare_runs,
+    find_runs,
+    main_sections,
+    provenance_section,
+    sources_of,
+    unfinished_section,
+)
 from revisit.eval.run import Reporter
 from revisit.eval.spec import environment
 from revisit.explain.files import make_folder, slug, write_json
@@ -100,7 +109,8 @@ def build(folder: Path, *, resamples: int = 4999) -> Document:
         )
     captions = {name for name, place in places.items() if place.name == CAPTIONS and (place.parent / FOLDER).is_dir()}
     shown = {name: _main_logs(logs, panels.get(name, ())) for name, logs in runs.items() if name not in captions}
-    sections = unfinished_section(runs) + main_sections(shown, resamples)
+    tables = compare_runs(shown, resamples)
+    sections = unfinished_section(runs) + main_sections(tables) + all_results(shown)
     if panels:
         sections.append(Section("Ablations", [Text(ablation.INTRODUCTION)]))
     for name, own in panels.items():
@@ -111,7 +121,7 @@ def build(folder: Path, *, resamples: int = 4999) -> Document:
     models = {log.spec.model for logs in runs.values() for log in logs}
     models |= {study["settings"]["model"] for study in studies}
     lead = f"Models: {', '.join(sorted(models))}. Everything was measured by the commands listed under Provenance."
-    return Document("ReVisiT: results", lead, sections)
+    return Document(finding(tables.values()), lead, sections)
 
 
 def _main_logs(logs: Sequence[Log], panels: Sequence[Stored]) -> list[Log]:

@@ -17,7 +17,7 @@ from fake_grid import HashEngine, Shift, make_config, write_items
 from revisit import ReVisiT, RevisitError
 from revisit.cli import analyze
 from revisit.eval.log import read_logs
-from revisit.eval.report.document import Cell, Document, Section, Table, Text, to_html, to_markdown, write
+from revisit.eval.report.document import Cell, Document, Figure, Section, Table, Text, to_html, to_markdown, write
 from revisit.eval.run import Reporter, run
 from revisit.eval.spec import environment
 from revisit.explain.files import make_folder, write_json
@@ -173,6 +173,9 @@ def test_it_opens_with_a_verdict_per_benchmark(document: Document, folder: Path)
     assert [text.split(":")[0] for text in sentences] == ["letters (m1, n = 30)", "letters (m2, n = 30)"]
     for text in sentences:
         assert re.search(r"shift\(by=1\) (improves|worsens|shows no significant difference in) .*p = ", text)
+    (plot,) = (block for block in document.sections[0].blocks if isinstance(block, Figure))
+    assert (plot.name, plot.alt) == ("differences", " ".join(sentences))
+    assert document.title in ("No significant difference in vowels", "shift improves vowels", "shift worsens vowels")
     text = to_markdown(document)
     assert text.count("permutation test") == 1  # the notes on the statistics appear once
     assert f"revisit view {folder / 'run'}" in text
@@ -216,7 +219,7 @@ def test_figures_are_written(document: Document, tmp_path: Path) -> None:
     files = write(document, tmp_path)
     assert {path.suffix for path in files} == {".html", ".md", ".svg"}
     names = [figure.name for figure in document.figures()]
-    assert len(set(names)) == len(names) == 2  # of two studies
+    assert len(set(names)) == len(names) == 3  # the differences, two studies
     linked = re.findall(r"\]\((figures/[^)]+)\)", (tmp_path / "report.md").read_text())
     assert linked
     assert all((tmp_path / link).exists() for link in linked)
@@ -265,6 +268,33 @@ def test_a_panel_has_no_logs_of_other_decoding_settings(tmp_path: Path) -> None:
     assert shown == expected[:2]
     assert expected[2] != expected[0]
     assert "max_new_tokens 3" in section.title
+
+
+def test_runs_side_by_side_and_a_changed_file_is_rejected(folder: Path, tmp_path: Path) -> None:
+    for name in ("ours", "theirs"):
+        shutil.copytree(folder / "run", tmp_path / name)
+    (section,) = (s for s in build(tmp_path, resamples=99).sections if s.title == "All results")
+    (table,) = (block for block in section.blocks if isinstance(block, Table))
+    assert sorted((row[0], row[1], row[2]) for row in table.rows) == sorted(
+        (model, method, name)
+        for model in ("m1", "m2")
+        for method in ("shift", "shift(by=1)")
+        for name in ("ours", "theirs")
+    )
+    values = [float(row[4].text) for row in table.rows if isinstance(row[4], Cell)]
+    assert values == sorted(values)  # lower is better
+    assert {row[5] for row in table.rows} == {"not run"}
+    changed = read_logs(tmp_path / "theirs")[0].path
+    text = changed.read_text()
+    header, rest = text.split("\n", 1)
+    forged = rest.split("\n")[0].replace('"text":"', '"text":"a', 1)
+    changed.write_text("\n".join([header, forged, rest]))
+    (section,) = (s for s in build(tmp_path, resamples=99).sections if s.title == "All results")
+    rejected, table = section.blocks
+    assert isinstance(rejected, Text)
+    assert rejected.text == f"Rejected: 1 lines of {changed} do not match their checksums."
+    assert isinstance(table, Table)
+    assert len(table.rows) == 7
 
 
 def test_a_second_ablation_keeps_the_panels_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

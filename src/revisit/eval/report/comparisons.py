@@ -1,22 +1,41 @@
-"""A comparison of methods as tables: values, and differences to the baseline."""
+"""A comparison of methods: its tables (values, differences to the baseline), and the files of `revisit compare`."""
 
 from __future__ import annotations
 
+import csv
+import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from revisit.eval.benchmarks import registry
 from revisit.eval.benchmarks.base import Metric
 from revisit.eval.compare import Comparison, Value, ranks
 from revisit.eval.controls import is_blind
 from revisit.eval.log import Log
-from revisit.eval.report.document import SUPERSCRIPT, Block, Cell, Section, Table, Text
+from revisit.eval.report.document import (
+    SUPERSCRIPT,
+    Block,
+    Cell,
+    Document,
+    Section,
+    Table,
+    Text,
+    to_latex,
+    to_markdown,
+)
+from revisit.explain.records import plain_cell
+
+CSV_COLUMNS = (
+    *("model", "benchmark", "scorer", "variant", "n", "method", "metric", "better", "value", "low", "high"),
+    *("baseline", "difference", "difference_low", "difference_high", "p_bootstrap", "p_permutation", "p", "p_holm"),
+    *("level", "std"),
+)
 
 READING = (
     "Best in bold, second underlined. Brackets: 95 % intervals. Differences are to the baseline on the same items: a two-sided "
     "permutation test, p-values corrected by Holm over the tests of a table, and bootstrap intervals widened by the same correction. "
     "With few items the two can disagree; the test takes precedence. * p below 0.05, ** below 0.01, "
-    "*** below 0.001."
+    "*** below 0.001. The CSV also has the uncorrected p."
 )
 LONGEST_NAME = 24  # characters of a method in a table; longer settings become a footnote
 
@@ -71,16 +90,20 @@ def verdict(table: Comparison) -> str:
 
 def finding(tables: Iterable[Comparison]) -> str:
     """Return the significant changes of the main metrics in one line, as the title of a page."""
-    found, compared = [], False
+    found, compared = [], []
     for table in tables:
         metric = headline_metric(table)
         for method, values in table.values.items():
             value = values[metric.name]
-            compared = compared or value.paired is not None
-            if value.paired is not None and value.p_holm < 0.05:
+            if value.paired is None or is_blind(method):
+                continue
+            compared.append(metric.name)
+            if value.p_holm < 0.05:
                 better = (value.paired.difference > 0) == (metric.better == "higher")
                 found.append(f"{method.partition('(')[0]} {'improves' if better else 'worsens'} {metric.name}")
-    return "; ".join(dict.fromkeys(found)) or ("No significant difference to the baseline" if compared else "Results")
+    if compared and not found:
+        return f"No significant difference in {' or '.join(dict.fromkeys(compared))}"
+    return "; ".join(dict.fromkeys(found)) or "Results"
 
 
 def heading(metric: Metric) -> str:
@@ -176,3 +199,39 @@ def comparison_section(table: Comparison) -> Section:
 def comparison_sections(tables: Sequence[Comparison]) -> list[Section]:
     """Build a section per comparison; how to read the tables comes last, once."""
     return [*map(comparison_section, tables), *([Section("How to read this", [Text(READING)])] if tables else [])]
+
+
+def to_csv(tables: Sequence[Comparison]) -> str:
+    """Write one line per model, benchmark, method and metric, unrounded, on the scale of the printed tables."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    for table in tables:
+        about = (table.model, table.benchmark, table.scorer, table.variant, table.n)
+        for method, values in table.values.items():
+            for metric in table.metrics:
+                own = [plain_cell(str(text)) for text in (*about, method, metric.name, metric.better or "")]
+                value, scale = values[metric.name], metric.show
+                numbers = [_number(x * scale) for x in (value.value, value.low, value.high)]
+                writer.writerow([*own, *numbers, *_csv_test(table, value, scale), _number(value.std * scale)])
+    return out.getvalue()
+
+
+def _csv_test(table: Comparison, value: Value, scale: float) -> list[str]:
+    test = value.paired
+    if test is None:
+        return [""] * 9
+    differences = [_number(x * scale) for x in (test.difference, test.low, test.high)]
+    tests = (test.p_bootstrap, test.p_permutation, value.p, value.p_holm, test.level)
+    return [plain_cell(table.baseline or ""), *differences, *map(_number, tests)]
+
+
+def _number(value: float) -> str:
+    return "" if math.isnan(value) else repr(float(value))
+
+
+WRITERS: dict[str, Callable[[Sequence[Comparison]], str]] = {
+    ".md": lambda tables: to_markdown(Document(finding(tables), "", comparison_sections(tables))),
+    ".csv": to_csv,
+    ".tex": lambda tables: to_latex(Document(finding(tables), "", comparison_sections(tables))),
+}

@@ -1,4 +1,4 @@
-"""A document of sections with text, tables and figures, and its two forms: HTML page and markdown."""
+"""A document of sections with text, tables and figures, and its three forms: HTML page, markdown, LaTeX."""
 
 from __future__ import annotations
 
@@ -134,6 +134,53 @@ def _cell_markdown(cell: Cell | str) -> str:
 
 def _escape_markdown(text: str) -> str:
     return text.replace("|", "\\|").replace("*", "\\*").replace("\n", " ")
+
+
+# -- LaTeX ---------------------------------------------------------------------------------------------------------
+
+
+def to_latex(document: Document) -> str:
+    """Write the tables of a document with booktabs' rules: best in bold, second underlined."""
+    tables = [block for section in document.sections for block in section.blocks if isinstance(block, Table)]
+    return "% needs \\usepackage{booktabs}\n" + "\n\n".join(map(_table_latex, tables)) + "\n"
+
+
+def _table_latex(table: Table) -> str:
+    groups = " & ".join(rf"\multicolumn{{{count}}}{{c}}{{{_escape_latex(title)}}}" for title, count in table.groups)
+    heads = " & ".join(map(_escape_latex, table.heads))
+    rows = [" & ".join(map(_cell_latex, row)) + r" \\" for row in table.rows]
+    return "\n".join(
+        [
+            r"\begin{table}[t]",
+            r"\centering",
+            rf"\caption{{{_escape_latex(table.caption)}}}",
+            rf"\begin{{tabular}}{{{'l' * table.left}{'r' * (len(table.heads) - table.left)}}}",
+            r"\toprule",
+            *([f"{'& ' * table.left}{groups} \\\\"] if groups else []),
+            rf"{heads} \\",
+            r"\midrule",
+            *rows,
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+        ]
+    )
+
+
+def _cell_latex(cell: Cell | str) -> str:
+    if isinstance(cell, str):
+        return _escape_latex(cell)
+    text = _escape_latex(cell.text)
+    text = {1: rf"\textbf{{{text}}}", 2: rf"\underline{{{text}}}"}.get(cell.rank, text)
+    small = _escape_latex(cell.small.replace("\n", ", "))
+    return rf"{text} {{\footnotesize {small}}}" if small else text
+
+
+def _escape_latex(text: str) -> str:
+    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    special |= {mark: f"$^{digit}$" for digit, mark in zip("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹", strict=True)}
+    special |= {"↑": r"$\uparrow$", "↓": r"$\downarrow$", "±": r"$\pm$", "−": "$-$", "α": r"$\alpha$", "×": r"$\times$"}
+    return "".join(special.get(c, "\\" + c if c in "&%$#_{}" else c) for c in text)
 
 
 # -- HTML ----------------------------------------------------------------------------------------------------------

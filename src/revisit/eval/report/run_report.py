@@ -10,10 +10,13 @@ from typing import Any
 
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks import registry
+from revisit.eval.benchmarks.base import Scores
 from revisit.eval.compare import Comparison, compare
+from revisit.eval.controls import NO_IMAGE, is_blind
 from revisit.eval.log import LOGS, Log, read_logs, unfinished
-from revisit.eval.report.comparisons import READING, finding, tables_of, verdict
-from revisit.eval.report.document import Section, Table, Text
+from revisit.eval.report.comparisons import READING, heading, ranked, tables_of, verdict
+from revisit.eval.report.document import Block, Cell, Section, Table, Text
+from revisit.eval.report.figures import forest
 
 
 def find_runs(folder: Path) -> dict[str, list[Log]]:
@@ -29,21 +32,70 @@ def unfinished_section(runs: Mapping[str, Sequence[Log]]) -> list[Section]:
     return [Section("Incomplete", [*notices])] if notices else []
 
 
-def main_sections(runs: Mapping[str, Sequence[Log]], resamples: int) -> list[Section]:
-    """Return the headline, then a section per comparison: values, differences to the baseline, and how to see the samples."""
+def compare_runs(runs: Mapping[str, Sequence[Log]], resamples: int) -> dict[str, Comparison]:
+    """Return the comparisons of all runs by title."""
     found: dict[str, Comparison] = {}
     for name, logs in runs.items():
         with suppress(RevisitError):  # no log is finished, or compare has warned that none can be compared
             for table in compare(logs, resamples=resamples):
                 found[f"{registry.title(table.benchmark)} · {table.title} · {name}"] = table
-    if not found:
+    return found
+
+
+def main_sections(tables: Mapping[str, Comparison]) -> list[Section]:
+    """Return a summary, then a section per comparison: values, differences to the baseline, and how to see the samples."""
+    if not tables:
         return []
-    verdicts = [Text(verdict(table), kind="verdict") for table in found.values()]
-    sections = [Section(finding(found.values()), [*verdicts]), Section("Main results", [])]
-    for title, table in found.items():
+    verdicts = [verdict(table) for table in tables.values()]
+    plot = forest(tables, " ".join(verdicts))
+    sections = [
+        Section("Summary", [*(Text(text, kind="verdict") for text in verdicts), *plot]),
+        Section("Main results", []),
+    ]
+    for title, table in tables.items():
         samples = Text(f"To see every sample: revisit view {shlex.quote(str(table.logs[0].folder))}")
         sections.append(Section(title, [*tables_of(table), samples], level=3))
     return [*sections, Section("How to read the tables", [Text(READING)], level=3)]
+
+
+def all_results(runs: Mapping[str, Sequence[Log]]) -> list[Section]:
+    """Return the main metric of every log of several runs, best first, with its controls and environment; empty for a single run.
+
+    Runs of other people can be put next to one's own. A log with lines that do not match their checksums is not shown.
+    """
+    complete = [(name, log, log.scores) for name, logs in runs.items() for log in logs if log.scores is not None]
+    if len({name for name, _, _ in complete}) < 2:
+        return []
+    blocks: list[Block] = [
+        Text(f"Rejected: {log.damaged} lines of {log.path} do not match their checksums.")
+        for _, log, _ in complete
+        if log.damaged
+    ]
+    tables: dict[tuple[str, str, int], list[tuple[str, Log, Scores]]] = {}
+    for name, log, scores in complete:
+        if not log.damaged and not is_blind(log.spec.method):
+            tables.setdefault((log.spec.benchmark, log.spec.scorer, len(scores.items)), []).append((name, log, scores))
+    for (label, scorer, n), rows in tables.items():
+        metric = rows[0][2].shown[rows[0][2].headline]
+        sign = -1 if metric.better == "higher" else 1
+        rows.sort(key=lambda row: sign * row[2].metrics[metric.name])
+        cells = ranked([log for _, log, _ in rows], metric, intervals=True)
+        lines: list[list[Cell | str]] = []
+        for (name, log, _), cell in zip(rows, cells, strict=True):
+            blind = [o for o in runs[name] if o.spec.control == NO_IMAGE and _asks(o) == _asks(log) and o.scores]
+            without = metric.text(blind[0].scores.metrics[metric.name]) if blind and blind[0].scores else "not run"
+            libraries = log.spec.libraries
+            versions = f"{libraries.get('torch') or '–'} / {libraries.get('transformers') or '–'}"
+            lines.append([log.spec.model, log.spec.method, name, f"{log.spec.device}, {versions}", cell, without])
+        heads = ("Model", "Method", "Run", "Device, torch / transformers", heading(metric), "greedy, no image")
+        blocks.append(Table(heads, lines, f"{label} ({scorer}, n = {n}).", left=4))
+    return [Section("All results", blocks)]
+
+
+def _asks(log: Log) -> tuple[Any, ...]:
+    """Return what a log and its control share."""
+    spec = log.spec
+    return spec.model, spec.fingerprint, spec.benchmark, spec.scorer, spec.seed, str(spec.decoding), log.request.asked
 
 
 def provenance_section(sources: Mapping[str, Mapping[str, Any]]) -> Section:

@@ -8,15 +8,17 @@ from __future__ import annotations
 import logging
 import math
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from revisit.decoding.method import value_text
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks import registry
 from revisit.eval.benchmarks.base import Item, Scores
-from revisit.eval.compare import variants_of
+from revisit.eval.compare import control_notes, variants_of
 from revisit.eval.log import Answer, Log, unfinished
 from revisit.eval.report.comparisons import heading, ranked
 from revisit.explain.document import check_writable, script_page, write_page
@@ -44,10 +46,10 @@ class Sample:
     truth: str = ""
     answers: dict[int, dict[str, Any]] = field(default_factory=dict)  # column -> answer
 
-    @property
-    def disagree(self) -> bool:
-        """Whether answers have different verdicts, or, if they were not scored, different texts."""
-        return len({answer.get("v", answer["x"]) for answer in self.answers.values()}) > 1
+    def disagree(self, methods: Sequence[Mapping[str, Any]]) -> bool:
+        """Return whether answers of methods that see the image have different verdicts or, if they were not scored, texts."""
+        seeing = [answer for column, answer in self.answers.items() if not methods[column]["control"]]
+        return len({answer.get("v", answer["x"]) for answer in seeing}) > 1
 
 
 @dataclass
@@ -56,7 +58,7 @@ class Columns:
 
     logs: Sequence[Log]
     of: dict[Path, int] = field(default_factory=dict)  # a log's path -> its column
-    methods: list[dict[str, str]] = field(default_factory=list)
+    methods: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         known: dict[tuple[str, ...], int] = {}
@@ -71,7 +73,9 @@ class Columns:
                 known[key] = len(known)
                 name, _, own = spec.method.partition("(")
                 settings = ", ".join(filter(None, (own.removesuffix(")"), variants[log.path])))
-                self.methods.append({"model": spec.model, "name": name + seed, "settings": settings})
+                entry = {"name": spec.method_name, **spec.settings}
+                about = {"model": spec.model, "name": name + seed, "settings": settings}
+                self.methods.append({**about, "method": entry, "control": spec.control})
             self.of[log.path] = known[key]
 
     def totals(self) -> dict[str, Any]:
@@ -109,13 +113,16 @@ def write(name: str, columns: Columns, samples: Sequence[Sample], out: Path, not
     page = check_writable(make_folder(out) / "index.html")
     images = copy_images(samples, out / IMAGES)
     data: dict[str, Any] = {
-        "columns": columns.methods,
+        "columns": [{key: c[key] for key in ("model", "name", "settings")} for c in columns.methods],
         "benchmarks": sorted({sample.benchmark for sample in samples}),
         "totals": columns.totals(),
         "notes": list(notes),
-        "samples": [_payload(sample, images) for sample in samples],
+        "samples": [_payload(sample, images, columns) for sample in samples],
     }
-    methods, differing = {method["name"] for method in columns.methods}, sum(sample.disagree for sample in samples)
+    methods, differing = (
+        {method["name"] for method in columns.methods},
+        sum(s.disagree(columns.methods) for s in samples),
+    )
     several = f"The methods disagree on {differing:,} of {len(samples):,} samples"
     text = script_page(
         several if len(columns.methods) > 1 else f"{len(samples):,} samples of {', '.join(methods)}",
@@ -135,7 +142,7 @@ def read_samples(logs: Sequence[Log]) -> tuple[Columns, list[Sample], list[str]]
     The third value is what a reader must know, first of all whether the run is incomplete.
     """
     columns, found = Columns(logs), dict[tuple[str, str, str], Sample]()
-    notes = [notice] if (notice := unfinished(logs)) else []
+    notes = [*([notice] if (notice := unfinished(logs)) else []), *control_notes(logs)]
     known: dict[tuple[str, str | None], dict[str, Item]] = {}
     for log in logs:
         place = (log.spec.benchmark, log.request.data)
@@ -215,15 +222,17 @@ def copy_images(samples: Sequence[Sample], folder: Path) -> dict[Path, str]:
     return addresses
 
 
-def _payload(sample: Sample, images: Mapping[Path, str]) -> dict[str, Any]:
+def _payload(sample: Sample, images: Mapping[Path, str], columns: Columns) -> dict[str, Any]:
     """Return a sample with short keys; there may be ten thousand."""
     entry: dict[str, Any] = {"b": sample.benchmark, "i": sample.id, "q": sample.prompt}
     entry["p"] = [images[path] for path in sample.images if path in images]
     if sample.truth:
         entry["t"] = sample.truth
     entry["a"] = sample.answers
-    if sample.disagree:
+    if sample.disagree(columns.methods):
         entry["d"] = 1
+    if sample.images and (text := command(sample, columns)):
+        entry["cmd"] = text
     return entry
 
 
@@ -236,3 +245,18 @@ def truth_of(item: Item) -> str:
     if isinstance(found, (list, tuple, set, frozenset)):
         return ", ".join(map(str, found))
     return str(found)
+
+
+def command(sample: Sample, columns: Columns) -> str:
+    """Return the command that writes the decode page of a sample with all methods of the last model that can see the image."""
+    seen = [columns.methods[place] for place in sorted(sample.answers) if not columns.methods[place]["control"]]
+    if not seen:
+        return ""
+    first, *others = dict.fromkeys(value_text(c["method"]) for c in reversed(seen) if c["model"] == seen[-1]["model"])
+    here = Path.cwd()
+    images = [str(path.relative_to(here) if path.is_relative_to(here) else path) for path in sample.images]
+    together = ["--together"] if len(images) > 1 else []
+    options = [("--model", seen[-1]["model"]), ("--method", first)]
+    options += [("--prompt", sample.prompt), ("--html", "decode.html")]
+    options += [("--compare-with", other) for other in others[::-1] or ["none"]]
+    return shlex.join(["revisit", "generate", *images, *together, *(word for option in options for word in option)])

@@ -128,6 +128,7 @@ class SampleBrowser {
   show(sample) {
     const facts = make("div", { class: "facts" }, make("h2", {}, `${sample.b} · ${sample.i}`), make("p", {}, sample.q || "The question is not known."));
     if (sample.t) facts.append(make("p", { class: "truth" }, "Truth: ", make("b", {}, sample.t)));
+    if (sample.cmd) facts.append(make("details", {}, make("summary", {}, "See these answers token by token: run this command"), make("code", { class: "command" }, sample.cmd)));
     const columns = this.methods(sample).map((c) => this.column(this.names[c], this.data.columns[c].settings, sample.a[c]));
     const images = sample.p.map((src, k) => make("a", { href: src, target: "_blank", title: "Open the image alone" }, make("img", { src, alt: `Image ${sample.p.length > 1 ? `${k + 1} ` : ""}of the sample` })));
     this.detail.replaceChildren(make("div", { class: "images" }, ...images), make("div", {}, facts, make("div", { class: "columns" }, ...columns)));
