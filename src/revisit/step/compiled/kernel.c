@@ -37,26 +37,18 @@ const char *revisit_source(void) { return SOURCE; }
 
 /* -- the plausible set -------------------------------------------------------------------------------------------- */
 
-/* The largest number; NaN if any number is. */
+/* The largest number, of those that are not NaN. */
 FAST static float maximum(const float *x, long count)
 {
     f8 top = all(-INFINITY);
-    i8 nan = {0};
     long i = 0;
     for (; i + 8 <= count; i += 8) {
         f8 value = load(x + i);
-        nan |= value != value;
         top = either(value > top, value, top);
     }
     float most = -INFINITY;
-    for (int lane = 0; lane < 8; lane++) {
-        if (nan[lane]) return NAN;
-        most = top[lane] > most ? top[lane] : most;
-    }
-    for (; i < count; i++) {
-        if (x[i] != x[i]) return NAN;
-        most = x[i] > most ? x[i] : most;
-    }
+    for (int lane = 0; lane < 8; lane++) most = top[lane] > most ? top[lane] : most;
+    for (; i < count; i++) most = x[i] > most ? x[i] : most;
     return most;
 }
 
@@ -73,7 +65,7 @@ static long plausible(const float *logits, long count, double log_alpha, int64_t
     long found = 0;
     for (long i = 0; i < count; i++) {
         if (logits[i] < low) continue;
-        if (logits[i] <= high || found == room) return -1;
+        if (!(logits[i] > high) || found == room) return -1; /* also where a logit is NaN */
         ids[found++] = i;
     }
     return found;
@@ -81,40 +73,29 @@ static long plausible(const float *logits, long count, double log_alpha, int64_t
 
 /* -- the columns that are kept ------------------------------------------------------------------------------------- */
 
-enum { CREDIT = 4 }; /* sweeps that a column survives after it was used often */
-
-/* The slots of the columns of some tokens. Tokens without one are given a slot: a free one, or that of a column that was not
- * used for longest, by sweeps that take one credit each. How many are new, with their tokens and slots.
+/* The slots of the columns of some tokens. Tokens without one are given the next free slot; when too few are free, all are freed
+ * first. How many are new, with their tokens and slots.
  *
- * slot_of: token -> slot + 1, or 0. slot_table: the token, the last step and the credit of every slot, then step and sweep.
+ * slot_of: token -> slot + 1, or 0. used: how many slots are taken.
  */
-static long find_columns(int32_t *slot_of, int32_t *slot_table, long capacity, const int64_t *ids, long count, int64_t *slots,
-                         int64_t *new_ids, int64_t *new_slots)
+static long find_columns(int32_t *slot_of, int32_t *used, long vocabulary, long capacity, const int64_t *ids, long count,
+                         int64_t *slots, int64_t *new_ids, int64_t *new_slots)
 {
-    int32_t *token_in = slot_table, *used_at = slot_table + capacity, *credit = used_at + capacity, *now = credit + capacity;
-    long missing = 0, sweep = now[1];
-    now[0]++;
-    for (long i = 0; i < count; i++) {
-        slots[i] = slot_of[ids[i]] - 1;
-        if (slots[i] < 0) continue;
-        used_at[slots[i]] = now[0];
-        if (credit[slots[i]] < CREDIT) credit[slots[i]]++;
+    long missing = 0, found = 0;
+    for (long i = 0; i < count; i++) missing += !slot_of[ids[i]];
+    if (*used + missing > capacity) {
+        memset(slot_of, 0, vocabulary * sizeof *slot_of);
+        *used = 0;
     }
     for (long i = 0; i < count; i++) {
-        if (slots[i] >= 0) continue;
-        while (used_at[sweep] == now[0] || credit[sweep] > 0) {
-            if (used_at[sweep] != now[0]) credit[sweep]--;
-            sweep = (sweep + 1) % capacity;
+        if (!slot_of[ids[i]]) {
+            slot_of[ids[i]] = ++*used;
+            new_ids[found] = ids[i];
+            new_slots[found++] = *used - 1;
         }
-        if (used_at[sweep]) slot_of[token_in[sweep]] = 0;
-        slot_of[ids[i]] = (int32_t)sweep + 1;
-        token_in[sweep] = (int32_t)ids[i];
-        used_at[sweep] = now[0];
-        new_ids[missing] = ids[i];
-        new_slots[missing++] = slots[i] = sweep;
+        slots[i] = slot_of[ids[i]] - 1;
     }
-    now[1] = (int32_t)sweep;
-    return missing;
+    return found;
 }
 
 /* -- projection --------------------------------------------------------------------------------------------------- */
@@ -396,39 +377,31 @@ static double adaptive_weight(const float *log_p, const float *log_q, long count
     return (name & 1 ? agreement : 1) * (name & 2 ? uncertainty : 1);
 }
 
-static int compare_ids(const void *a, const void *b)
-{
-    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
-    return (x > y) - (x < y);
-}
-
-/* Lower ln Q of the written tokens towards ln sum P Q where it is above, by `once` of the excess. The ids ascend. */
+/* Lower ln Q of the written tokens towards ln sum P Q where it is above, by `once` of the excess. */
 static void limit_written(const float *log_p, float *log_q, const int64_t *ids, long count, const int64_t *written, long length,
-                          double once, float *marks)
+                          double once)
 {
     double total = 0;
     for (long i = 0; i < count; i++) total += exp((double)log_p[i] + log_q[i]);
     double mean = log(total);
-    memset(marks, 0, count * sizeof *marks);
-    for (long i = 0; i < length; i++) {
-        const int64_t *found = bsearch(written + i, ids, count, sizeof *ids, compare_ids);
-        if (found) marks[found - ids] = 1;
+    for (long i = 0; i < count; i++) {
+        int found = 0;
+        for (long j = 0; j < length && log_q[i] > mean; j++) found |= written[j] == ids[i];
+        if (found) log_q[i] = (float)(log_q[i] - once * (log_q[i] - mean));
     }
-    for (long i = 0; i < count; i++)
-        if (marks[i] && log_q[i] > mean) log_q[i] = (float)(log_q[i] - once * (log_q[i] - mean));
 }
 
 /* One step: Jensen-Shannon divergence, product of experts. The number of plausible tokens; -1 if it must be taken another way.
  *
  * logits, scores: (vocabulary); the scores are -inf outside the plausible set. states: (height, width). head: (vocabulary,
  * width), float32 or bfloat16. largest: whether the largest divergences are selected. adaptive: name of the weight, 0 for the given one.
- * written (length): tokens of the answer so far, and how much of their excess `once` removes. store (capacity, height), slot_of (vocabulary) and slot_table (3 capacity + 2) keep columns from step to step; the latter two
- * begin as zeros. out: the selected state (-1 for none), whether the likeliest token changed, the weight. With several
- * plausible tokens, divergences (height) of all states; with a selected state, log Q in vision (vocabulary), unless NULL. */
+ * written (length): tokens of the answer so far, and how much of their excess `once` removes. store (capacity, height), slot_of
+ * (vocabulary) and used (1) keep columns from step to step; the latter two begin as zeros. out: the selected state (-1 for none),
+ * whether the likeliest token changed, the weight. With several plausible tokens, divergences (height) of all states. */
 long revisit_step(const float *logits, long vocabulary, double log_alpha, const float *states, long height, long width,
                   const void *head, int bfloat16, int largest, long neighbors, int adaptive, double weight, int normalized,
                   const int64_t *written, long length, double once, long capacity, float *store, int32_t *slot_of,
-                  int32_t *slot_table, float *scores, int threads, double *out, float *divergences, float *vision)
+                  int32_t *used, float *scores, int threads, double *out, float *divergences)
 {
     long room = capacity < vocabulary ? capacity : vocabulary;
     int64_t *ids = malloc(4 * room * sizeof *ids), *slots = ids + room, *new_ids = slots + room, *new_slots = new_ids + room;
@@ -448,7 +421,7 @@ long revisit_step(const float *logits, long vocabulary, double log_alpha, const 
     out[0] = -1, out[1] = out[2] = 0;
     long found = 0;
     if (count > 1) {
-        long missing = find_columns(slot_of, slot_table, capacity, ids, count, slots, new_ids, new_slots);
+        long missing = find_columns(slot_of, used, vocabulary, capacity, ids, count, slots, new_ids, new_slots);
         project_columns(states, height, width, head, bfloat16, new_ids, missing, store, new_slots, scratch, threads);
         divergences_of(store, height, slots, log_p, count, scratch, divergences, threads);
         found = select_states(divergences, height, largest ? -1.0f : 1.0f, neighbors, chosen);
@@ -456,13 +429,12 @@ long revisit_step(const float *logits, long vocabulary, double log_alpha, const 
     if (found) {
         mean_of(store, height, slots, count, chosen, found, one, log_q);
         if (adaptive) weight = adaptive_weight(log_p, log_q, count, adaptive);
-        if (length) limit_written(log_p, log_q, ids, count, written, length, once, one);
+        if (length) limit_written(log_p, log_q, ids, count, written, length, once);
         for (long i = 0; i < count && weight != 0; i++) result[i] = (float)(log_p[i] + weight * log_q[i]);
         if (normalized) normalize(result, count);
         out[0] = chosen[0];
         out[1] = log_p[largest_of(result, count)] < log_p[largest_of(log_p, count)];
         out[2] = weight;
-        for (long i = 0; i < count && vision; i++) vision[ids[i]] = log_q[i];
     }
     for (long i = 0; i < vocabulary; i++) scores[i] = -INFINITY;
     for (long i = 0; i < count; i++) scores[ids[i]] = result[i];

@@ -20,7 +20,7 @@ from torch import Tensor
 from revisit import settings
 from revisit.models.parts import Projection
 from revisit.step import reference
-from revisit.step.interface import Item, RowDetail, RowStates, Step, StepOutput
+from revisit.step.interface import Item, RowStates, Step, StepOutput
 from revisit.step.rule import Rule
 
 HERE = Path(__file__).resolve().parent
@@ -56,7 +56,7 @@ def _load(folder: str) -> Any | None:
     pointer, count, number, switch = ctypes.c_void_p, ctypes.c_long, ctypes.c_double, ctypes.c_int
     loaded.revisit_step.argtypes = [
         pointer, count, number, pointer, count, count, pointer, switch, switch, count, switch, number, switch,
-        pointer, count, number, count, pointer, pointer, pointer, pointer, switch, pointer, pointer, pointer,
+        pointer, count, number, count, pointer, pointer, pointer, pointer, switch, pointer, pointer,
     ]  # fmt: skip
     loaded.revisit_step.restype = count
     return loaded
@@ -83,7 +83,7 @@ class Columns:
         self.capacity = min(COLUMNS, item.column_bytes // (4 * max(1, len(self.states))))
         self.store = torch.empty(self.capacity, len(self.states))
         self.slot_of = torch.zeros(vocabulary, dtype=torch.int32)
-        self.slot_table = torch.zeros(3 * self.capacity + 2, dtype=torch.int32)
+        self.used = torch.zeros(1, dtype=torch.int32)  # slots
         self.divergences = torch.empty(len(self.states))  # of the last step
 
 
@@ -96,7 +96,6 @@ class Row(NamedTuple):
     state: int = -1
     weight: float = 0.0
     touched: bool = False
-    detail: RowDetail | None = None
 
 
 class CompiledStep(Step):
@@ -104,10 +103,10 @@ class CompiledStep(Step):
 
     name = "compiled"
 
-    def __init__(self, head: Projection, rule: Rule, record: bool = False) -> None:
+    def __init__(self, head: Projection, rule: Rule) -> None:
         weight = head.plain_weight
         assert weight is not None
-        self.head, self.weight, self.rule, self.record = head, weight, rule, record
+        self.head, self.weight, self.rule = head, weight, rule
         self.library: Any = library()
         self.out = (ctypes.c_double * 3)()
 
@@ -137,7 +136,6 @@ class CompiledStep(Step):
             states=torch.tensor([row.state for row in rows]),
             weights=torch.tensor([row.weight for row in rows]),
             seen=torch.tensor([row.touched for row in rows]),
-            details=tuple(row.detail for row in rows) if self.record else (),
         )
 
     def _take_row(self, logits: Tensor, scores: Tensor, item: Item, written: Tensor) -> Row:
@@ -150,28 +148,17 @@ class CompiledStep(Step):
         columns = item.columns
         if len(logits) <= len(self.weight) and columns.capacity:
             adaptive = ADAPTIVE[rule.weight] if isinstance(rule.weight, str) else 0
-            vision = torch.empty(len(logits)) if self.record else None
             size = self.library.revisit_step(
                 logits.data_ptr(), len(logits), math.log(rule.alpha), columns.states.data_ptr(), *columns.states.shape,
                 self.weight.data_ptr(), self.weight.dtype == torch.bfloat16, rule.select == "max",
                 min(rule.neighbors, len(columns.states)), adaptive, 0.0 if adaptive else rule.weight, rule.normalize,
                 written.data_ptr(), len(written), rule.once, columns.capacity, columns.store.data_ptr(), columns.slot_of.data_ptr(),
-                columns.slot_table.data_ptr(), scores.data_ptr(), torch.get_num_threads(), out, columns.divergences.data_ptr(),
-                None if vision is None else vision.data_ptr(),
+                columns.used.data_ptr(), scores.data_ptr(), torch.get_num_threads(), out, columns.divergences.data_ptr(),
             )  # fmt: skip
             if size > 0:
-                row = Row(size, out[0] >= 0, out[1] > 0, int(out[0]), out[2], True)
-                return row if vision is None else row._replace(detail=_detail(row, logits, scores, columns, vision))
+                return Row(size, out[0] >= 0, out[1] > 0, int(out[0]), out[2], True)
         result = reference.refine_row(logits, columns.states, self.head, rule, written=written)
         scores.copy_(reference.scatter(result, logits))
         if result is None:
             return Row()
-        return Row(result.size, result.applied, result.changed, result.state, result.weight, True, result)
-
-
-def _detail(row: Row, logits: Tensor, scores: Tensor, columns: Columns, vision: Tensor) -> RowDetail:
-    """Return the details of a row in the reference's form."""
-    ids = scores.isfinite().nonzero().squeeze(-1)
-    base = logits[ids].log_softmax(-1)
-    divergences = columns.divergences.clone() if row.size > 1 else None
-    return RowDetail(ids, base, vision[ids] if row.applied else base, scores[ids], row.state, divergences, row.weight)
+        return Row(result.size, result.applied, result.changed, result.state, result.weight, True)
