@@ -230,6 +230,14 @@ def test_requests_are_logged(running: Running, caplog: pytest.LogCaptureFixture)
     assert line.endswith("400")
 
 
+def test_endpoints_and_neutral_fields(running: Running) -> None:
+    reply = httpx.get(running.url)
+    assert reply.status_code == 200
+    assert "POST /v1/chat/completions" in reply.json()["endpoints"]
+    assert post(running, messages=messages(1), tools=[], tool_choice="none", logit_bias={}, n=1).status_code == 200
+    assert post(running, messages=messages(1), tools=[{}]).status_code == 400
+
+
 def test_errors_before_the_first_piece_of_a_stream_have_their_status(running: Running) -> None:
     assert post(running, messages=messages(1, "long " * 200), stream=True).status_code == 400
 

@@ -18,6 +18,8 @@ from revisit.methods.revisit import ReVisiT
 from revisit.serve import decoder as decoder_module
 from revisit.serve.app import Service
 from revisit.serve.decoder import Decoder
+from revisit.serve.requests import reasoning_options
+from revisit.serve.schema import ChatBody
 
 TEMPLATE = (
     "{% for message in messages %}{% for part in message['content'] %}{{ '<image>' if part['type'] == 'image' else part['text'] }}"
@@ -138,6 +140,14 @@ def test_a_json_answer_follows_a_thought_that_the_prompt_opened(client: openai.O
 def test_efforts_that_do_not_exist_get_status_400(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="reasoning_effort"):
         client.chat.completions.create(model="tiny", messages=messages(1), reasoning_effort="maximal")  # type: ignore[call-overload]
+    with pytest.raises(openai.BadRequestError, match="no budget for thoughts"):
+        client.chat.completions.create(model="tiny", messages=messages(1), extra_body={"thinking_budget": 5})
+
+
+def test_options_of_the_chat_template() -> None:
+    chat = ChatBody(model="m", messages=[{"role": "user", "content": "?"}], reasoning_effort="low", thinking_budget=5)  # type: ignore[list-item]
+    template = "{{ reasoning_effort }} {{ thinking_budget }}"
+    assert reasoning_options(chat, template) == {"reasoning_effort": "low", "thinking_budget": 5}
 
 
 def test_a_method_in_one_phase_counts_the_steps_outside(ask: Any) -> None:

@@ -95,8 +95,9 @@ def test_the_tokenizer_is_used_by_the_model_thread_alone(slow_server: Running, m
 
 
 def test_signals_end_the_process_during_a_beam_search(tmp_path: Path) -> None:
-    folder = families.save("llava", tmp_path / "model")
-    options = f"-m {folder} --name tiny --port 0 --limits seconds=60 --limits new_tokens=1000"
+    for part in families.build("llava"):
+        part.save_pretrained(tmp_path / "model")
+    options = f"-m {tmp_path / 'model'} --name tiny --port 0 --limits seconds=60 --limits new_tokens=1000"
     with subprocess.Popen(
         [sys.executable, "-m", "revisit", "serve", *options.split()],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},

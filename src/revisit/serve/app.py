@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -195,6 +195,14 @@ def build(service: Service) -> FastAPI:
     @app.exception_handler(Exception)
     async def fail(request: Request, error: Exception) -> JSONResponse:
         return await reject(request, server_error())
+
+    @app.get("/", response_model=None)
+    async def index(request: Request) -> Response:
+        check_host(request, service.hosts)
+        if service.page is not None:
+            return HTMLResponse(service.page, headers={"cache-control": "no-store"})
+        routes = ["POST /v1/chat/completions", "POST /v1/check", "GET /v1/models", "GET /health"]
+        return JSONResponse({"model": service.name, "method": service.method.name, "endpoints": routes})
 
     @app.post("/v1/chat/completions", response_model=None)
     async def chat(request: Request) -> Response:

@@ -67,7 +67,7 @@ class Decoder:
             for part in message["content"]:
                 check_no_image_tokens(self.processor, "message", part.get("text", ""))
         template = str(getattr(self.processor, "chat_template", ""))
-        effort = reasoning_options(request.chat.reasoning_effort, template)
+        effort = reasoning_options(request.chat, template)
         return render(self.processor, messages, **effort)
 
     def decode(self, tickets: Sequence[Ticket], prompt_limit: int) -> None:

@@ -112,15 +112,21 @@ def read_request(
     )
 
 
-def reasoning_options(effort: str | None, template: str) -> dict[str, object]:
+def reasoning_options(chat: ChatBody, template: str) -> dict[str, object]:
     """Return the variables of a chat template for a request's reasoning; raise RevisitError for a template without them."""
-    if effort is None:
-        return {}
-    if "reasoning_effort" in template:
-        return {"reasoning_effort": effort}
-    if "enable_thinking" in template:
-        return {"enable_thinking": effort not in ("none", "minimal")}
-    raise RevisitError("This model's chat template has no setting for reasoning: leave out 'reasoning_effort'.")
+    options: dict[str, object] = {}
+    if (effort := chat.reasoning_effort) is not None:
+        if "reasoning_effort" in template:
+            options["reasoning_effort"] = effort
+        elif "enable_thinking" in template:
+            options["enable_thinking"] = effort not in ("none", "minimal")
+        else:
+            raise RevisitError("This model's chat template has no setting for reasoning: leave out 'reasoning_effort'.")
+    if chat.thinking_budget is not None:
+        if "thinking_budget" not in template:
+            raise RevisitError("This model's chat template has no budget for thoughts: leave out 'thinking_budget'.")
+        options["thinking_budget"] = chat.thinking_budget
+    return options
 
 
 def _grammar(schema: Mapping[str, JsonValue] | None) -> str | None:

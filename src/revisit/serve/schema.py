@@ -32,6 +32,9 @@ NEUTRAL: dict[str, object] = {
     "presence_penalty": 0,
     "repetition_penalty": 1,
     "min_p": 0,
+    "tools": [],
+    "tool_choice": "none",
+    "logit_bias": {},
 }
 
 
@@ -178,6 +181,7 @@ class ChatBody(Body):
     top_logprobs: int | None = Field(None, ge=0, le=20)
     response_format: ResponseFormat | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    thinking_budget: int | None = Field(None, ge=0, le=1 << 20)
 
     @model_validator(mode="before")
     @classmethod

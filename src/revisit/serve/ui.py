@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Literal, get_args, get_origin
 
 from fastapi import FastAPI, Request
-from fastapi.responses import HTMLResponse
 from pydantic import JsonValue
 
 from revisit import methods
@@ -19,7 +18,6 @@ from revisit.errors import RevisitError
 from revisit.explain.document import data_uri, script_page
 from revisit.models import DESCRIBE
 from revisit.models.types import Model
-from revisit.serve.access import check_host
 from revisit.serve.app import Service
 from revisit.serve.replies import Json
 
@@ -31,11 +29,6 @@ START = "if (data.answers) window.viewer = new Viewer(main, data); else window.s
 def add_page(app: FastAPI, service: Service) -> None:
     """Add the page and its sample images to a server. The page needs no key, its requests do."""
     service.page = page(service)
-
-    @app.get("/")
-    async def index(request: Request) -> HTMLResponse:
-        check_host(request, service.hosts)
-        return HTMLResponse(service.page or "", headers={"cache-control": "no-store"})
 
     @app.get("/sample/{number}")
     def sample(number: int, request: Request) -> Json:
