@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import base64
 import io
+import itertools
 import os
 import statistics
 import tempfile
@@ -159,8 +160,10 @@ def in_transformers(pair: Any, image: Image.Image, method: ReVisiT | None, new: 
     return [int(token) for token in out[0, inputs["input_ids"].shape[1] :]]
 
 
-def without_end(tokens: Sequence[int]) -> list[int]:
-    return [token for token in tokens if token != 2]
+def before_end(pair: Any, tokens: Sequence[int]) -> list[int]:
+    """Return the tokens before the first at which transformers stops; `tiny` has several."""
+    ends = pair[0].generation_config.eos_token_id
+    return list(itertools.takewhile(lambda token: token not in ends, tokens))
 
 
 def time_per_token(engine: Any, scenes: Sequence[Image.Image], new: int) -> None:
@@ -191,7 +194,7 @@ def main() -> None:
             for number, image in enumerate(scenes):
                 got = engine.decode(image, method, arguments.tokens, chunk=16 if number % 2 else 2048)
                 want = in_transformers(engine.pair, image, method, arguments.tokens)
-                equal += without_end(got) == without_end(want)
+                equal += before_end(engine.pair, got) == before_end(engine.pair, want)
             print(f"{name}: tokens of {equal} of {len(scenes)} scenes equal transformers'", flush=True)
         time_per_token(engine, scenes[: arguments.timed], arguments.tokens)
 
