@@ -497,3 +497,9 @@ def test_a_folder_of_an_earlier_version_is_rejected(tmp_path: Path, data: Path) 
     (tmp_path / "out/cells").mkdir(parents=True)
     with pytest.raises(RevisitError, match="use another --out"):
         run_here(make_config(tmp_path / "out", data))
+
+
+def test_tables_keep_the_order_of_the_methods(tmp_path: Path, data: Path) -> None:
+    methods = (Shift(by=3), Shift(by=1), Shift(by=2))
+    run_here(make_config(tmp_path / "out", data, model="m1", method=methods))
+    assert [log.spec.method for log in read_logs(tmp_path / "out")] == ["shift(by=3)", "shift(by=1)", "shift(by=2)"]

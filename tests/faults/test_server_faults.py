@@ -93,20 +93,25 @@ async def send(server: Running, count: int, seed: int) -> Counter[str]:
     return found
 
 
+def resident() -> float:
+    """Return the megabytes of memory of this process; 0 where /proc is missing."""
+    place = Path("/proc/self/status")
+    return int(place.read_text().partition("VmRSS:")[2].split()[0]) / 1024 if place.exists() else 0.0
+
+
 @pytest.mark.parametrize(
     "count", [pytest.param(60, marks=pytest.mark.slow), pytest.param(1500, marks=pytest.mark.faults)]
 )
 def test_mixed_load_has_no_internal_error_and_right_answers(server: Running, count: int) -> None:
+    """Methods, beams, streams, clients that leave and malformed requests; afterwards memory and threads are as before."""
+    asyncio.run(send(server, 60, seed=0))
+    memory, threads = resident(), threading.active_count()
     found = asyncio.run(send(server, count, seed=count))
-    print(f"\n{dict(sorted(found.items()))}")
+    print(f"\n{dict(sorted(found.items()))}; {memory:.0f} MB before, {resident():.0f} MB after")
+    assert resident() < memory + 100
+    assert threading.active_count() <= threads + 3
     assert found["valid 200"]
     assert found["hostile 400"]
-
-
-def resident() -> float:
-    """Return the megabytes of memory of this process."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("VmRSS:")[2].split()[0]) / 1024
 
 
 @pytest.mark.faults

@@ -152,13 +152,8 @@ def _tasks(
     """Open a log for every row (method and control) and seed; all of them are on disk before the first answer."""
     about, decoding = engine.about(), config.decoding_for(asked.benchmark)
     batching = engine.batching(config.batch_size, asked.items)
-    request = new_request(
-        {item.id: item.hash for item in asked.items},
-        data=str(asked.folder),
-        limit=config.limit_of(asked.benchmark.name),
-        batch_size=config.batch_size,
-        left_out=asked.left_out,
-    )
+    hashes = {item.id: item.hash for item in asked.items}
+    request = {"data": str(asked.folder), "limit": config.limit_of(asked.benchmark.name), "left_out": asked.left_out}
     subset, tasks = ONLY_VISUAL if asked.left_out else "", []
     changed = {name: replace(asked, items=controlled(asked.items, name)) for _, name in rows if name}
     for method, control in rows:
@@ -167,7 +162,7 @@ def _tasks(
             spec = Spec.of(about, method, asked.benchmark, decoding, seed, batching, control, subset)
             log = Log.open(Path(config.out), spec)
             stack.callback(log.close)
-            log.begin(request)
+            log.begin(new_request(hashes, batch_size=config.batch_size, **request))  # its time orders the logs
             tasks.append(Task(log, engine, method, given, decoding, seed))
     return tasks
 
