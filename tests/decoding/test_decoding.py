@@ -87,6 +87,9 @@ def test_captured_states_are_the_models_hidden_states(family: str) -> None:
     class Spy(ReVisiT):
         def begin(self, run: Any) -> Any:
             mask = run.find_vision_tokens()
+            for missing in (-1, parts.depth + 1):
+                with pytest.raises(RevisitError, match="does not exist"):
+                    run.capture(mask, (missing,))
             capture = run.capture(mask, layers)
 
             def step(input_ids: Any, logits: Any) -> Any:

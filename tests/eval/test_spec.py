@@ -14,6 +14,7 @@ import torch
 
 from families import build
 from revisit import ReVisiT, methods
+from revisit.eval.benchmarks import registry
 from revisit.eval.benchmarks.base import Item
 from revisit.eval.engines.local import LocalEngine
 from revisit.eval.engines.vllm import VllmEngine
@@ -103,3 +104,15 @@ def test_vllm_answers_depend_on_its_schedule_but_for_float32_on_a_cpu(
 def test_a_phase_is_part_of_a_methods_label() -> None:
     assert label(ReVisiT(phase="answer")) == "revisit(phase=answer)"
     assert label(ReVisiT()) == "revisit"
+
+
+def test_a_changed_benchmark_outside_the_package_has_another_spec(tmp_path: Path) -> None:
+    text = "from revisit.eval.benchmarks.pope import Pope\n\nclass Mine(Pope):\n    name = 'mine'\n"
+    codes = []
+    for number in (1, 2):
+        place = tmp_path / str(number) / "mine.py"
+        place.parent.mkdir()
+        place.write_text(f"{text}# {number}\n")
+        codes.append(foreign_code(registry.get(f"{place}:Mine")))
+    assert [list(code) for code in codes] == [["mine.py"], ["mine.py"]]
+    assert codes[0] != codes[1]

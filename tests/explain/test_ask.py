@@ -133,15 +133,3 @@ def test_an_answer_does_not_keep_the_model_alive(tmp_path: Path) -> None:
     gc.collect()
     assert gone() is None
     assert '"says":[[' in answer.save(tmp_path / "page.html").read_text("utf-8")
-
-
-def test_ask_does_not_use_the_reference_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records come from the fast step."""
-
-    def fail(*_: Any, **__: Any) -> Any:
-        raise AssertionError("the reference step was taken")
-
-    monkeypatch.setattr("revisit.step.reference.refine_row", fail)
-    answer = revisit.ask("tiny", sample("demo").path, compare_with="greedy", max_new_tokens=8)
-    assert answer.trace.summary()["applied"] > 0
-    assert any(step.divergences is not None for step in answer.decode.answers[0].steps)

@@ -184,7 +184,7 @@ class Trainer:
         return Checkpoint(self.folder, name, {key: whole[key] for key in needed[name]})
 
     def labels(self, photos: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Whether each photo has each word, and whether that is known. (photos, words) each"""
+        """Return whether each photo has each word, and whether that is known. (photos, words) each"""
         objects = len(CATEGORIES)
         present = torch.zeros(len(photos), len(vision.PATCH_WORDS))
         known = torch.ones_like(present)

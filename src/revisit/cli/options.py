@@ -47,7 +47,7 @@ complete_methods, complete_benchmarks = completion(_methods), completion(_benchm
 
 
 def typed(context: typer.Context, name: str) -> bool:
-    """Whether the user gave this option. typer may have its own copy of click, so sources are compared by name."""
+    """Return whether the user gave this option. typer may have its own copy of click, so sources are compared by name."""
     source = context.get_parameter_source(name)
     return source is not None and source.name not in ("DEFAULT", "DEFAULT_MAP")
 

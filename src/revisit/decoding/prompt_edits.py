@@ -222,7 +222,7 @@ def system_turn(processor: Processor, words: str) -> tuple[tuple[int, ...], tupl
 
 
 def space_after_image(processor: Processor) -> bool:
-    """Whether the processor's chat format has white space between an image and the question after it."""
+    """Return whether the processor's chat format has white space between an image and the question after it."""
     tokenizer = processor.tokenizer
     _, tail = around_image(processor, "?")
     return bool(str(tokenizer.decode(list(tail)))[:1].isspace())

@@ -20,7 +20,7 @@ from revisit.hooks.attention import AttentionHook, Call, watching
 from revisit.hooks.branch import CACHE, StandIn
 from revisit.hooks.early_exits import EarlyExits
 from revisit.hooks.states import Capture, VisionStates, no_image, vision_mask
-from revisit.models.families import IMAGE_INPUTS
+from revisit.models.families import IMAGE_INPUTS, resolve_layers
 from revisit.models.parts import ModelParts, describe
 from revisit.models.processors import processor_of
 from revisit.models.types import Processor
@@ -130,9 +130,10 @@ class Run:
 
     # -- hooks --------------------------------------------------------------------------------------------------
 
-    def capture(self, mask: Tensor, layers: tuple[int, ...], *, final_norm: bool = False) -> Capture:
-        """Capture the states of the vision tokens at these layers during the prefill."""
-        self.trace.layers = layers
+    def capture(self, mask: Tensor, layers: str | tuple[int, ...], *, final_norm: bool = False) -> Capture:
+        """Capture the states of the vision tokens at these layers during the prefill; "last" and the other sets work too."""
+        known = resolve_layers(layers, self.parts.depth, self.parts.tied)  # raises for layers that do not exist
+        self.trace.layers = layers = known if isinstance(layers, str) else layers
         cache = self.model_kwargs.get("past_key_values")
         return Capture(
             self.parts,

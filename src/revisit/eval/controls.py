@@ -29,7 +29,7 @@ def control_label(method: str, control: str) -> str:
 
 
 def is_blind(label: str) -> bool:
-    """Whether a table's row is plain decoding that cannot see the image."""
+    """Return whether a table's row is plain decoding that cannot see the image."""
     return label.endswith(tuple(f" [{control}]" for control in CONTROLS))
 
 

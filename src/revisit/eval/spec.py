@@ -48,7 +48,7 @@ class Spec(BaseModel):
     method: str  # name with every setting that is not its default
     method_name: str
     settings: dict[str, Any]  # of the method
-    code: dict[str, str]  # source files of a method from outside this package, and their SHA-256
+    code: dict[str, str]  # source files of a method or benchmark from outside this package, and their SHA-256
     benchmark: str  # name with every option that is not its default
     benchmark_name: str
     options: dict[str, Any]  # of the benchmark
@@ -84,7 +84,7 @@ class Spec(BaseModel):
             method=control_label(label(method), control),
             method_name=method.name,
             settings=method.settings(),
-            code=foreign_code(method),
+            code=foreign_code(method) | foreign_code(benchmark),
             benchmark=benchmark_label(benchmark),
             benchmark_name=benchmark.name,
             options=benchmark.options(),
@@ -117,16 +117,16 @@ def _label(name: str, settings: Mapping[str, Any], defaults: Mapping[str, Any]) 
 # -- models and methods ---------------------------------------------------------------------------------------------
 
 
-def foreign_code(method: object) -> dict[str, str]:
-    """Return file name -> SHA-256 of the source of a method's classes outside this package, links of a chain included."""
+def foreign_code(part: object) -> dict[str, str]:
+    """Return file name -> SHA-256 of the source of a method's or benchmark's classes outside this package, links of a chain included."""
     found = {}
-    for cls in type(method).__mro__:
+    for cls in type(part).__mro__:
         if cls is object or cls.__module__.startswith("revisit."):
             break
         with suppress(TypeError):  # a class typed into an interpreter has no file
             if path := inspect.getsourcefile(cls):
                 found[Path(path).name] = file_digest(Path(path))
-    for link in getattr(method, "methods", ()):
+    for link in getattr(part, "methods", ()):
         found |= foreign_code(link)
     return found
 

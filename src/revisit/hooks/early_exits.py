@@ -27,7 +27,7 @@ _PACKED: weakref.WeakKeyDictionary[nn.Module, tuple[tuple[int, int], Tensor]] = 
 
 
 def packs(head: nn.Module) -> bool:
-    """Whether products with this head are faster with a packed copy of its weight."""
+    """Return whether products with this head are faster with a packed copy of its weight."""
     weight = getattr(head, "weight", None)
     return (
         type(head) is nn.Linear

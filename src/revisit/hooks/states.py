@@ -44,7 +44,7 @@ def hooks_paused() -> Iterator[None]:
 
 
 def paused() -> bool:
-    """Whether hooks are paused in this thread."""
+    """Return whether hooks are paused in this thread."""
     return bool(getattr(_here, "paused", False))
 
 

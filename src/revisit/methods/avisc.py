@@ -118,7 +118,7 @@ class Blanker:
             self.hooks.after(layer, self._after)
 
     def _active(self, states: Tensor) -> bool:
-        """Whether the running forward contains the branch's prompt."""
+        """Return whether the running forward contains the branch's prompt."""
         return self.branch.live is not None and states.shape[1] >= self.length
 
     def _before(self, number: int, states: Tensor) -> Tensor | None:

@@ -71,7 +71,7 @@ def model_facts(
             problems.append(str(error))
     dtype = str(getattr(config, "dtype", None) or "").removeprefix("torch.")
     if family.patch_map is None:
-        problems.append(f"Patches on the image (decode pages, pointing): {family.no_patch_map}")
+        problems.append(f"Patches on the image (decode pages): {family.no_patch_map}")
     depth = int(getattr(text, "num_hidden_layers", 0))
     tied = bool(getattr(text, "tie_word_embeddings", False) or getattr(config, "tie_word_embeddings", False))
     own = getattr(about.generation_config, "revisit", None)

@@ -39,7 +39,7 @@ MEAN, STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.2757
 
 
 def find_file(package: str, file: str) -> Path:
-    """A file inside an installed package, which is not imported."""
+    """Return a file inside an installed package, which is not imported."""
     found = importlib.util.find_spec(package)
     for place in (found.submodule_search_locations or ()) if found else ():
         if (path := Path(place) / file).is_file():
@@ -57,11 +57,11 @@ class Part:
     sha256: str
 
     def find(self) -> Path:
-        """The file."""
+        """Return the file."""
         return find_file(self.package, self.file)
 
     def check(self, path: Path) -> None:
-        """Refuses a file that is not the one our weights were trained with."""
+        """Raise RevisitError unless it is the file that our weights were trained with."""
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         if digest != self.sha256:
             raise RevisitError(
@@ -105,7 +105,7 @@ CHAT_TEMPLATE = """\
 
 
 def read_language(path: Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
-    """A Llama model in float32 and its tokenizer from a GGUF file.
+    """Read a Llama model in float32 and its tokenizer from a GGUF file.
 
     The unused special token is renamed `<image>`, so that the vocabulary keeps its size.
     """
@@ -233,7 +233,7 @@ def assemble(language: Path, tower: Path, own: Path, target: Path) -> None:
 
 
 def own_weights() -> Path:
-    """The projector and the adapters that come with this package."""
+    """Read the projector and the adapters that come with this package."""
     path = Path(__file__).parents[1] / "embedded" / "weights" / NAME / OWN
     if not path.is_file():
         raise RevisitError(f"The weights of {NAME!r} are missing from {path.parent}; install revisit-decoding again.")
@@ -241,7 +241,7 @@ def own_weights() -> Path:
 
 
 def assembled_folder() -> Path:
-    """The folder of the whole model in the cache, written at the first call; other weights or settings of ours give another folder."""
+    """Return the folder of the whole model in the cache, written at the first call; other weights or settings give another one."""
     language, tower, own = LANGUAGE.find(), TOWER.find(), own_weights()
     digest = hashlib.sha256(own.read_bytes() + repr(RECOMMENDED).encode()).hexdigest()
     target = cache_folder() / f"{NAME}-{digest[:12]}"
@@ -269,5 +269,5 @@ def assembled_folder() -> Path:
 
 
 def is_assembled(folder: Path) -> bool:
-    """Whether this is a folder that `assembled_folder` writes."""
+    """Return whether this is a folder that `assembled_folder` writes."""
     return folder.name.startswith(f"{NAME}-") and folder.parent.resolve() == cache_folder().resolve()

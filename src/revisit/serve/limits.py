@@ -1,4 +1,4 @@
-"""Limits of a server; `--limits FILE` changes them."""
+"""Limits of a server; `--limits NAME=NUMBER` changes them."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def merge_pairs(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[int, ...
 
 
 def names_object(word: str, merged: Sequence[str]) -> bool:
-    """Whether a word of a caption names a COCO object; the seat of a toilet is not a chair."""
+    """Return whether a word of a caption names a COCO object; the seat of a toilet is not a chair."""
     return word in WORDS and not (word == "seat" and "toilet" in merged)
 
 

@@ -55,12 +55,12 @@ def judge_label(reply: str) -> str:
 
 
 def has_figure(row: Row) -> bool:
-    """Whether a question is about a figure; VS also asks without one, as figure 0."""
+    """Return whether a question is about a figure; VS also asks without one, as figure 0."""
     return not (row["category"] == "VS" and int(row["figure_id"]) == 0)
 
 
 def is_correct(row: Row, label: str) -> bool:
-    """Whether the label is 1; without a figure, an unclear answer counts as right too."""
+    """Return whether the label is 1; without a figure, an unclear answer counts as right too."""
     return int(label) == 1 or (not has_figure(row) and int(label) == 2)
 
 

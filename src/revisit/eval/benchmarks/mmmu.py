@@ -126,7 +126,7 @@ def parse_open(response: str) -> set[str | float]:
 
 
 def open_is_correct(gold: str | Sequence[str], readings: Iterable[str | float]) -> bool:
-    """Whether a reading contains a gold text or equals a gold number."""
+    """Return whether a reading contains a gold text or equals a gold number."""
     golds = [n for answer in ([gold] if isinstance(gold, str) else gold) for n in normalize(answer)]
     strings = [g for g in golds if isinstance(g, str)]
     for reading in readings:
@@ -150,7 +150,7 @@ class Question:
     options: Mapping[str, str] = field(default_factory=dict)
 
     def is_correct(self, response: str, guess: Guess) -> bool:
-        """Whether `response` is right; draws from `guess` if it cannot be read."""
+        """Return whether `response` is right; draws from `guess` if it cannot be read."""
         if self.options:
             return parse_multiple_choice(response, self.options, guess) in self.golds
         return open_is_correct(self.golds, parse_open(response))

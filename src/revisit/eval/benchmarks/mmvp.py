@@ -39,7 +39,7 @@ def parse_letter(answer: str, options: Mapping[str, str]) -> str:
 
 
 def parse_verdict(reply: str) -> bool:
-    """Whether a judge's reply is the word yes and nothing else, as published."""
+    """Return whether a judge's reply is the word yes and nothing else, as published."""
     return reply.lower() == "yes"
 
 

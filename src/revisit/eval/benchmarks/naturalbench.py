@@ -29,7 +29,7 @@ RIGHT = {(0, 0): True, (0, 1): False, (1, 0): False, (1, 1): True}
 
 
 def parse(answer: str, kind: str = "yes_no") -> bool | None:
-    """Whether the first option comes before the other, as a word in any case; None if neither is in the answer."""
+    """Return whether the first option comes before the other, as a word in any case; None if neither is in the answer."""
     found = (re.search(rf"\b{option}\b", answer, re.IGNORECASE) for option in OPTIONS[kind])
     first, second = (None if match is None else match.start() for match in found)
     if first is None or second is None:

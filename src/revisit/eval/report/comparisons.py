@@ -35,7 +35,7 @@ READING = (
     "Best in bold, second underlined. Brackets: 95 % intervals. Differences are to the baseline on the same items: a two-sided "
     "permutation test, p-values corrected by Holm over the tests of a table, and bootstrap intervals widened by the same correction. "
     "With few items the two can disagree; the test takes precedence. * p below 0.05, ** below 0.01, "
-    "*** below 0.001. The CSV also has the uncorrected p."
+    "*** below 0.001. `revisit compare --out FILE.csv` also writes the uncorrected p."
 )
 LONGEST_NAME = 24  # characters of a method in a table; longer settings become a footnote
 

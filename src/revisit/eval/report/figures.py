@@ -22,6 +22,8 @@ STYLE: dict[Any, Any] = {
     "axes.grid": True,
     "grid.color": "#dddddd",
     "legend.frameon": False,
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
     "svg.hashsalt": "revisit",  # the same figure is the same file
 }
 

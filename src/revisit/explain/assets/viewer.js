@@ -253,10 +253,12 @@ class Viewer {
       list(TERMS, "b"), make("h2", {}, "Keys"), list(KEYS, "kbd"));
   }
 
-  first() { // begin at the step in the address, else where the method mattered most
+  first() { // begin at the step in the address, else where the first method that changed a token mattered most
     if (this.goToHash()) return;
+    const changed = this.data.answers.findIndex(({ steps }) => steps.some(({ was }) => was !== undefined));
     let best = null, most = -1;
     this.data.answers.forEach((answer, a) => answer.steps.forEach((step, s) => {
+      if (changed >= 0 && a !== changed) return;
       const weight = (step.was !== undefined ? 1 : 0) + (step.v || 0) + (step.i !== undefined ? 1e-6 : 0);
       if (weight > most) { most = weight; best = [a, s]; }
     }));
