@@ -107,12 +107,12 @@ def test_a_phase_is_part_of_a_methods_label() -> None:
 
 
 def test_a_changed_benchmark_outside_the_package_has_another_spec(tmp_path: Path) -> None:
-    text = "from revisit.eval.benchmarks.pope import Pope\n\nclass Mine(Pope):\n    name = 'mine'\n"
+    text = "from revisit.eval.benchmarks.pope import Pope\n\nclass Mine(Pope):\n    name = 'mine-{}'\n"
     codes = []
     for number in (1, 2):
         place = tmp_path / str(number) / "mine.py"
         place.parent.mkdir()
-        place.write_text(f"{text}# {number}\n")
+        place.write_text(text.format(number))
         codes.append(foreign_code(registry.get(f"{place}:Mine")))
     assert [list(code) for code in codes] == [["mine.py"], ["mine.py"]]
     assert codes[0] != codes[1]
