@@ -1,6 +1,6 @@
 """Measure what `revisit.check` costs: texts per second against a plain batched forward pass over the same images and tokens.
 
-Both read the same pictures, tokenize and run in batches of the same size. The plain pass is `model(**inputs)` as transformers runs it, with
+Both read the same images, tokenize and run in batches of the same size. The plain pass is `model(**inputs)` as transformers runs it, with
 logits of every position; a second row leaves those out (`logits_to_keep=1`), which no reading of the text could do. They take turns
 at every batch, and the best processor time of each is summed, so that other work on the machine matters little.
 
@@ -35,7 +35,7 @@ def main() -> None:
     options = parser.parse_args()
     model, processor = revisit.load(options.model)
     scenes = [scene("unusual", 77, number) for number in range(options.texts)]
-    pictures = [render(shown) for shown in scenes]
+    images = [render(shown) for shown in scenes]
     texts = [
         f"The image shows a {', a '.join(shown.nouns[:4])}. There is also a zebra in the background near the table."
         for shown in scenes
@@ -43,13 +43,13 @@ def main() -> None:
 
     @torch.no_grad()
     def plain(part: slice, **more: int) -> None:
-        own = pictures[part]
-        inputs = prepare(processor, [DESCRIBE] * len(own), [[picture] for picture in own], model.device)
+        own = images[part]
+        inputs = prepare(processor, [DESCRIBE] * len(own), [[image] for image in own], model.device)
         tokens = [encode_text(processor, chat_text(processor, DESCRIBE), text)[0] for text in texts[part]]
         model(**forced_inputs(dict(inputs), tokens), use_cache=False, **more)
 
     rows: dict[str, Callable[[slice], object]] = {
-        "check": lambda part: check_many((model, processor), pictures[part], texts[part], batch_size=options.batch),
+        "check": lambda part: check_many((model, processor), images[part], texts[part], batch_size=options.batch),
         "plain forward": plain,
         "plain forward, no logits": lambda part: plain(part, logits_to_keep=1),
     }

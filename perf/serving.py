@@ -210,7 +210,7 @@ def load(options: argparse.Namespace) -> dict[str, Any]:
             server.wait()
             httpx.post(server.url + "/v1/chat/completions", json=question("tiny", data_uri(0), 4), timeout=300)
             result = asyncio.run(beat(server, options.clients, options.seconds, options.tokens))
-            result["refused"] = hostile(server.url)
+            result["rejected"] = hostile(server.url)
             last: list[int] = []
 
             def final() -> None:
