@@ -503,3 +503,20 @@ def test_tables_keep_the_order_of_the_methods(tmp_path: Path, data: Path) -> Non
     methods = (Shift(by=3), Shift(by=1), Shift(by=2))
     run_here(make_config(tmp_path / "out", data, model="m1", method=methods))
     assert [log.spec.method for log in read_logs(tmp_path / "out")] == ["shift(by=3)", "shift(by=1)", "shift(by=2)"]
+
+
+def test_a_log_without_answers_goes_with_the_error_that_caused_it(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(tmp_path / "out", data, model="m1", method=(Shift(by=0), Shift(by=1)))
+    decode = HashEngine.stream
+
+    def failing(self: HashEngine, method: Any, *rest: Any) -> Any:
+        if method.by:
+            raise RevisitError("Layer 99 does not exist.")
+        return decode(self, method, *rest)
+
+    monkeypatch.setattr(HashEngine, "stream", failing)
+    with pytest.raises(RevisitError, match="Layer 99"):
+        run_here(config)
+    assert [log.spec.method for log in read_logs(tmp_path / "out")] == ["shift"]

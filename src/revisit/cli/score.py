@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def score(
     benchmark: str = typer.Argument(..., help="A name from `revisit benchmarks`, or FILE.py:Class."),
     answers: Path = typer.Argument(..., help="A file of answers, or a log of `revisit eval`."),
-    data: Path = typer.Option(..., help="The benchmark's data folder, as for `revisit eval`."),
+    data: str = typer.Option(..., help="The benchmark's data, as for `revisit eval`."),
     field: str = typer.Option(None, help="Field with the generated text, if ambiguous."),
     set_: list[str] = typer.Option([], "--set", help="Option of the benchmark, key=value."),
     subset: bool = typer.Option(False, "--subset", help="Score only the items that were answered."),
@@ -40,13 +40,14 @@ def score(
       revisit score mmmu total_val_output.json --data data/mmmu
     """
     from revisit.eval.benchmarks import get
+    from revisit.eval.benchmarks.io.places import resolve_data
     from revisit.explain.records import read_answers
     from revisit.registry import parse_assignments
 
     chosen = get(benchmark, **parse_assignments(set_))
     found = read_answers(answers, field)
     try:
-        items = chosen.load(data)
+        items = chosen.load(resolve_data(data, chosen.name))
         texts = attach(found, items, chosen.answer_id)
         notes: tuple[str, ...] = ()
         if subset:

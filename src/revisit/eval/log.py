@@ -176,6 +176,12 @@ class Log:
             self._file.close()
             self._file = None
 
+    def discard_if_empty(self) -> None:
+        """Remove a log that has no answer."""
+        if not self.answers:
+            self.close()
+            self.path.unlink(missing_ok=True)
+
     def _writable(self) -> LineFile:
         if self._file is None:
             raise RuntimeError(f"{self.path} is not open for appending")

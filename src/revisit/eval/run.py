@@ -138,7 +138,11 @@ def run(
         missing = sum(len(task.log.missing(task.questions.items)) for task in tasks)
         reporter.plan(len(tasks), answers, answers - missing)
         for task, following in zip(tasks, [*tasks[1:], None], strict=True):
-            answer(task, config.batch_size, reporter)
+            try:
+                answer(task, config.batch_size, reporter)
+            except RevisitError:
+                task.log.discard_if_empty()  # a wrong setting does not leave an unfinished combination
+                raise
             task.log.close()
             if following and following.engine is not task.engine:
                 task.engine.close()  # makes room for the next model

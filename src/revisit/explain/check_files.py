@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from revisit.errors import RevisitError
-from revisit.explain.files import LineFile, below
+from revisit.explain.files import LineFile, below, write_text
 from revisit.explain.records import IMAGES, AnswerRow, read_answers
 from revisit.models.config import name_of
 from revisit.models.images import open_image
@@ -143,4 +143,4 @@ def write_summary(out: Path, lines: Sequence[dict[str, Any]], captions: Sequence
             f"{len(lines)} texts, {flagged_texts} of them with flagged words{f', most often: {often}' if often else ''}. "
             f"Shown: the {len(top)} texts with the least support."
         )
-        (out / PAGE).write_text(page(checks, lead, [f"{line['id']} ({line['image']})" for line in top]), "utf-8")
+        write_text(out / PAGE, page(checks, lead, [f"{line['id']} ({line['image']})" for line in top]))

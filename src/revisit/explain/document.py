@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from revisit.errors import RevisitError, as_path
+from revisit.explain.files import write_text
 from revisit.words import FUNCTION_WORDS
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ def check_page(path: Path, inputs: Iterable[str | Path]) -> None:
 def write_page(path: str | Path, text: str) -> Path:
     """Write a page into an existing folder; return its path."""
     path = check_writable(path)
-    path.write_text(text, "utf-8")
+    write_text(path, text)
     return path
 
 

@@ -117,13 +117,17 @@ def make_folder(path: Path) -> Path:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace `path` by `value` in one step: a reader, or a kill, meets the old file or the new one, never a part."""
-    data = (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    """Replace `path` by `value` in one step."""
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace `path` in one step: a reader, or a kill, meets the old file or the new one, never a part."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         temporary.unlink(missing_ok=True)  # a link there may lead anywhere
         with temporary.open("xb") as file:
-            file.write(data)
+            file.write(text.encode())
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

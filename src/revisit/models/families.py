@@ -130,6 +130,8 @@ def resolve_layers(spec: str | Sequence[int], depth: int, tied: bool) -> tuple[i
     """
     start = 0 if not tied or depth < 2 else (2 if depth > 2 else 1)
     if isinstance(spec, str):
+        if spec not in LAYER_SETS:
+            raise RevisitError(f"layers must be {', '.join(LAYER_SETS)} or numbers, not {spec!r}.")
         chosen: list[int] = []
         if spec == "all":
             chosen = list(range(start, depth, 2))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from revisit.explain.document import asset, static_page
-from revisit.explain.files import disk_error, make_folder
+from revisit.explain.files import make_folder, write_text
 
 SUPERSCRIPT = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -200,10 +200,7 @@ def write(document: Document, folder: Path) -> list[Path]:
     """Write report.html, report.md and the figures; return the files, the page first."""
     texts = {folder / "report.html": to_html(document), folder / "report.md": to_markdown(document)}
     texts |= {folder / "figures" / f"{figure.name}.svg": figure.svg for figure in document.figures()}
-    try:
-        for path, text in texts.items():
-            make_folder(path.parent)
-            path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise disk_error(error, folder) from error
+    for path, text in texts.items():
+        make_folder(path.parent)
+        write_text(path, text)
     return list(texts)

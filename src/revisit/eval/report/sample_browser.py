@@ -22,7 +22,7 @@ from revisit.eval.compare import control_notes, variants_of
 from revisit.eval.log import Answer, Log, unfinished
 from revisit.eval.report.comparisons import heading, ranked
 from revisit.explain.document import check_writable, script_page, write_page
-from revisit.explain.files import below, make_folder
+from revisit.explain.files import below, disk_error, make_folder
 from revisit.models.images import open_image
 
 logger = logging.getLogger(__name__)
@@ -216,8 +216,11 @@ def copy_images(samples: Sequence[Sample], folder: Path) -> dict[Path, str]:
             logger.warning("%s", error)
             continue
         image.thumbnail((SIDE, SIDE))
-        folder.mkdir(parents=True, exist_ok=True)
-        image.save(folder / name, "JPEG", quality=82)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            image.save(folder / name, "JPEG", quality=82)
+        except OSError as error:
+            raise disk_error(error, folder) from error
         addresses[path] = f"{IMAGES}/{name}"
     return addresses
 
