@@ -129,8 +129,8 @@ class EvalConfig(Settings):
 
     def _method(self, entry: Any, name: str) -> Method:
         (method, settings), model = METHODS.parse(entry), self.models[name]
+        cls: Any = METHODS.find(method)  # before transformers is imported, which takes seconds
         about = describe_model(name, self.trust_remote_code) if isinstance(model, str) else model[0]
-        cls: Any = METHODS.find(method)
         if self.preset and method != "revisit" and hasattr(cls, "official"):
             made: Method = cls.official(**settings)
             return made.for_model(about.config.model_type)
