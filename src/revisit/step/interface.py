@@ -264,7 +264,7 @@ class Step:
             ended: (B,) rows that have ended, which may be left unchanged.
             written: (B, n) tokens generated so far, -1 for none; only `once` needs them.
         """
-        raise NotImplementedError
+        raise NotImplementedError  # every step implementation defines it
 
     def take_in_place(
         self,
