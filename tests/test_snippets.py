@@ -29,7 +29,7 @@ from revisit.cli.main import app
 from revisit.decoding.loop import CHUNKS_SINCE
 from revisit.decoding.method import METHODS
 from revisit.embedded.samples import sample
-from revisit.eval.benchmarks.registry import BENCHMARKS
+from revisit.eval.benchmarks.base import BENCHMARKS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs/api").glob("*.md"))]

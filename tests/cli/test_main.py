@@ -29,7 +29,7 @@ from revisit.cli.main import app, main
 from revisit.cli.options import chosen_method
 from revisit.decoding.method import METHODS
 from revisit.embedded import scenes
-from revisit.eval.benchmarks.registry import BENCHMARKS
+from revisit.eval.benchmarks.base import BENCHMARKS
 from revisit.registry import Registry
 from revisit.settings import hide_progress_bars
 

@@ -14,7 +14,7 @@ import torch
 
 from families import build
 from revisit import ReVisiT, methods
-from revisit.eval.benchmarks import registry
+from revisit.eval import benchmarks
 from revisit.eval.benchmarks.base import Item
 from revisit.eval.engines.local import LocalEngine
 from revisit.eval.engines.vllm import VllmEngine
@@ -113,6 +113,6 @@ def test_a_changed_benchmark_outside_the_package_has_another_spec(tmp_path: Path
         place = tmp_path / str(number) / "mine.py"
         place.parent.mkdir()
         place.write_text(text.format(number))
-        codes.append(foreign_code(registry.get(f"{place}:Mine")))
+        codes.append(foreign_code(benchmarks.get(f"{place}:Mine")))
     assert [list(code) for code in codes] == [["mine.py"], ["mine.py"]]
     assert codes[0] != codes[1]

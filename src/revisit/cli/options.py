@@ -38,9 +38,9 @@ def _methods() -> list[str]:
 
 
 def _benchmarks() -> list[str]:
-    from revisit.eval.benchmarks.registry import BENCHMARKS
+    from revisit.eval.benchmarks import names
 
-    return BENCHMARKS.names()
+    return names()
 
 
 complete_methods, complete_benchmarks = completion(_methods), completion(_benchmarks)

@@ -40,6 +40,7 @@ def score(
       revisit score mmmu total_val_output.json --data data/mmmu
     """
     from revisit.eval.benchmarks import get
+    from revisit.eval.benchmarks.base import check_answers
     from revisit.eval.benchmarks.io.places import resolve_data
     from revisit.explain.records import read_answers
     from revisit.registry import parse_assignments
@@ -52,6 +53,7 @@ def score(
         notes: tuple[str, ...] = ()
         if subset:
             items, texts, notes = _common(items, texts)
+        check_answers(items, texts)
         scores = chosen.score(items, texts)
     except RevisitError:
         raise

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from revisit.decoding.method import METHODS, Method, as_method
 from revisit.decoding.settings import Decoding
 from revisit.errors import EXTRAS, RevisitError
-from revisit.eval.benchmarks import Benchmark, registry
+from revisit.eval.benchmarks.base import BENCHMARKS, Benchmark, find
 from revisit.eval.benchmarks.io.places import (
     DEFAULT_SCENES,
     DOWNLOAD,
@@ -113,8 +113,8 @@ class EvalConfig(Settings):
         found = []
         for entry in _entries(self.benchmark):
             if not isinstance(entry, Benchmark):
-                name, own = registry.BENCHMARKS.parse(entry)
-                cls = registry.find(name)
+                name, own = BENCHMARKS.parse(entry)
+                cls = find(name)
                 entry = cls(**{**(PAPER_OPTIONS.get(cls.name, {}) if self.preset else {}), **own})
             found.append(entry)
         return tuple(found)

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from revisit.errors import RevisitError
 from revisit.eval import statistics
-from revisit.eval.benchmarks.base import Benchmark, Item, Scores, ratio
+from revisit.eval.benchmarks.base import Benchmark, Item, Scores, check_answers, ratio
 from revisit.eval.spec import Spec, environment
 from revisit.explain.files import LineFile, decode, digest, encode, read_file, read_lines, slug, write_json
 
@@ -160,6 +160,7 @@ class Log:
         key = {"scorer": self.spec.scorer, "answers": _digest(hashes, self.answers)}
         stored = _read_scores(self._scores_path)
         if stored is None or any(stored[name] != value for name, value in key.items()):
+            check_answers(items, texts)
             scores = _with_length(benchmark, benchmark.score(list(items), texts), texts)
             stored = {**key, "scores": _with_intervals(benchmark, scores, hashes)}
         if stored.get("asked") != self.request.asked:

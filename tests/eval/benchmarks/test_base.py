@@ -1,36 +1,56 @@
-"""The registry, the parsing of options, and the arithmetic that all benchmarks share."""
+"""The base class of benchmarks and the registry: built-in ones, a file, an installed package, and errors for wrong classes."""
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+import revisit
+from revisit.cli.main import app
 from revisit.errors import RevisitError
-from revisit.eval.benchmarks import Item, Metric, get, names
-from revisit.eval.benchmarks.base import check_answers, ratio
+from revisit.eval import benchmarks
+from revisit.eval.benchmarks import Item, Metric, get, names, ratio, register
+from revisit.eval.benchmarks.base import BENCHMARKS, check_answers
+from revisit.eval.log import read_logs
+
+TUTORIAL = Path(__file__).parents[3] / "docs" / "tutorials" / "places.py"
 
 
-def test_every_registered_benchmark_is_complete():
-    assert names() == [
-        "amber",
-        "chair",
-        "dash_b",
-        "hallusionbench",
-        "llava_bench",
-        "mme",
-        "mmhal",
-        "mmmu",
-        "mmvp",
-        "naturalbench",
-        "phd",
-        "pope",
-        "repope",
-        "vqav2",
-    ]
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the classes that a test registers."""
+    monkeypatch.setattr(BENCHMARKS, "registered", {})
+
+
+def run(*arguments: Any) -> str:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if result.exception is not None:
+        raise result.exception
+    return result.stdout
+
+
+class Length(revisit.Benchmark):
+    """The length of the answer to one question."""
+
+    least: int = 1
+
+    name = "length"
+    max_new_tokens = 4
+    metrics = (Metric("long"),)
+    headline = "long"
+
+
+def test_every_built_in_benchmark_is_complete() -> None:
+    built_in = "amber chair dash_b hallusionbench llava_bench mme mmhal mmmu mmvp naturalbench phd pope repope vqav2"
+    assert names() == built_in.split()
     for name in names():
         benchmark = get(name)
         assert benchmark.name == name
@@ -39,16 +59,19 @@ def test_every_registered_benchmark_is_complete():
         assert benchmark.max_new_tokens > 0
 
 
-def test_names_and_options_are_forgiving_and_exact():
+def test_names_and_options() -> None:
     assert get("LLaVA-Bench").name == "llava_bench"
-    assert get("hallusionbench", judge_cache="x.jsonl").judge_cache == Path("x.jsonl")
+    cached = get("hallusionbench", judge_cache="x.jsonl")
+    assert cached.judge_cache == Path("x.jsonl")  # type: ignore[attr-defined]
+    assert cached.options() == {"judge": "none", "judge_model": "gpt-4", "part": "all"}  # a run's identity
+    assert get("phd", modes="ccs,base").options()["modes"] == ["ccs", "base"]
     with pytest.raises(RevisitError, match="Did you mean 'pope'"):
         get("popee")
     with pytest.raises(RevisitError, match="must be"):
         get("hallusionbench", part="perhaps")
 
 
-def test_ratio_and_printing():
+def test_ratio_and_printing() -> None:
     assert ratio([(1.0, 2.0), (2.0, 2.0)]) == 0.75
     assert math.isnan(ratio([(0.0, 0.0)]))
     assert Metric("m", show=100, decimals=1).text(0.1234) == "12.3"
@@ -57,17 +80,116 @@ def test_ratio_and_printing():
     assert get("pope").metric("something").better is None
 
 
-def test_nothing_is_scored_in_silence():
-    with pytest.raises(RevisitError, match="Nothing to score"):
-        check_answers([], {})
-    with pytest.raises(RevisitError, match="1 of 1 items have no answer"):
-        check_answers([Item("1", "?")], {})
+@pytest.mark.parametrize(
+    ("ids", "answered", "message"),
+    [
+        ("", "", "Nothing to score"),
+        ("aa", "a", "Duplicate item 'a'"),
+        ("ab", "b", "1 of 2 items have no answer"),
+        ("a", "ab", "1 answers match no item"),
+    ],
+)
+def test_every_item_needs_one_answer(ids: str, answered: str, message: str) -> None:
+    with pytest.raises(RevisitError, match=message):
+        check_answers([Item(name, "?") for name in ids], dict.fromkeys(answered, "yes"))
 
 
-def test_importing_benchmarks_stays_light():
+def test_importing_benchmarks_stays_light() -> None:
     code = (
         "import sys, revisit.eval.benchmarks as b; [b.get(n) for n in b.names()]; "
-        "print([m for m in ('torch', 'transformers', 'nltk', 'spacy', 'numpy') if m in sys.modules])"
+        "print([m for m in ('torch', 'transformers', 'nltk', 'spacy', 'numpy', 'huggingface_hub') if m in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+# -- classes from elsewhere ----------------------------------------------------------------------------------------
+
+
+def test_registered_classes_are_found_by_name() -> None:
+    assert register(Length) is Length
+    assert "length" in names()
+    assert get("length", least="3") == Length(least=3)
+    assert (Length().version, Length().title, benchmarks.title("length")) == ("length-1", "length", "length")
+    assert benchmarks.title("never registered") == "never registered"
+    register(Length)  # the same class again is no clash
+
+
+def test_a_benchmark_in_a_file_is_scored(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from revisit import Benchmark\n"
+        "from revisit.eval.benchmarks import Item, Metric, Scores\n"
+        "class Mine(Benchmark):\n"
+        "    name, max_new_tokens, headline, metrics = 'mine', 4, 'right', (Metric('right'),)\n"
+        "    data_files = ('gold.txt',)\n"
+        "    def load(self, data_dir):\n"
+        "        lines = self.files(data_dir)[0].read_text().split()\n"
+        "        return [Item(str(n), '?', (), {'gold': gold}) for n, gold in enumerate(lines)]\n"
+        "    def score(self, items, answers):\n"
+        "        return Scores({'right': sum(answers[i.id] == i.meta['gold'] for i in items) / len(items)})\n"
+    )
+    (tmp_path / "gold.txt").write_text("a b")
+    answers = tmp_path / "answers.jsonl"
+    command = ("score", f"{file}:Mine", answers, "--data", tmp_path, "--json")
+    answers.write_text('{"id": "0", "text": "a"}\n{"id": "1", "text": "x"}\n')
+    found = json.loads(run(*command))
+    assert (found["benchmark"], found["metrics"]) == ("mine", {"right": 0.5})
+    answers.write_text('{"id": "0", "text": "a"}\n{"id": "1", "text": "x"}\n{"id": "2", "text": "y"}\n')
+    with pytest.raises(RevisitError, match="1 answers match no item"):
+        run(*command)
+    with pytest.raises(RevisitError, match=r"gold\.txt is missing: put it at"):
+        get(f"{file}:Mine").load(tmp_path / "nowhere")
+
+
+def test_an_installed_package_offers_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("length", f"{__name__}:Length", "revisit.eval.benchmarks")
+    broken = EntryPoint("broken", "no_such_module:Thing", "revisit.eval.benchmarks")
+    monkeypatch.setattr("revisit.registry.installed", lambda group: {"length": point, "broken": broken})
+    assert get("length").name == "length"
+    with pytest.raises(RevisitError, match=r"'broken' of the installed package .* could not be loaded: ModuleNotFound"):
+        get("broken")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nowhere.py:Mine", "There is no file 'nowhere.py' for the benchmark"),
+        ("plain.py:Missing", r"plain\.py has no class 'Missing'"),
+        ("plain.py:NUMBER", "must be a class derived from revisit.Benchmark"),
+        ("plain.py:Nameless", "needs a name that can be typed"),
+        ("plain.py:Bare", "needs a class attribute 'metrics'"),
+        ("plain.py:Clash", "a benchmark named 'pope' already exists"),
+        ("plain.py:Headless", "its headline 'x' is not one of its metrics"),
+        ("broken.py:Mine", r"broken\.py could not be run: ZeroDivisionError"),
+    ],
+)
+def test_wrong_classes_raise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("broken.py").write_text("1 / 0")
+    attributes = "max_new_tokens, headline, metrics = 1, 'm', (Metric('m'),)"
+    Path("plain.py").write_text(
+        "from revisit.eval.benchmarks import Benchmark, Metric\nNUMBER = 3\n"
+        "class Nameless(Benchmark):\n    pass\n"
+        "class Bare(Benchmark):\n    name = 'bare'\n"
+        f"class Clash(Benchmark):\n    name = 'pope'\n    {attributes}\n"
+        f"class Headless(Benchmark):\n    name = 'headless'\n    {attributes}\n    headline = 'x'\n"
+    )
+    with pytest.raises(RevisitError, match=message):
+        get(text)
+
+
+def test_the_tutorial_benchmark_is_evaluated_and_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REVISIT_CACHE", str(tmp_path / "cache"))
+    assert len(TUTORIAL.read_text().splitlines()) <= 40
+    printed = run(
+        *("eval", "--benchmark", f"{TUTORIAL}:Places:prompt=Please describe this image in detail."),
+        *("--method", "greedy,revisit", "--data", "scenes:unusual:4", "--quiet", "--out", tmp_path / "run"),
+    )
+    assert "places" in printed.lower()
+    greedy, ours = (log.scores for log in read_logs(tmp_path / "run"))
+    assert greedy is not None
+    assert greedy.metrics["accuracy"] > 0.5  # the embedded model was trained on these places
+    assert ours is not None
+    assert ours.shown["accuracy"].better == "higher"
+    assert "accuracy" in run("compare", tmp_path / "run")

@@ -63,7 +63,7 @@ def lines(rows: list[dict[str, Any]]) -> bytes:
 
 
 def offer(server: FileServer, cls: type[Benchmark], contents: dict[str, bytes], patch: pytest.MonkeyPatch) -> None:
-    """Puts the benchmark's files on the server, with their checksums in place of the published ones."""
+    """Put the benchmark's files on the server, and their checksums in place of the published ones."""
     for remote in cls.downloads:
         server.files[f"/{remote.urls[0].partition('://')[2]}"] = contents[remote.path]
     known = {r.path: hashlib.sha256(contents[r.path]).hexdigest() for r in cls.downloads if r.sha256}
@@ -121,17 +121,8 @@ def offer_vqav2(server: FileServer, patch: pytest.MonkeyPatch) -> None:
 
 
 def offer_mmhal(server: FileServer, patch: pytest.MonkeyPatch) -> None:
-    rows = [
-        {
-            "question_type": "counting",
-            "image_id": f"a{n}",
-            "image_src": f"https://farm1.staticflickr.com/{n}_o.jpg",
-            "image_content": ["Dog"],
-            "question": "How many dogs are there?",
-            "gt_answer": "Two.",
-        }
-        for n in (1, 2)
-    ]
+    asked = {"question_type": "counting", "image_content": ["Dog"], "question": "How many?", "gt_answer": "Two."}
+    rows = [{"image_id": f"a{n}", "image_src": f"https://farm1.staticflickr.com/{n}_o.jpg", **asked} for n in (1, 2)]
     offer(server, mmhal.MMHal, {mmhal.MMHal.downloads[0].path: json.dumps(rows).encode()}, patch)
     for n in (1, 2):
         server.files[f"/farm1.staticflickr.com/{n}_o.jpg"] = jpeg(n)
@@ -300,8 +291,5 @@ def test_servers_of_all_kinds(file_server: FileServer, tmp_path: Path) -> None:
     for name, message in (("b.jpg", "status 403"), ("c.jpg", "was not found")):
         with pytest.raises(RevisitError, match=message):
             download.fetch_all([download.Remote(name, (f"http://{name}",))], tmp_path)
-
-
-def test_a_folder_must_be_named() -> None:
     with pytest.raises(RevisitError, match="DIR is missing"):
         run("pope")

@@ -21,8 +21,9 @@ from typer.testing import CliRunner
 from revisit.cli.main import app
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks import get
+from revisit.eval.benchmarks.base import HubDataset
 from revisit.eval.benchmarks.io import data
-from revisit.eval.benchmarks.io.drafts import Draft
+from revisit.eval.benchmarks.io.data import Draft
 from revisit.explain.files import new_folder
 from revisit.explain.records import Record
 
@@ -96,9 +97,7 @@ KNOWN: dict[str, tuple[list[str], dict[str, float]]] = {
 
 def write(name: str, rows: list[Row], folder: Path) -> None:
     """Write rows as a benchmark's files."""
-    draft = Draft(folder, folder)
-    get(name).write_rows((Record(row, f"row {number}") for number, row in enumerate(rows, 1)), draft)
-    draft.close()
+    get(name).write_rows((Record(row, f"row {n}") for n, row in enumerate(rows, 1)), Draft(folder, folder))
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -119,8 +118,8 @@ def test_files_are_the_official_ones(tmp_path: Path) -> None:
     write("hallusionbench", ROWS["hallusionbench"], tmp_path)
     rows = json.loads((tmp_path / "hallusionbench/HallusionBench.json").read_text())
     assert [row["filename"] for row in rows] == ["VS/chart/0_1.png", "VD/chart/0_0.png", "VD/chart/0_1.png", None]
-    # byte for byte, so nothing is lost to a second compression
-    assert (tmp_path / "hallusionbench/VD/chart/0_1.png").read_bytes() == image(30)
+    assert (tmp_path / "hallusionbench/VD/chart/0_1.png").read_bytes() == image(30)  # not compressed again
+    assert len(get("hallusionbench", part="VD").load(tmp_path)) == 2
 
 
 @pytest.mark.parametrize(
@@ -183,6 +182,7 @@ def test_a_dataset_in_official_order_fetched_once(dataset: Path, tmp_path: Path)
     about = json.loads((folder / "source.json").read_text())
     assert (about["source"], about["revision"], about["items"], about["images"]) == (str(dataset), None, 2, 3)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["data", "dataset"]  # no draft is left
+    assert [item.id for item in get("mmmu", keep="single-image").load(folder)] == ["validation_Art_1"]
     assert data.get("mmmu", folder, str(dataset)) == about
     with pytest.raises(RevisitError, match="has other files"):
         data.get("mmmu", folder, str(dataset), limit=1)
@@ -212,9 +212,9 @@ def test_unknown_names_raise(dataset: Path, tmp_path: Path, monkeypatch: pytest.
 
 
 def test_the_hub(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A repository that moved is found under its second name; one that cannot be reached raises one sentence."""
+    """A repository that moved is found by its second name; one that cannot be reached raises one sentence."""
     revision = dataset.rename(tmp_path / "c0ffee")
-    monkeypatch.setattr(type(get("mmmu")), "hub", data.HubDataset(("old/MMMU", "new/MMMU"), ("validation",), ("Art",)))
+    monkeypatch.setattr(type(get("mmmu")), "hub", HubDataset(("old/MMMU", "new/MMMU"), ("validation",), ("Art",)))
 
     def download(repo: str, **_: Any) -> str:
         if repo == "new/MMMU":
@@ -223,7 +223,7 @@ def test_the_hub(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             raise RepositoryNotFoundError.__new__(RepositoryNotFoundError)
         raise ConnectionError("no route to host.\nlong story")
 
-    monkeypatch.setattr(data, "snapshot_download", download)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     about = data.get("mmmu", tmp_path / "data")
     assert (about["source"], about["revision"], about["rows"]) == ("new/MMMU", "c0ffee", 1)
     with pytest.raises(RevisitError, match="The Hub has no dataset old/MMMU"):

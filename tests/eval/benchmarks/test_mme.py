@@ -1,4 +1,4 @@
-"""MME: paired accuracy by hand, and both of its file layouts."""
+"""MME against the official script, and paired accuracy by hand."""
 
 from __future__ import annotations
 
@@ -40,27 +40,21 @@ def test_scores_by_hand():
         assert ratio(units.values()) == pytest.approx(scores.metrics[name])
 
 
-def test_odd_questions_raise():
-    with pytest.raises(RevisitError, match="count/1 has 1"):
-        mme.score_answers([("count", "1", "yes", "yes")])
-
-
-@pytest.mark.parametrize("layout", ["questions_answers_YN", "."])
-def test_load(tmp_path: Path, layout):
+def test_load_with_questions_in_their_own_folder(tmp_path: Path):
     folder = tmp_path / "mme/count"
-    (folder / layout).mkdir(parents=True)
-    (folder / layout / "0001.txt").write_text("Two dogs? Please answer yes or no.\tYes\nSix dogs?\tNo\n")
+    (folder / "questions_answers_YN").mkdir(parents=True)
+    (folder / "questions_answers_YN/0001.txt").write_text("Two dogs? Please answer.\tYes\nSix dogs?\tNo\n")
     (folder / "0001.png").write_bytes(b"")
     bench = get("mme", categories="count")
     items = bench.load(tmp_path)
     assert [item.id for item in items] == ["count/0001/1", "count/0001/2"]
-    assert items[0].prompt == "Two dogs? Please answer yes or no."
+    assert items[0].prompt == "Two dogs? Please answer."
     assert items[0].images == (folder / "0001.png",)
-    scores = bench.score(items, {"count/0001/1": "Yes", "count/0001/2": "No"})
-    assert scores.metrics["count/score"] == 200.0
 
 
-def test_missing_data_and_unknown_category(tmp_path: Path):
+def test_wrong_input_raises(tmp_path: Path):
+    with pytest.raises(RevisitError, match="count/1 has 1"):  # question
+        mme.score_answers([("count", "1", "yes", "yes")])
     (tmp_path / "own/mme/count").mkdir(parents=True)
     (tmp_path / "own/mme/count/1.txt").write_text("Two dogs? Maybe\n")
     with pytest.raises(RevisitError, match="line 1 is not"):

@@ -56,12 +56,9 @@ def test_metrics_by_hand():
     assert harness.counts["other"] == 2
 
 
-def test_vcd_rule_depends_on_the_label():
+def test_parsers_differ_in_answers_that_are_neither_yes_nor_no():
     scores = pope.score_answers([("1", "I know", "no"), ("2", "I know", "yes"), ("3", "Perhaps", "no")], "vcd")
     assert scores.counts == {"TP": 0, "FP": 1, "TN": 1, "FN": 1, "other": 0}
-
-
-def test_unknown_answers_under_vlmevalkit_and_repope():
     rows = [("1", "Maybe", "yes"), ("2", "Yes", "yes"), ("3", "Maybe", "no"), ("4", "No", "no")]
     kit = pope.score_answers(rows, "vlmevalkit")
     assert kit.metrics["accuracy"] == 0.5
@@ -69,6 +66,8 @@ def test_unknown_answers_under_vlmevalkit_and_repope():
     repope = pope.score_answers(rows, "repope")
     assert repope.metrics["accuracy"] == 1.0  # answers without yes or no are not counted at all
     assert repope.metrics["recall"] == 1.0
+    with pytest.raises(RevisitError, match="must be yes or no"):
+        pope.score_answers([("1", "yes", "maybe")])
 
 
 def test_precision_without_a_yes_is_undefined():
@@ -78,18 +77,24 @@ def test_precision_without_a_yes_is_undefined():
     assert pope.score_answers([("1", "no", "yes")], "harness").metrics["precision"] == 0.0
 
 
-def test_mean_over_settings_is_plain():
-    rows = [("a", "yes", "yes", "coco_random"), ("b", "no", "no", "gqa_random"), ("c", "yes", "no", "gqa_random")]
+def test_settings_are_averaged_or_pooled():
+    rows = [("1", "yes", "yes", "a"), ("2", "no", "no", "b"), ("3", "yes", "no", "b")]
     scores = pope.score_settings(rows)
     assert scores.metrics["accuracy"] == pytest.approx((1 + 0.5) / 2)
-    assert scores.metrics["gqa_random/accuracy"] == 0.5
-    assert ratio(scores.per_item["accuracy"].values()) == pytest.approx(scores.metrics["accuracy"])
-    assert ratio(scores.per_item["yes_ratio"].values()) == pytest.approx(scores.metrics["yes_ratio"])
+    assert scores.metrics["b/accuracy"] == 0.5
+    for metric in ("accuracy", "yes_ratio"):
+        assert ratio(scores.per_item[metric].values()) == pytest.approx(scores.metrics[metric])
+    rows = [("1", "yes", "yes", "a"), ("2", "yes", "yes", "a"), ("3", "no", "yes", "b"), ("4", "no", "no", "b")]
+    scores = pope.score_settings(rows, "vlmevalkit")
+    assert scores.metrics["F1"] == 2 * 1 * (2 / 3) / (1 + 2 / 3)
+    assert scores.metrics["b/precision"] == scores.metrics["b/F1"] == 0
+    assert scores.metrics["accuracy"] == 0.75
+    assert set(scores.per_item["F1"]) == {"1", "2", "3", "4"}
 
 
-def _nine_settings(root: Path) -> Path:
-    """All nine files with six questions each, in the two official layouts."""
-    (root / "pope").mkdir()
+def test_nine_settings_and_options(tmp_path: Path):
+    """Load nine files with six questions each, in the two official layouts."""
+    (tmp_path / "pope").mkdir()
     for setting in SETTINGS:
         source, kind = setting.split("_")
         image = "COCO_val2014_000000000007.jpg" if source != "gqa" else "2400007.jpg"
@@ -98,42 +103,24 @@ def _nine_settings(root: Path) -> Path:
             for n, label in enumerate(("yes", "no") * 3, 1)
         ]
         if source == "coco":
-            (root / f"pope/coco_pope_{kind}.json").write_text("\n".join(map(json.dumps, rows)))
+            (tmp_path / f"pope/coco_pope_{kind}.json").write_text("\n".join(map(json.dumps, rows)))
         else:
-            (root / f"pope/{source}_pope_seem_{kind}.json").write_text(json.dumps(rows, indent=2))
-    return root
-
-
-def test_all_nine_settings(tmp_path: Path):
-    items = get("pope").load(_nine_settings(tmp_path))
+            (tmp_path / f"pope/{source}_pope_seem_{kind}.json").write_text(json.dumps(rows, indent=2))
+    items = get("pope").load(tmp_path)
     assert len(items) == 54
     assert {item.meta["setting"] for item in items} == set(SETTINGS)
     scores = get("pope").score(items, {item.id: "Yes" for item in items})
     assert scores.metrics["accuracy"] == pytest.approx(0.5)
     assert scores.metrics["F1"] == pytest.approx(2 / 3)
-
-
-def test_options(tmp_path: Path):
     bench = get("pope", settings="coco_random,gqa_popular", parser="opera", suffix="one-word")
     assert bench.version == "pope-opera-1"
-    items = bench.load(_nine_settings(tmp_path))
+    items = bench.load(tmp_path)
     assert len(items) == 12
     assert items[0].id == "coco_random/1"
     assert items[0].prompt.endswith("in the image? Please answer this question with one word.")
     assert items[-1].images[0].parent.name == "gqa"
     with pytest.raises(RevisitError, match="Did you mean 'official'"):
         get("pope", parser="oficial")
-    with pytest.raises(RevisitError, match="must be yes or no"):
-        pope.score_answers([("1", "yes", "maybe")])
-
-
-def test_vlmevalkit_pools_the_settings():
-    rows = [("1", "yes", "yes", "a"), ("2", "yes", "yes", "a"), ("3", "no", "yes", "b"), ("4", "no", "no", "b")]
-    scores = pope.score_settings(rows, "vlmevalkit")
-    assert scores.metrics["F1"] == 2 * 1 * (2 / 3) / (1 + 2 / 3)
-    assert scores.metrics["b/precision"] == scores.metrics["b/F1"] == 0
-    assert scores.metrics["accuracy"] == 0.75
-    assert set(scores.per_item["F1"]) == {"1", "2", "3", "4"}
 
 
 def test_what_the_official_script_of_repope_gave():
@@ -148,7 +135,6 @@ def test_what_the_official_script_of_repope_gave():
 
 
 ENTRY = """
-
 from revisit.eval.benchmarks.pope import ImageSource, Questions, YesNo
 
 SOURCE_OF_IMAGES = ImageSource(("images",), ("https://example.org/images",))
@@ -168,8 +154,8 @@ class Shapes(YesNo):
 """
 
 
-def test_a_benchmark_in_this_form_is_an_entry_of_data(tmp_path: Path):
-    """Load, download and score a new entry; a setting's name need not look like POPE's."""
+def test_a_benchmark_in_this_form_is_one_class(tmp_path: Path):
+    """Load, download and score a new one; the name of a setting need not look like POPE's."""
     (tmp_path / "mine.py").write_text(ENTRY)
     (tmp_path / "shapes").mkdir()
     for name, label in (("near_miss", "no"), ("other", "yes")):

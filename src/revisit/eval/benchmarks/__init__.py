@@ -1,6 +1,5 @@
-"""Benchmarks: one file each, with its data, its prompts, its scorer and how its numbers are read."""
+"""Benchmarks: one file each, with its data, prompts, scorer and metrics."""
 
-from revisit.eval.benchmarks.base import Benchmark, Item, Metric, Scores, ratio
-from revisit.eval.benchmarks.registry import find, get, names, register
+from revisit.eval.benchmarks.base import Benchmark, Item, Metric, Scores, find, get, names, ratio, register, title
 
-__all__ = ["Benchmark", "Item", "Metric", "Scores", "find", "get", "names", "ratio", "register"]
+__all__ = ["Benchmark", "Item", "Metric", "Scores", "find", "get", "names", "ratio", "register", "title"]

@@ -16,12 +16,11 @@ from typing import Any, Literal
 
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks import language
-from revisit.eval.benchmarks.base import Benchmark, Item, Metric, PerUnit, Scores, check_answers, ratio, require
+from revisit.eval.benchmarks.base import Benchmark, Item, Metric, PerUnit, Scores, ratio
 from revisit.eval.benchmarks.io.download import Remote
 from revisit.eval.benchmarks.pope import parse_vlmevalkit
 from revisit.explain import records
 
-SOURCE = "https://github.com/junyangwang0410/AMBER (data/ and the images linked there)"
 # The published files at one commit, and the archive of images that its README links to.
 _FILES = "https://raw.githubusercontent.com/junyangwang0410/AMBER/534babf6bbfcce2e735c26289dedfb21cef3c939/data"
 FILES = ("annotations.json", "relation.json", "safe_words.txt", "query/query_all.json")
@@ -58,14 +57,14 @@ def nouns(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """AMBER's relation.json (an object and the words that may stand for it) and safe_words.txt."""
+    """AMBER's relation.json (objects and their synonyms) and safe_words.txt."""
 
     related: Mapping[str, Sequence[str]]
     safe: frozenset[str]
 
     @functools.cached_property
     def known(self) -> frozenset[str]:
-        """Every word that the rule looks at."""
+        """All words that the rule counts."""
         return frozenset(self.related) | {word for words in self.related.values() for word in words}
 
     def words_for(self, objects: Sequence[str]) -> list[tuple[str, int]]:
@@ -89,7 +88,7 @@ class CaptionScore:
 def score_caption(
     caption_nouns: Iterable[str], truth: Sequence[str], hallu: Sequence[str], words: Vocabulary, similar: Similar
 ) -> CaptionScore:
-    """Count a caption's nouns; `truth` lists what the image shows, `hallu` what people expect there but is absent."""
+    """Count a caption's nouns; `truth` lists the objects in the image, `hallu` absent ones that people would expect."""
     mentioned = [noun for noun in caption_nouns if noun in words.known]
     real, pitfalls = words.words_for(truth), words.words_for(hallu)
     covered: set[int] = set()
@@ -117,7 +116,7 @@ def _first(words: Iterable[tuple[str, int]], noun: str, test: Similar) -> int | 
 
 @functools.cache
 def spacy_similarity() -> Similar:
-    """Return the official test of whether two words mean the same; raise RevisitError if spaCy or its vectors are missing."""
+    """Return the official test for two words of the same meaning; raise RevisitError if spaCy or its vectors are missing."""
     try:
         import spacy
 
@@ -176,10 +175,12 @@ def score_answers(rows: Iterable[tuple[str, str, str, str]]) -> Scores:
         if not part:
             continue
         units = {
-            "accuracy": {u: (100.0 * (said == label), 1.0) for u, said, label, _ in part},
-            # every question is a unit, whatever the answer: methods are compared on the same ones
-            "precision": {u: (100.0 * (said == label == "no"), float(said == "no")) for u, said, label, _ in part},
-            "recall": {u: (100.0 * (said == label), 1.0) for u, said, label, _ in part if label == "no"},
+            "accuracy": {u: (100.0 * (answer == label), 1.0) for u, answer, label, _ in part},
+            # every question is a unit, whatever its answer, because methods are compared on the same units
+            "precision": {
+                u: (100.0 * (answer == label == "no"), float(answer == "no")) for u, answer, label, _ in part
+            },
+            "recall": {u: (100.0 * (answer == label), 1.0) for u, answer, label, _ in part if label == "no"},
         }
         for name, group in units.items():
             per_item[prefix + name] = _padded(group, 3 if prefix == "attribute/" else 1)  # it adds three counters up
@@ -196,9 +197,9 @@ class Amber(Benchmark):
     """AMBER: descriptions checked against annotated objects, and yes/no questions.
 
     Args:
-        part: Which questions to ask.
-        similarity: How words are compared with annotated objects; "spacy" is official.
-        parser: How yes/no answers are read: "official" accepts exactly Yes or No, "vlmevalkit" either word in a sentence.
+        part: The questions to use.
+        similarity: The comparison of words with annotated objects; "spacy" is official.
+        parser: The rule that parses yes/no answers: "official" accepts exactly Yes or No, "vlmevalkit" either word in a sentence.
     """
 
     part: Literal["all", "generative", "discriminative"] = "all"
@@ -222,6 +223,7 @@ class Amber(Benchmark):
         Metric("AMBER", "higher", 1, 1),
     )
 
+    source = "https://github.com/junyangwang0410/AMBER (data/ and the images linked there)"
     license = "Apache-2.0 (questions and annotations); the images as stated in its README"
     downloads = tuple(Remote(f"amber/data/{name}", (f"{_FILES}/{name}",)) for name in FILES)
 
@@ -229,16 +231,15 @@ class Amber(Benchmark):
     def version(self) -> str:
         return f"amber-{self.part}-{self.similarity}-{self.parser}-1"
 
-    def files(self, data_dir: Path) -> list[Path]:
-        folder = records.folder(self._home(data_dir), "data", "annotations.json")
-        return [require(folder / name, f"AMBER's {name}", SOURCE) for name in FILES]
-
-    def _home(self, data_dir: Path) -> Path:
+    def home(self, data_dir: Path) -> Path:
         return records.folder(data_dir, "amber", "data", "annotations.json")
+
+    def files(self, data_dir: Path) -> list[Path]:
+        folder = records.folder(self.home(data_dir), "data", "annotations.json")
+        return [self.require(folder / name) for name in FILES]
 
     def load(self, data_dir: Path) -> list[Item]:
         annotations, _, _, queries = self.files(data_dir)
-        home = self._home(data_dir)
         notes: dict[str, dict[str, Any]] = {}  # id -> what scoring needs
         for row in records.read_records(annotations):
             generative = row.need("type") == "generative"
@@ -250,7 +251,7 @@ class Amber(Benchmark):
         for row in records.read_records(queries):
             key = str(row.need("id"))
             if key in notes:
-                image = records.find_image(home, row.need("image"), "image", "images")
+                image = records.find_image(self.home(data_dir), row.need("image"), "image", "images")
                 items.append(Item(key, row.need("query"), (image,), notes[key]))
         return items
 
@@ -260,31 +261,31 @@ class Amber(Benchmark):
         return [Remote("amber/image/images.zip", (_IMAGES,), members=tuple(sorted(names)))]
 
     def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
-        check_answers(items, answers)
         parts = []
         captions = [item for item in items if item.meta["kind"] == "generative"]
         if captions:
             words = read_vocabulary(captions[0].meta["folder"])
             similar = spacy_similarity() if self.similarity == "spacy" else eq
-            found = {
+            counts = {
                 i.id: score_caption(nouns(answers[i.id]), i.meta["truth"], i.meta["hallu"], words, similar)
                 for i in captions
             }
-            parts.append(score_captions(found))
-        asked = [item for item in items if item.meta["kind"] != "generative"]
-        if asked:
+            parts.append(score_captions(counts))
+        questions = [item for item in items if item.meta["kind"] != "generative"]
+        if questions:
             parse = parse_official if self.parser == "official" else parse_vlmevalkit
-            parts.append(score_answers((i.id, parse(answers[i.id]), i.meta["truth"], i.meta["kind"]) for i in asked))
+            rows = ((i.id, parse(answers[i.id]), i.meta["truth"], i.meta["kind"]) for i in questions)
+            parts.append(score_answers(rows))
         metrics = {name: value for part in parts for name, value in part.metrics.items()}
         if len(parts) == 2:
             metrics["AMBER"] = (100 - metrics["CHAIR"] + metrics["F1"]) / 2
         per_item = {name: units for part in parts for name, units in part.per_item.items()}
-        counts = {name: value for part in parts for name, value in part.counts.items()}
+        totals = {name: value for part in parts for name, value in part.counts.items()}
         notes = (language.version(),) if captions else ()
         if captions and self.similarity == "exact":
             exact = "Objects are matched by equal words only (similarity=exact), which is not the official rule."
             notes = (exact, *notes)
-        return Scores(metrics, per_item, counts, notes)
+        return Scores(metrics, per_item, totals, notes)
 
 
 def read_vocabulary(folder: Path) -> Vocabulary:

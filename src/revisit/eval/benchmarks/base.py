@@ -1,7 +1,7 @@
-"""What a benchmark is: its items, its scorer, and how the answers of two methods can be compared on it.
+"""The base class of benchmarks, their items and scores, and the registry that finds them by name.
 
-A benchmark is a class whose fields are its options (`get("pope", parser="vcd")`), in its own module.
-It never sees a model: `load` returns prompts and images, `score` takes the answers as plain text.
+A benchmark is a class whose fields are its options (`get("pope", parser="vcd")`), in its own module. It has no access to the model:
+`load` returns prompts and images, and `score` takes the answers as plain text.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, ConfigDict
 
-from revisit.errors import RevisitError, unknown
+from revisit.errors import RevisitError
 from revisit.eval.benchmarks.io.download import Remote
 from revisit.explain.records import AnswerRow, Record, folder
-from revisit.registry import Settings
+from revisit.registry import Registry, Settings
 
 if TYPE_CHECKING:
-    from revisit.eval.benchmarks.io.drafts import Draft
+    from revisit.eval.benchmarks.io.data import Draft
 
 
 # NaN is null in JSON.
@@ -30,7 +30,7 @@ Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is Non
 
 @dataclass(frozen=True)
 class HubDataset:
-    """Where a benchmark's rows are: in the first of `repos` that exists."""
+    """A dataset on the Hub, in the first of `repos` that exists."""
 
     repos: tuple[str, ...]
     splits: tuple[str, ...]
@@ -54,19 +54,19 @@ def coco_image(name: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Item:
-    """One question to a model: `prompt` is the plain user text (no image token, no chat template)."""
+    """One question to a model; `prompt` is the user's text, without image tokens and chat template."""
 
     id: str
     prompt: str
     images: tuple[Path, ...] = ()
     meta: dict[str, Any] = field(default_factory=dict)
-    hash: str = ""  # of the prompt and the images' bytes, once they were read; ties an answer to them
-    noise: bool = False  # whether the model gets noise of the images' sizes, as a control
+    hash: str = ""  # of the prompt and the images' bytes, set when they are read; answers are stored with it
+    noise: bool = False  # a control: the model gets noise instead of the images
 
 
 @dataclass(frozen=True)
 class Metric:
-    """How one number is read: which direction is better (None: neither), and how it is printed."""
+    """The name of a metric, its better direction (None: neither), and how it is printed."""
 
     name: str
     better: Literal["higher", "lower"] | None = "higher"
@@ -101,8 +101,8 @@ class Scores:
 
     Attributes:
         metrics: Unrounded, on the scale of the official scorer, NaN where the official division is by zero.
-        per_item: For each metric that is a ratio of sums over units, the two sums' terms: sum(numerators) / sum(denominators) is the
-            metric, and resampling units gives its sampling distribution.
+        per_item: The terms of each metric that is a ratio of sums over units: sum(numerators) / sum(denominators) is the metric, and
+            resampling units gives its sampling distribution.
         counts: The whole numbers behind the metrics.
         notes: Remarks for the reader.
         items: The scored items and their hashes. This and the following are filled in by the log.
@@ -124,8 +124,8 @@ class Scores:
 
     def value(self, metric: str) -> tuple[float, float, float]:
         """Return (value, low, high) of a metric on the printed scale; NaN where it is undefined."""
-        scale, found = self.shown[metric].show, self.intervals[metric]
-        low, high = (found.low, found.high) if found else (math.nan, math.nan)
+        scale, interval = self.shown[metric].show, self.intervals[metric]
+        low, high = (interval.low, interval.high) if interval else (math.nan, math.nan)
         return self.metrics[metric] * scale, low * scale, high * scale
 
     def verdict(self, item: str) -> tuple[str, bool]:
@@ -151,13 +151,13 @@ class Scores:
 
     @classmethod
     def of(cls, per_item: dict[str, PerUnit], counts: Mapping[str, float], notes: tuple[str, ...] = ()) -> Scores:
-        """Return scores whose metrics are the ratios of what their units contribute."""
+        """Return scores whose metrics are the ratios of their terms."""
         metrics = {name: ratio(units.values()) for name, units in per_item.items()}
         return cls(metrics, per_item, {name: float(count) for name, count in counts.items()}, notes)
 
 
 def ratio(units: Iterable[tuple[float, float]]) -> float:
-    """Sum of numerators over sum of denominators; NaN if the denominators sum to zero."""
+    """Return the sum of numerators over the sum of denominators; NaN if the denominators sum to zero."""
     numerator, denominator = 0.0, 0.0
     for n, d in units:
         numerator, denominator = numerator + n, denominator + d
@@ -165,24 +165,22 @@ def ratio(units: Iterable[tuple[float, float]]) -> float:
 
 
 class Benchmark(Settings):
-    """Base of all benchmarks: its fields are its options, read and validated by their types.
+    """Base of all benchmarks. The annotated fields of a subclass are its options.
 
-    A subclass states the class attributes below and defines `load` and `score`; the other methods only where the defaults do
-    not fit.
+    A subclass sets the class attributes below, defines `load` and `score`, and overrides other methods where the defaults do not fit.
     """
 
-    name: ClassVar[str]  # how commands call it
-    title: ClassVar[str] = ""  # how a report calls it; the name if empty
+    name: ClassVar[str]  # in commands
+    title: ClassVar[str] = ""  # in reports; the name if empty
     max_new_tokens: ClassVar[int]
     metrics: ClassVar[tuple[Metric, ...]]  # their names, directions and printed form
     headline: ClassVar[str]  # the metric a one-number summary shows
     data_files: ClassVar[tuple[str, ...]] = ()  # annotation files, in DATA/<name>/ or in DATA itself
-    source: ClassVar[str] = "its authors"  # where they come from, as the end of a sentence
-    needs_nltk: ClassVar[bool] = False  # whether scoring reads NLTK's data
-    hub: ClassVar[HubDataset | None] = None  # where `revisit data get` finds it on the Hub
+    source: ClassVar[str] = "its authors"  # of these files, as the end of an error message
+    needs_nltk: ClassVar[bool] = False  # scoring reads NLTK's data
+    hub: ClassVar[HubDataset | None] = None  # read by `revisit data get`
     downloads: ClassVar[tuple[Remote, ...]] = ()  # its annotation files on the authors' servers
-    license: ClassVar[str] = "see its authors' pages"  # of its data, shown when it is fetched
-    places: ClassVar[tuple[str, ...]] = ("judge_url", "judge_cache")  # options that change no question and no number
+    license: ClassVar[str] = "see its authors' pages"  # of its data, shown when it is downloaded
 
     def __init_subclass__(cls) -> None:
         if "title" not in vars(cls):
@@ -190,13 +188,12 @@ class Benchmark(Settings):
 
     @property
     def version(self) -> str:
-        """Names the scoring rule, options included; only numbers of the same version can be compared."""
+        """Name of the scoring rule, with its options; only numbers of the same version can be compared."""
         return f"{self.name}-1"
 
     def options(self) -> dict[str, Any]:
-        """Return the options that decide its questions or numbers, ready for JSON; they are part of a run's identity."""
-        found = {option: value for option, value in self if option not in self.places}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+        """Return the options as JSON values; they are part of a run's identity, except fields with `exclude`."""
+        return self.model_dump(mode="json")
 
     def home(self, data_dir: Path) -> Path:
         """Return the folder of its annotation files: `data_dir/<name>`, or `data_dir` itself if they are there."""
@@ -204,29 +201,35 @@ class Benchmark(Settings):
 
     def files(self, data_dir: Path) -> list[Path]:
         """Return the annotation files (not the images) that `load` reads; raise RevisitError if one is missing."""
-        home = self.home(data_dir)
-        can_fetch = bool(self.downloads or self.hub)
-        return [require(home / file, f"{self.title}'s {file}", self.source, can_fetch) for file in self.data_files]
+        return [self.require(self.home(data_dir) / file) for file in self.data_files]
+
+    def require(self, path: Path) -> Path:
+        """Return the path of an annotation file; raise RevisitError if it does not exist."""
+        if not path.exists():
+            how = "use --data download, which fetches it once, or " if self.downloads or self.hub else ""
+            raise RevisitError(f"{self.title}'s {path.name} is missing: {how}put it at {path} (from {self.source}).")
+        return path
 
     def load(self, data_dir: Path) -> list[Item]:
         """Return all items in official order; raise RevisitError if a file has to be downloaded by hand first."""
         raise NotImplementedError  # every benchmark defines it
 
     def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
-        """Score exactly these items; `answers` maps every item id to the generated text."""
+        """Score these items; `answers` has the generated text of every item, by its id."""
         raise NotImplementedError  # every benchmark defines it
 
     def answer_id(self, answer: AnswerRow) -> str | None:
-        """Return the id of the item that a row of an answer file answers; None if the row has no id."""
+        """Return the id of the item that a row of an answer file belongs to; None if the row has no id."""
         return answer.key()
 
     def image_files(self, data_dir: Path, limit: int | None = None) -> list[Remote]:
-        """Return the images of the first `limit` items, to be downloaded once its annotation files are in `data_dir`."""
-        found = {image for item in self.load(data_dir)[:limit] for image in item.images}
-        return [Remote(image.relative_to(data_dir).as_posix(), self.image_urls(image)) for image in sorted(found)]
+        """Return the images of the first `limit` items; the annotation files must be in `data_dir`."""
+        images = {image: item for item in self.load(data_dir)[:limit] for image in item.images}
+        paths = {image: image.relative_to(data_dir).as_posix() for image in sorted(images)}
+        return [Remote(path, self.image_urls(image, images[image])) for image, path in paths.items()]
 
-    def image_urls(self, image: Path) -> tuple[str, ...]:
-        """Return the addresses of an image on the authors' servers."""
+    def image_urls(self, image: Path, item: Item) -> tuple[str, ...]:
+        """Return the URLs of an item's image on the authors' servers."""
         return coco_image(image.name)
 
     @classmethod
@@ -235,7 +238,7 @@ class Benchmark(Settings):
         raise NotImplementedError  # every benchmark with a Hub dataset defines it
 
     def metric(self, name: str) -> Metric:
-        """Return how a metric is printed; metrics of a sub-setting (`"coco_random/F1"`) are printed like the metric itself."""
+        """Return a metric by its name; those of a subset, such as `"coco_random/F1"`, are printed like the metric itself."""
         last = name.rsplit("/", 1)[-1]
         for metric in self.metrics:
             if metric.name == last:
@@ -243,15 +246,44 @@ class Benchmark(Settings):
         return Metric(name, better=None, decimals=4)
 
 
-def check_choice(kind: str, value: str, allowed: Iterable[str]) -> None:
-    """Raise RevisitError unless `value` is one of `allowed`."""
-    allowed = tuple(allowed)
-    if value not in allowed:
-        raise unknown(kind, value, allowed)
+# -- registry ------------------------------------------------------------------------------------------------------
+
+
+def _check_class(cls: Any, where: str) -> None:
+    """Raise RevisitError unless a class has the attributes that every benchmark has."""
+    for needed in ("metrics", "headline", "max_new_tokens"):
+        if not hasattr(cls, needed):
+            raise RevisitError(f"{where} needs a class attribute {needed!r}; see revisit.Benchmark.")
+    if not any(metric.name == cls.headline for metric in cls.metrics):
+        raise RevisitError(f"{where}: its headline {cls.headline!r} is not one of its metrics.")
+
+
+BENCHMARKS = Registry("benchmark", "revisit.eval.benchmarks", Benchmark, _check_class)
+names = BENCHMARKS.names
+register = BENCHMARKS.register
+
+
+def find(name: str) -> type[Benchmark]:
+    """Return the class of a benchmark, by its name in any spelling ("LLaVA-Bench") or as `path/to/file.py:Class`."""
+    spelled = name.lower().replace("-", "_")
+    return BENCHMARKS.load(name if ".py" in name or name in BENCHMARKS.registered else spelled)
+
+
+def get(name: str, /, **options: Any) -> Benchmark:
+    """Return a benchmark with options, by its name or as `path/to/file.py:Class`; values may be text."""
+    return find(name)(**options)
+
+
+def title(name: str) -> str:
+    """Return the benchmark's title in reports; its name if this process has no such benchmark."""
+    return BENCHMARKS.find(name).title if name in names() else name
+
+
+# -- checks --------------------------------------------------------------------------------------------------------
 
 
 def check_answers(items: Iterable[Item], answers: Mapping[str, str]) -> None:
-    """Raise RevisitError unless `answers` has exactly one text for every item, so that nothing is dropped silently."""
+    """Raise RevisitError unless every item has an answer, and every answer an item."""
     ids = [item.id for item in items]
     if not ids:
         raise RevisitError("Nothing to score: the list of items is empty.")
@@ -271,11 +303,3 @@ def check_answers(items: Iterable[Item], answers: Mapping[str, str]) -> None:
             f"{len(extra)} answers match no item of this benchmark (the first is {extra[0]!r}); "
             "check that answers and data files are from the same benchmark and split."
         )
-
-
-def require(path: Path, what: str, source: str, can_fetch: bool = True) -> Path:
-    """Return `path` if it exists; otherwise raise RevisitError with where the file goes and how to get it."""
-    if not path.exists():
-        how = "use --data download, which fetches it once, or " if can_fetch else ""
-        raise RevisitError(f"{what} is missing: {how}put it at {path} (from {source}).")
-    return path

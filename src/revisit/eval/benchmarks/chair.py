@@ -21,24 +21,13 @@ from typing import Any
 
 from revisit.errors import RevisitError, unknown
 from revisit.eval.benchmarks import language
-from revisit.eval.benchmarks.base import (
-    COCO_LICENSE,
-    Benchmark,
-    Item,
-    Metric,
-    PerUnit,
-    Scores,
-    check_answers,
-    coco_image,
-    require,
-)
+from revisit.eval.benchmarks.base import COCO_LICENSE, Benchmark, Item, Metric, PerUnit, Scores, coco_image
 from revisit.eval.benchmarks.io.download import Remote
 from revisit.explain import records
 from revisit.explain.records import AnswerRow
 from revisit.words import PAIRS, WORDS
 
 PROMPT = "Please describe this image in detail."
-COCO_SOURCE = "https://cocodataset.org (2014 Train/Val annotations, annotations_trainval2014.zip)"
 ANNOTATIONS = ("instances_val2014.json", "captions_val2014.json")
 _POS = {"J": "a", "V": "v", "N": "n", "R": "r"}
 
@@ -47,9 +36,9 @@ ImageId = int | str
 
 @dataclass(frozen=True)
 class Parse:
-    """What the rule sees in a caption.
+    """A parsed caption.
 
-    `merged`: lemmas after word pairs have become one word (its length is the caption's length). `words`: those that
+    `merged`: lemmas, with known word pairs merged into one word; its length is the caption's length. `words`: those that
     name a COCO object, `nodes`: their categories.
     """
 
@@ -201,7 +190,7 @@ def build_ground_truth(
 def read_ground_truth(paths: Sequence[Path], wanted: Iterable[ImageId] | None = None) -> dict[ImageId, set[str]]:
     """Read ground truth from a map of image ids to category names, or from COCO's instances and captions files.
 
-    COCO captions are parsed only for the `wanted` images, so that a sample of val2014 takes seconds.
+    COCO captions are parsed only for the `wanted` images, because parsing all of val2014 takes minutes.
     """
     if len(paths) == 1:
         return _read_map(paths[0])
@@ -241,12 +230,11 @@ def samples() -> dict[str, list[ImageId]]:
 
 
 class Chair(Benchmark):
-    """CHAIR: objects that a caption names and the annotations do not contain.
+    """CHAIR: objects that a caption mentions and the image does not contain.
 
     Args:
-        ids: Which images: "auto" (the list seed42-500 if the annotations contain it, else every image of the
-            annotations), the name of a list that ships with the package, "all", or a file with one id per line or a
-            JSON list.
+        ids: The images to use: "auto" (the list seed42-500 if the annotations contain it, else all), "all", the name of a list
+            that ships with the package, or a file with one id per line or a JSON list.
     """
 
     ids: str = "auto"
@@ -267,6 +255,7 @@ class Chair(Benchmark):
         Metric("DistinctF1", "higher", 100, 1),
     )
 
+    source = "https://cocodataset.org (2014 Train/Val annotations, annotations_trainval2014.zip)"
     license = COCO_LICENSE
     downloads = (
         Remote(
@@ -285,7 +274,7 @@ class Chair(Benchmark):
         if own.exists():
             return [own]
         folder = records.folder(data_dir, "annotations", *ANNOTATIONS)
-        return [require(folder / name, f"CHAIR's {name}", COCO_SOURCE) for name in ANNOTATIONS]
+        return [self.require(folder / name) for name in ANNOTATIONS]
 
     def load(self, data_dir: Path) -> list[Item]:
         paths = self.files(data_dir)
@@ -321,11 +310,10 @@ class Chair(Benchmark):
 
     def answer_id(self, answer: AnswerRow) -> str | None:
         """Return the image's id, from its number or its file name."""
-        found = answer.key(("image_id", "image", "id", "question_id"))
-        return None if found is None else str(image_key(found))
+        name = answer.key(("image_id", "image", "id", "question_id"))
+        return None if name is None else str(image_key(name))
 
     def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
-        check_answers(items, answers)
         scores = score_captions((item.id, answers[item.id], item.meta["ground_truth"]) for item in items)
         return replace(scores, notes=(*scores.notes, language.version()))
 

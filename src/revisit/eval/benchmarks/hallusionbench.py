@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import HubDataset, Item, Metric, PerUnit, Scores, lmms, ratio
-from revisit.eval.benchmarks.io.drafts import Draft
+from revisit.eval.benchmarks.io.data import Draft
 from revisit.eval.benchmarks.judged import Judged
 from revisit.eval.benchmarks.pope import parse_vlmevalkit
 from revisit.explain import records
@@ -39,10 +39,10 @@ def item_key(row: Row) -> str:
 
 def rule_label(prediction: str, gold: str | int) -> str:
     """Label a prediction by the rule; `gold` is 1 for yes and 0 for no."""
-    said = parse_vlmevalkit(prediction)
-    if said == "unknown":
+    answer = parse_vlmevalkit(prediction)
+    if answer == "unknown":
         return "2"
-    return "1" if (said == "yes") == (str(gold) == "1") else "0"
+    return "1" if (answer == "yes") == (str(gold) == "1") else "0"
 
 
 def judge_label(reply: str) -> str:
@@ -65,7 +65,7 @@ def is_correct(row: Row, label: str) -> bool:
 
 
 def _groups(rows: Iterable[Row], right: Mapping[str, bool], *fields: str) -> PerUnit:
-    """Group name -> (100 if all its answers are right else 0, 1)."""
+    """Return group name -> (100 if all its answers are right else 0, 1)."""
     groups: dict[str, bool] = {}
     for row in rows:
         name = key(row, *fields)
@@ -74,7 +74,7 @@ def _groups(rows: Iterable[Row], right: Mapping[str, bool], *fields: str) -> Per
 
 
 def accuracies(rows: list[Row], right: Mapping[str, bool]) -> dict[str, PerUnit]:
-    """Compute the official five accuracies, each as what its units (questions, groups, figures) contribute."""
+    """Compute the terms of the five official accuracies, whose units are questions, groups or figures."""
     return {
         "qAcc": _groups(rows, right, "question_id"),
         "fAcc": _groups(filter(has_figure, rows), right, "figure_id"),
@@ -119,7 +119,7 @@ HUB_COLUMNS = (*FIELDS, "question", "gt_answer_details", "gt_answer", "filename"
 
 
 class HallusionBench(Judged):
-    """HallusionBench: yes/no questions about figures, some of them edited; with `judge=none` a rule reads yes and no.
+    """HallusionBench: yes/no questions about figures, some of them edited; with `judge=none` a rule parses yes and no.
 
     Args:
         part: "VD" is what the ReVisiT paper reports.
@@ -179,7 +179,7 @@ class HallusionBench(Judged):
         record = answer.record
         return item_key(record) if all(field in record for field in FIELDS[:5]) else answer.key()
 
-    def ask(self, item: Item, answer: str) -> str:
+    def judge_prompt(self, item: Item, answer: str) -> str:
         """Return a prompt in our own words, with the three inputs and the three verdicts of the official one."""
         row = item.meta["row"]
         return (

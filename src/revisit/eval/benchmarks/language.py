@@ -1,6 +1,6 @@
-"""NLTK's tokenizer, tagger and lemmatizer behind two functions; errors about missing data tell how to get it.
+"""NLTK's tokenizer, tagger and lemmatizer, and its data.
 
-A CHAIR score depends on the version of NLTK, so `version` names it.
+A CHAIR score depends on the version of NLTK, so scores report it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from revisit import settings
 from revisit.embedded.catalog import CATEGORIES, COLORS, PLACES
-from revisit.errors import RevisitError, missing
+from revisit.errors import RevisitError, need
 from revisit.words import FUNCTION_WORDS
 
 LICENSE = "WordNet's own (Princeton University) for wordnet; for the others see https://www.nltk.org/nltk_data"
@@ -25,14 +25,13 @@ PACKAGES = {
 
 
 def _nltk() -> Any:
-    try:
-        import nltk
-    except ImportError as error:
-        raise missing("nltk") from error
-    # NLTK reads NLTK_DATA once, at import; honor a value that was set later, and what `revisit data get nltk` fetched.
-    for place in reversed([*settings.nltk_folders(), str(data_folder())]):
-        if place not in nltk.data.path:
-            nltk.data.path.insert(0, place)
+    need("nltk")
+    import nltk
+
+    # NLTK reads NLTK_DATA once, at import; add folders that were set later, and that of `revisit data get nltk`.
+    for folder in reversed([*settings.nltk_folders(), str(data_folder())]):
+        if folder not in nltk.data.path:
+            nltk.data.path.insert(0, folder)
     return nltk
 
 
@@ -42,11 +41,11 @@ def data_folder() -> Path:
 
 
 def missing_packages() -> list[str]:
-    """Return the NLTK data packages that cannot be found on this machine; a corpus may stay zipped."""
-    return [p for p, place in PACKAGES.items() if not (_found(place) or _found(f"{place}.zip/{p}/"))]
+    """Return the NLTK data packages that are not on this machine; a corpus may stay zipped."""
+    return [name for name, path in PACKAGES.items() if not (_exists(path) or _exists(f"{path}.zip/{name}/"))]
 
 
-def _found(resource: str) -> bool:
+def _exists(resource: str) -> bool:
     try:
         return bool(_nltk().data.find(resource))
     except LookupError:
@@ -54,7 +53,7 @@ def _found(resource: str) -> bool:
 
 
 def require_data() -> None:
-    """Raise RevisitError if NLTK data is missing, with how to get it."""
+    """Raise RevisitError if NLTK data is missing."""
     if absent := missing_packages():
         raise RevisitError(
             f"NLTK data not found: {', '.join(absent)}. Run `revisit data get nltk`, or set NLTK_DATA to the folder that has it."
@@ -62,7 +61,7 @@ def require_data() -> None:
 
 
 def get_data(folder: Path) -> str:
-    """Download the data into `folder` with NLTK's own downloader, which checks it; return NLTK's version."""
+    """Download the data into `folder` with NLTK's downloader, which verifies it; return NLTK's version."""
     nltk = _nltk()
     for package in PACKAGES:
         try:
@@ -79,7 +78,7 @@ def get_data(folder: Path) -> str:
 
 @functools.cache
 def scene_lemmas() -> dict[str, str]:
-    """Map each word of captions of generated scenes to its lemma by NLTK, which has no teddybear and reads vases as vas."""
+    """Map each word of captions of generated scenes to NLTK's lemma, which is wrong for some: "vas" for vases."""
     phrases = " ".join([*COLORS, *(f"{place.name} {place.within}" for place in PLACES), "we see as well bottom"])
     plurals = {category.plural.split()[-1]: category.noun.split()[-1] for category in CATEGORIES}
     nouns = [word for category in CATEGORIES for word in category.noun.split()]
@@ -96,12 +95,12 @@ def parse_scene_caption(caption: str) -> tuple[tuple[str, ...], tuple[str, ...]]
     """Return the tokens and lemmas of a lower-cased caption of a generated scene without NLTK; None for other captions."""
     tokens = tuple(re.findall(r"[a-z]+|[.,]", caption))
     known = scene_lemmas() | {".": ".", ",": ","}
-    whole = "".join(tokens) == "".join(caption.split()) and all(token in known for token in tokens)
-    return (tokens, tuple(known[token] for token in tokens)) if whole else None
+    complete = "".join(tokens) == "".join(caption.split()) and all(token in known for token in tokens)
+    return (tokens, tuple(known[token] for token in tokens)) if complete else None
 
 
 def version() -> str:
-    """Return what parses captions, as a score reports it."""
+    """Return a note for scores about how captions are parsed."""
     if missing_packages():
         return "Words by a table for captions of generated scenes, because NLTK's data is not installed (`revisit data get nltk`)."
     return f"Words by NLTK {_nltk().__version__}."

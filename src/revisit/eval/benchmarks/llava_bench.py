@@ -28,9 +28,8 @@ EMPHASIS = {
 
 def parse_marks(reply: str) -> tuple[float, float]:
     """Parse the two marks in the first line; (-1, -1) if it is not exactly two numbers, as published."""
-    parts = reply.split("\n")[0].replace(",", " ").split(" ")
     try:
-        first, second = map(float, parts)
+        first, second = map(float, reply.split("\n")[0].replace(",", " ").split(" "))
         return first, second
     except ValueError:
         return -1.0, -1.0
@@ -57,7 +56,7 @@ def score_marks(rows: Iterable[tuple[str, str, tuple[float, float]]]) -> Scores:
 
 
 class LlavaBench(Judged):
-    """LLaVA-Bench-in-the-Wild; without a judge only the answers' length is known."""
+    """LLaVA-Bench-in-the-Wild; without a judge only the length of the answers is reported."""
 
     name = "llava_bench"
     title = "LLaVA-Bench"
@@ -85,10 +84,10 @@ class LlavaBench(Judged):
             items.append(Item(str(number), row.need_text("text"), (path,), meta))
         return items
 
-    def image_urls(self, image: Path) -> tuple[str, ...]:
+    def image_urls(self, image: Path, item: Item) -> tuple[str, ...]:
         return (f"{_URL}/images/{image.name}",)
 
-    def ask(self, item: Item, answer: str) -> str:
+    def judge_prompt(self, item: Item, answer: str) -> str:
         m = item.meta
         return (
             f"[What the image shows]\n{m['context']}\n\n[Question]\n{item.prompt}\n\n"

@@ -9,33 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
-from pydantic import model_validator
-from typing_extensions import Self
-
-from revisit.errors import RevisitError, unknown
-from revisit.eval.benchmarks.base import (
-    Benchmark,
-    HubDataset,
-    Item,
-    Metric,
-    PerUnit,
-    Scores,
-    check_answers,
-    lmms,
-    ratio,
-)
-from revisit.eval.benchmarks.io.drafts import Draft
+from revisit.errors import RevisitError
+from revisit.eval.benchmarks.base import Benchmark, HubDataset, Item, Metric, PerUnit, Scores, lmms, ratio
+from revisit.eval.benchmarks.io.data import Draft
 from revisit.explain import records
 from revisit.explain.records import Record
 
-HALLUCINATION = ("existence", "count", "position", "color")  # the four that hallucination papers report
-PERCEPTION = (*HALLUCINATION, "posters", "celebrity", "scene", "landmark", "artwork", "OCR")
-COGNITION = ("commonsense_reasoning", "numerical_calculation", "text_translation", "code_reasoning")
-SOURCE = (
-    "https://github.com/BradyFU/Awesome-Multimodal-Large-Language-Models/tree/Evaluation, or `revisit data get mme DIR`"
-)
+Hallucination = Literal["existence", "count", "position", "color"]  # the four that hallucination papers report
+Perception = Literal[Hallucination, "posters", "celebrity", "scene", "landmark", "artwork", "OCR"]
+Cognition = Literal["commonsense_reasoning", "numerical_calculation", "text_translation", "code_reasoning"]
+HALLUCINATION, PERCEPTION, COGNITION = get_args(Hallucination), get_args(Perception), get_args(Cognition)
 
 
 def parse(text: str) -> str:
@@ -74,15 +59,15 @@ class MME(Benchmark):
     """MME: pairs of yes/no questions in fourteen categories.
 
     Args:
-        categories: Which categories, such as "existence,count,position,color"; by default all whose files are in the folder.
+        categories: The categories to use, such as "existence,count,position,color"; by default all whose files are in the folder.
     """
 
-    categories: tuple[str, ...] = ()
+    categories: tuple[Perception | Cognition, ...] = ()
 
     name = "mme"
     title = "MME"
     version: ClassVar[str] = "mme-official-1"
-    source = SOURCE
+    source = "https://github.com/BradyFU/Awesome-Multimodal-Large-Language-Models/tree/Evaluation, or `revisit data get mme DIR`"
     license = "for research only, on request from its authors"
     hub = HubDataset(lmms("MME"), ("test",))
     max_new_tokens = 16
@@ -92,27 +77,20 @@ class MME(Benchmark):
         for name in ("acc", "acc_plus", "score", "perception", "cognition", "hallucination")
     )
 
-    @model_validator(mode="after")
-    def _check_categories(self) -> Self:
-        for category in self.categories:
-            if category not in PERCEPTION + COGNITION:
-                raise unknown("category", category, PERCEPTION + COGNITION)
-        return self
-
     @classmethod
     def write_rows(cls, rows: Iterable[Record], out: Draft) -> None:
         """Write a text file with both questions of each image; an image whose second question is cut off is left out."""
-        waiting: dict[str, str] = {}  # place -> its first question
+        waiting: dict[str, str] = {}  # path of the image -> its first question
         for row in rows:
             category = row.need_choice("category", PERCEPTION + COGNITION, lower=False)
             question, gold = str(row["question"]).strip(), row.need_choice("answer", ("yes", "no"))
-            place = f"mme/{category}/{Path(str(row['question_id'])).stem}"
+            path = f"mme/{category}/{Path(str(row['question_id'])).stem}"
             line = f"{question}\t{gold.capitalize()}\n"
-            if place in waiting:
-                out.image(place, row["image"], row.where)
-                out.text(f"{place}.txt", waiting.pop(place) + line)
+            if path in waiting:
+                out.image(path, row["image"], row.where)
+                out.text(f"{path}.txt", waiting.pop(path) + line)
             else:
-                waiting[place] = line
+                waiting[path] = line
         if waiting and not out.images:
             raise RevisitError(
                 "MME asks two questions per image, and these rows contain no complete pair; raise --limit."
@@ -121,24 +99,24 @@ class MME(Benchmark):
     def files(self, data_dir: Path) -> list[Path]:
         """Return the question files: `<category>/questions_answers_YN/*.txt` or `<category>/*.txt`."""
         folder = records.folder(data_dir, "mme")
-        found = [
+        files = [
             path
             for category in self.categories or PERCEPTION + COGNITION
             for path in sorted((folder / category).glob("questions_answers_YN/*.txt"))
             or sorted((folder / category).glob("*.txt"))
         ]
-        if not found:
-            raise RevisitError(f"MME's category folders not found: put them in {folder}; they come from {SOURCE}.")
-        return found
+        if not files:
+            raise RevisitError(f"MME's category folders not found: put them in {folder}; they come from {self.source}.")
+        return files
 
     def load(self, data_dir: Path) -> list[Item]:
         folder = records.folder(data_dir, "mme")
         items = []
         for path in self.files(data_dir):
             category = path.relative_to(folder).parts[0]
-            places = (folder / category / "images", folder / category)
-            images = [p for place in places for p in sorted(place.glob(f"{path.stem}.*")) if p.suffix != ".txt"]
-            image = images[0] if images else places[0] / f"{path.stem}.jpg"
+            folders = (folder / category / "images", folder / category)
+            images = [file for home in folders for file in sorted(home.glob(f"{path.stem}.*")) if file.suffix != ".txt"]
+            image = images[0] if images else folders[0] / f"{path.stem}.jpg"
             for number, line in enumerate(filter(str.strip, records.read_text(path).split("\n")), 1):
                 question, _, gold = line.strip().rpartition("\t")
                 if gold.lower() not in ("yes", "no"):
@@ -148,6 +126,5 @@ class MME(Benchmark):
         return items
 
     def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
-        check_answers(items, answers)
         metas = ((item.id, item.meta) for item in items)
         return score_answers((m["category"], m["image"], answers[name], m["gold"]) for name, m in metas)

@@ -3,7 +3,7 @@
 A rating below 3 means that the answer hallucinates. The rule is that of RLHF-V's eval/ (LLaVA-RLHF's before): a reply with no
 rating, or several, counts as 0. The judge's instructions are worded by us and ask for the same thing as the published ones, so
 numbers are comparable with each other, not digit by digit with published ones. Data: mmhal-bench_answer_template.json
-(RLHF-V/RLHF-V), which has the address of each image.
+(RLHF-V/RLHF-V), which has the URL of each image.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def score_ratings(rows: Iterable[tuple[str, str, int | None]]) -> Scores:
 
 
 class MMHal(Judged):
-    """MMHal-Bench; without a judge only the answers' length is known."""
+    """MMHal-Bench; without a judge only the length of the answers is reported."""
 
     name = "mmhal"
     title = "MMHal-Bench"
@@ -81,16 +81,15 @@ class MMHal(Judged):
                 "kind": row.need_choice("question_type", KINDS),
                 "contents": row.need_list("image_content"),
                 "reference": row.need_text("gt_answer"),
-                "address": row.need_text("image_src"),
+                "url": row.need_text("image_src"),
             }
             items.append(Item(name, row.need_text("question"), (image,), meta))
         return items
 
-    def image_files(self, data_dir: Path, limit: int | None = None) -> list[Remote]:
-        items = self.load(data_dir)[:limit]
-        return [Remote(f"mmhal/images/{item.id}.jpg", (item.meta["address"],)) for item in items]
+    def image_urls(self, image: Path, item: Item) -> tuple[str, ...]:
+        return (item.meta["url"],)
 
-    def ask(self, item: Item, answer: str) -> str:
+    def judge_prompt(self, item: Item, answer: str) -> str:
         contents, reference = ", ".join(item.meta["contents"]), item.meta["reference"]
         ratings = "\n".join(f"Rating: {number}, {meaning}" for number, meaning in RATINGS.items())
         return (

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Literal
 
 from revisit.errors import RevisitError
-from revisit.eval.benchmarks.base import Benchmark, HubDataset, Item, Metric, Scores, check_answers, ratio
-from revisit.eval.benchmarks.io.drafts import Draft
+from revisit.eval.benchmarks.base import Benchmark, HubDataset, Item, Metric, Scores, ratio
+from revisit.eval.benchmarks.io.data import Draft
 from revisit.explain import records
 from revisit.explain.records import Record
 
@@ -45,38 +45,32 @@ def seeded_guess() -> Guess:
 # ------------------------------------------------------------------------------------------- multiple choice
 
 
-def _trim(response: str) -> str:
+def read_choice(response: str, options: Mapping[str, str]) -> str | None:
+    """Parse a multiple-choice response by the official rule; None where the official script guesses.
+
+    The last option that is mentioned counts: as "(A)", else as " A ", else by its text in a response of more than five words.
+    """
     for symbol in ",.!?;:'":
         response = response.strip(symbol)
-    return f" {response} "
-
-
-def _last(found: Sequence[str], position: Callable[[str], int]) -> str:
-    """Return the last candidate; the first one wins a tie."""
-    return max(found, key=position)
-
-
-def read_choice(response: str, options: Mapping[str, str]) -> str | None:
-    """Parse a multiple-choice response by the official rule; None where the official script guesses."""
-    text = _trim(response)
+    text = f" {response} "
     for form in ("({})", " {} "):
-        found = [letter for letter in options if form.format(letter) in text]
-        if found:
-            return _last(found, lambda letter: text.rfind(form.format(letter)))  # noqa: B023
-    return _option_text(text, options)
+        if letter := _last({letter: text.rfind(form.format(letter)) for letter in options}):
+            return letter
+    if len(text.split()) <= 5:
+        return None
+    return _last({letter: text.lower().rfind(option.lower()) for letter, option in options.items()})
 
 
-def _option_text(text: str, options: Mapping[str, str]) -> str | None:
-    """Return the option whose text comes last in a response of more than five words."""
-    lower = text.lower()
-    found = [letter for letter, option in options.items() if option.lower() in lower] if len(text.split()) > 5 else []
-    return _last(found, lambda letter: lower.rfind(options[letter].lower())) if found else None
+def _last(positions: Mapping[str, int]) -> str | None:
+    """Return the letter with the last position, the first one of a tie; None if all are -1."""
+    letter = max(positions, key=positions.__getitem__)
+    return letter if positions[letter] >= 0 else None
 
 
-def parse_multiple_choice(response: str, options: Mapping[str, str], guess: Guess | None = None) -> str:
+def parse_multiple_choice(response: str, options: Mapping[str, str], guess: Guess) -> str:
     """Return the letter that `response` chooses among `options` (letter -> text); guess if it cannot be parsed."""
     letter = read_choice(response, options)
-    return letter if letter is not None else (guess or seeded_guess())(list(options))
+    return guess(list(options)) if letter is None else letter
 
 
 # ---------------------------------------------------------------------------------------------- open answers
@@ -142,7 +136,7 @@ def open_is_correct(gold: str | Sequence[str], readings: Iterable[str | float]) 
 
 @dataclass(frozen=True)
 class Question:
-    """What scoring needs. `options` (letter -> text) is empty if the question is open; any of `golds` is right."""
+    """A question as scoring needs it; `options` (letter -> text) is empty if it is open, and any of `golds` is right."""
 
     id: str
     subject: str
@@ -150,7 +144,7 @@ class Question:
     options: Mapping[str, str] = field(default_factory=dict)
 
     def is_correct(self, response: str, guess: Guess) -> bool:
-        """Return whether `response` is right; draws from `guess` if it cannot be read."""
+        """Return whether `response` is right; draw from `guess` if it cannot be parsed."""
         if self.options:
             return parse_multiple_choice(response, self.options, guess) in self.golds
         return open_is_correct(self.golds, parse_open(response))
@@ -159,8 +153,8 @@ class Question:
 def score_responses(questions: Iterable[Question], responses: Mapping[str, str]) -> Scores:
     """Compute the accuracies; seeded guesses are drawn in the official order, unknown subjects last."""
     guess = seeded_guess()
-    place = {subject: n for n, subject in enumerate(SUBJECTS)}
-    ordered = sorted(questions, key=lambda q: place.get(q.subject, len(place)))
+    rank = {subject: n for n, subject in enumerate(SUBJECTS)}
+    ordered = sorted(questions, key=lambda q: rank.get(q.subject, len(rank)))
     right = {q.id: float(q.is_correct(responses[q.id], guess)) for q in ordered}
     sizes = Counter(q.subject for q in ordered)
     weight = {q.id: 1 / (sizes[q.subject] * len(sizes)) for q in ordered}
@@ -177,17 +171,14 @@ def score_responses(questions: Iterable[Question], responses: Mapping[str, str])
             per_item[f"{group}/accuracy"] = {q.id: (right[q.id], 1.0) for q in ordered if q.subject in members}
             metrics[f"{group}/accuracy"] = _pooled(known, sizes) if group in DOMAINS else known[group]
     counts = {"questions": float(len(right)), "correct": sum(right.values()), "subjects": float(len(sizes))}
-    return Scores(metrics, per_item, counts, _notes(ordered, responses))
+    unread = sum(bool(q.options) and read_choice(responses[q.id], q.options) is None for q in ordered)
+    note = f"{unread} multiple-choice responses could not be read and were guessed with seed 42."
+    return Scores(metrics, per_item, counts, (note,) if unread else ())
 
 
 def _pooled(accuracies: Mapping[str, float], sizes: Mapping[str, int]) -> float:
     """Return the mean accuracy of some subjects, weighted by their sizes."""
     return sum(accuracy * sizes[s] for s, accuracy in accuracies.items()) / sum(sizes[s] for s in accuracies)
-
-
-def _notes(questions: Sequence[Question], responses: Mapping[str, str]) -> tuple[str, ...]:
-    unread = sum(bool(q.options) and read_choice(responses[q.id], q.options) is None for q in questions)
-    return (f"{unread} multiple-choice responses could not be read and were guessed with seed 42.",) if unread else ()
 
 
 def question(row: Record) -> Question:
@@ -265,11 +256,10 @@ class MMMU(Benchmark):
             rows = [row for row in rows if len(row.need("images")) == 1]
         items = []
         for row in rows:
-            found = question(row)
+            parsed = question(row)
             images = tuple(records.find_image(data_dir, name, ".", "mmmu") for name in row.need("images"))
-            items.append(Item(found.id, prompt(row.need("question"), found.options), images, {"question": found}))
+            items.append(Item(parsed.id, prompt(row.need("question"), parsed.options), images, {"question": parsed}))
         return items
 
     def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
-        check_answers(items, answers)
         return score_responses((item.meta["question"] for item in items), answers)

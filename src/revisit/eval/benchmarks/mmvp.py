@@ -86,10 +86,10 @@ class MMVP(Judged):
             items.append(Item(str(number), f"{row.need_text('Question')} {options}", (image,), meta))
         return items
 
-    def image_urls(self, image: Path) -> tuple[str, ...]:
+    def image_urls(self, image: Path, item: Item) -> tuple[str, ...]:
         return (f"{_URL}/{quote(IMAGES)}/{image.name}",)
 
-    def ask(self, item: Item, answer: str) -> str:
+    def judge_prompt(self, item: Item, answer: str) -> str:
         return (
             f"Question: {item.prompt}\nThe right answer: {item.meta['answer']}\nAn answer that was given: {answer}\n"
             "Does the given answer choose the right one?"

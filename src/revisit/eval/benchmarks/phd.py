@@ -10,26 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
-from pydantic import model_validator
-from typing_extensions import Self
-
-from revisit.eval.benchmarks.base import (
-    COCO_LICENSE,
-    Benchmark,
-    Item,
-    PerUnit,
-    Scores,
-    check_answers,
-    check_choice,
-    coco_image,
-)
+from revisit.eval.benchmarks.base import COCO_LICENSE, Benchmark, Item, PerUnit, Scores, coco_image
 from revisit.eval.benchmarks.io.download import Remote
 from revisit.eval.benchmarks.pope import RECALLS, Parser, score_recalls
 from revisit.explain import records
 from revisit.explain.records import Record
 
-MODES = ("base", "iac", "icc", "ccs")
+Mode = Literal["base", "iac", "icc", "ccs"]
+MODES: tuple[Mode, ...] = ("base", "iac", "icc", "ccs")
 INSTRUCTION = (
     " In case there is an inconsistency between the context and the image content, you should follow the image. "
 )
@@ -41,11 +31,11 @@ class PhD(Benchmark):
     """PhD in its four modes.
 
     Args:
-        modes: Which modes to ask, such as "base,ccs"; all by default.
-        parser: How answers are read, as in POPE.
+        modes: The modes to use, such as "base,ccs"; all by default.
+        parser: The rule that parses answers, as in POPE.
     """
 
-    modes: tuple[str, ...] = MODES
+    modes: tuple[Mode, ...] = MODES
     parser: Parser = "dash_b"
 
     name = "phd"
@@ -57,12 +47,6 @@ class PhD(Benchmark):
     max_new_tokens = 64
     headline = "harmonic"
     metrics = RECALLS
-
-    @model_validator(mode="after")
-    def _check_options(self) -> Self:
-        for mode in self.modes:
-            check_choice("mode", mode, MODES)
-        return self
 
     @property
     def version(self) -> str:
@@ -95,20 +79,17 @@ class PhD(Benchmark):
 
     def image_files(self, data_dir: Path, limit: int | None = None) -> list[Remote]:
         """Return COCO's images one by one, and the generated ones from their archive."""
-        found = sorted({image for item in self.load(data_dir)[:limit] for image in item.images})
-        generated = tuple(image.name for image in found if image.parent.name == "CCS_images")
-        remotes = [
-            Remote(
-                f"coco2014/{image.name}",
-                tuple(url for s in ("train2014", "val2014") for url in coco_image(f"COCO_{s}_{image.stem}.jpg")),
-            )
-            for image in found
-            if image.name not in generated
-        ]
-        return [*remotes, *([Remote("phd/CCS_images/CCS_images.zip", (_CCS,), members=generated)] if generated else [])]
+        remotes = super().image_files(data_dir, limit)
+        coco = [remote for remote in remotes if remote.urls]
+        generated = tuple(Path(remote.path).name for remote in remotes if not remote.urls)
+        return [*coco, *([Remote("phd/CCS_images/CCS_images.zip", (_CCS,), members=generated)] if generated else [])]
+
+    def image_urls(self, image: Path, item: Item) -> tuple[str, ...]:
+        if item.meta["mode"] == "ccs":
+            return ()
+        return tuple(url for s in ("train2014", "val2014") for url in coco_image(f"COCO_{s}_{image.stem}.jpg"))
 
     def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
-        check_answers(items, answers)
         rows = [(item, (item.id, answers[item.id], item.meta["label"])) for item in items]
         by_mode = {mode: [row for item, row in rows if item.meta["mode"] == mode] for mode in MODES}
         parts = {mode: score_recalls(group, self.parser) for mode, group in by_mode.items() if group}
@@ -131,7 +112,7 @@ class PhD(Benchmark):
 
 
 def _coco(data_dir: Path, number: str) -> Path:
-    """Return the path of an image of COCO 2014 in train2014 or val2014; data.json does not tell which."""
+    """Return the path of an image of COCO 2014, in train2014 or val2014; data.json does not have the split."""
     for split in ("train2014", "val2014"):
         if (path := data_dir / split / f"COCO_{split}_{number}.jpg").exists():
             return path

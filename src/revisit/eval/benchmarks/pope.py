@@ -1,8 +1,8 @@
 """POPE: "Is there a ... in the image?", half yes and half no, in nine settings; RePOPE: the same with corrected labels; DASH-B:
 images that invite a false yes.
 
-The published parsers disagree on one answer in ten, so the parser is part of a score's version. A further benchmark in this form
-is a class derived from `YesNo` that names its question files, as at the end of this file. Data: the official question files
+The published parsers disagree on one answer in ten, so the parser is part of a score's version. Another benchmark in this form is
+a class derived from `YesNo` that lists its question files, as at the end of this file. Data: the official question files
 (AoiDragon/POPE `output/`, or VCD's copies) and the COCO val2014 and GQA images.
 """
 
@@ -18,20 +18,10 @@ from typing import ClassVar, Literal
 from pydantic import model_validator
 from typing_extensions import Self
 
-from revisit.errors import RevisitError
-from revisit.eval.benchmarks.base import (
-    COCO_LICENSE,
-    Benchmark,
-    HubDataset,
-    Item,
-    Metric,
-    Scores,
-    check_answers,
-    check_choice,
-    require,
-)
+from revisit.errors import RevisitError, unknown
+from revisit.eval.benchmarks.base import COCO_LICENSE, Benchmark, HubDataset, Item, Metric, Scores
+from revisit.eval.benchmarks.io.data import Draft
 from revisit.eval.benchmarks.io.download import Remote
-from revisit.eval.benchmarks.io.drafts import Draft
 from revisit.eval.benchmarks.vqav2 import strip_punctuation
 from revisit.explain import records
 from revisit.explain.records import Record
@@ -102,7 +92,7 @@ _CELLS = {("yes", "yes"): "TP", ("no", "yes"): "FP", ("no", "no"): "TN", ("yes",
 
 
 def cell(label: str, prediction: str, parser: str = "official") -> str:
-    """Return where an answer is counted; parsers differ in how they count an answer that is neither yes nor no."""
+    """Return the cell that an answer counts in; parsers differ for an answer that is neither yes nor no."""
     if (label, prediction) in _CELLS:
         return _CELLS[label, prediction]
     if parser == "repope":
@@ -114,7 +104,6 @@ def cell(label: str, prediction: str, parser: str = "official") -> str:
 
 def _read(rows: Iterable[tuple[str, str, str]], parser: str) -> tuple[dict[str, str], dict[str, bool]]:
     """Return each unit's cell, and whether its label is yes, from (unit, answer, label) rows."""
-    check_choice("parser", parser, PARSERS)
     parse = PARSERS[parser]
     cells, labels = {}, {}
     for unit, answer, label in rows:
@@ -204,7 +193,7 @@ RECALLS = tuple(Metric(name, "higher", 100, 2) for name in ("harmonic", "accurac
 
 @dataclass(frozen=True)
 class ImageSource:
-    """Where the images of a question file are: folders below the data folder, and addresses to download them from."""
+    """The images of a question file: folders below the data folder, and the URLs of folders to download them from."""
 
     folders: tuple[str, ...]
     urls: tuple[str, ...] = ()
@@ -215,7 +204,7 @@ class Questions:
     """One setting: a file of {"question_id", "image", "text", "label"} objects, as JSON lines or an array."""
 
     setting: str
-    names: tuple[str, ...]  # what the file may be called; it is fetched under the first
+    names: tuple[str, ...]  # possible file names; downloads get the first
     images: ImageSource
     url: str = ""
 
@@ -223,12 +212,12 @@ class Questions:
 class YesNo(Benchmark):
     """Yes/no questions about images, in settings with one question file each.
 
-    A benchmark in this form is a subclass that states `name`, `title`, `source`, `license` and `question_files`.
+    A benchmark in this form is a subclass that sets `name`, `title`, `source`, `license` and `question_files`.
 
     Args:
-        settings: Which settings to ask, such as "coco_random,gqa_popular"; by default all whose files are in the folder.
-        parser: How answers are read.
-        suffix: "none" asks the question alone (OPERA, RITUAL), "one-word" adds VCD's request for a single word.
+        settings: The settings to use, such as "coco_random,gqa_popular"; by default all whose files are in the folder.
+        parser: The rule that parses answers.
+        suffix: "none" is the question alone (OPERA, RITUAL), "one-word" adds VCD's request for a single word.
     """
 
     settings: tuple[str, ...] = ()
@@ -254,7 +243,8 @@ class YesNo(Benchmark):
     @model_validator(mode="after")
     def _check_options(self) -> Self:
         for setting in self.settings:
-            check_choice("setting", setting, self._known())
+            if setting not in self._known():
+                raise unknown("setting", setting, self._known())
         return self
 
     @classmethod
@@ -272,32 +262,28 @@ class YesNo(Benchmark):
         """Return the files of the chosen settings; by default those that exist, at least one."""
         home = records.folder(data_dir, self.name, *(name for q in self.question_files for name in q.names))
         chosen = [self._known()[setting] for setting in self.settings] or self.question_files
-        places = ((q, [home / name for name in q.names]) for q in chosen)
-        found = [(q, next(filter(Path.exists, paths), paths[0])) for q, paths in places]
-        present = [(q, path) for q, path in found if path.exists()]
-        for q, path in found if self.settings else found[: not present]:
-            can_fetch = bool(self.downloads or self.hub)
-            require(path, f"The file with {self.title}'s questions {q.setting}", self.source, can_fetch)
+        candidates = ((q, [home / name for name in q.names]) for q in chosen)
+        files = [(q, next(filter(Path.exists, paths), paths[0])) for q, paths in candidates]
+        present = [(q, path) for q, path in files if path.exists()]
+        for _, path in files if self.settings else files[: not present]:
+            self.require(path)
         return present
 
     def load(self, data_dir: Path) -> list[Item]:
-        return [item for questions, path in self._present(data_dir) for item in self._items(path, questions, data_dir)]
-
-    def _items(self, path: Path, questions: Questions, data_dir: Path) -> list[Item]:
         items = []
-        for row in records.read_records(path):
-            image = records.find_image(data_dir, row.need_text("image"), *questions.images.folders)
-            meta = {"label": row.need_text("label"), "setting": questions.setting}
-            name = f"{questions.setting}/{row.need('question_id')}"
-            items.append(Item(name, row.need_text("text") + SUFFIXES[self.suffix], (image,), meta))
+        for questions, path in self._present(data_dir):
+            for row in records.read_records(path):
+                image = records.find_image(data_dir, row.need_text("image"), *questions.images.folders)
+                meta = {"label": row.need_text("label"), "setting": questions.setting}
+                name = f"{questions.setting}/{row.need('question_id')}"
+                items.append(Item(name, row.need_text("text") + SUFFIXES[self.suffix], (image,), meta))
         return items
 
-    def image_urls(self, image: Path) -> tuple[str, ...]:
-        source = next(q.images for q in self.question_files if q.images.folders[0] == image.parent.name)
+    def image_urls(self, image: Path, item: Item) -> tuple[str, ...]:
+        source = self._known()[item.meta["setting"]].images
         return tuple(f"{url}/{image.name}" for url in source.urls)
 
     def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
-        check_answers(items, answers)
         rows = ((item.id, answers[item.id], item.meta["label"], item.meta["setting"]) for item in items)
         return score_settings(rows, self.parser)
 
@@ -373,5 +359,4 @@ class DashB(YesNo):
             out.add("dash_b/questions.jsonl", entry | {"object": row["object"]})
 
     def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
-        check_answers(items, answers)
         return score_recalls(((item.id, answers[item.id], item.meta["label"]) for item in items), self.parser)

@@ -12,9 +12,9 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from revisit.eval.benchmarks.base import Benchmark, Item, Metric, Scores, check_answers
+from revisit.eval.benchmarks.base import Benchmark, Item, Metric, Scores
 from revisit.eval.benchmarks.io.download import Remote
 from revisit.explain import records
 
@@ -87,7 +87,7 @@ def plain_words(text: str) -> str:
     return " ".join(CONTRACTIONS.get(word, word) for word in words if word not in _ARTICLES)
 
 
-@functools.cache  # people give the same answers over and over
+@functools.cache  # the same answers occur many times
 def normalize(text: str) -> str:
     """Apply the official processing of an answer: punctuation, then words."""
     return plain_words(strip_punctuation(text))
@@ -104,10 +104,10 @@ def ten_fold(matches: Sequence[bool]) -> float:
 
 def official_accuracy(prediction: str, answers: Sequence[str]) -> float:
     """Return the official accuracy of one prediction, between 0 and 1; texts are normalized only if the answers differ."""
-    said, truths = one_line(prediction), [one_line(answer) for answer in answers]
+    predicted, truths = one_line(prediction), [one_line(answer) for answer in answers]
     if len(set(truths)) > 1:
-        said, truths = normalize(said), [normalize(truth) for truth in truths]
-    return ten_fold([truth == said for truth in truths])
+        predicted, truths = normalize(predicted), [normalize(truth) for truth in truths]
+    return ten_fold([truth == predicted for truth in truths])
 
 
 def token_max(prediction: str, answers: Sequence[str]) -> float:
@@ -118,16 +118,16 @@ def token_max(prediction: str, answers: Sequence[str]) -> float:
 
 def score_answers(rows: Iterable[tuple[str, str, Sequence[str], str, str]]) -> Scores:
     """Apply both rules to (unit, prediction, ten answers, answer type, question type) rows; percent, unrounded."""
-    found: dict[str, dict[str, float]] = {"accuracy": {}, "token_max": {}}
+    points: dict[str, dict[str, float]] = {"accuracy": {}, "token_max": {}}
     for unit, prediction, answers, answer_type, question_type in rows:
         accuracy = official_accuracy(prediction, answers)
-        found["token_max"][unit] = token_max(prediction, answers)
+        points["token_max"][unit] = token_max(prediction, answers)
         for name in ("", f"answer_type/{answer_type}/", f"question_type/{question_type}/"):
-            found.setdefault(f"{name}accuracy", {})[unit] = accuracy
+            points.setdefault(f"{name}accuracy", {})[unit] = accuracy
     # Summed before the conversion to percent, as in the official code: this decides ties of the last printed digit.
-    metrics = {name: 100 * sum(units.values()) / len(units) for name, units in found.items() if units}
-    per_item = {name: {unit: (100 * value, 1.0) for unit, value in units.items()} for name, units in found.items()}
-    return Scores(metrics, per_item, {"questions": float(len(found["accuracy"]))})
+    metrics = {name: 100 * sum(units.values()) / len(units) for name, units in points.items() if units}
+    per_item = {name: {unit: (100 * value, 1.0) for unit, value in units.items()} for name, units in points.items()}
+    return Scores(metrics, per_item, {"questions": float(len(points["accuracy"]))})
 
 
 # ------------------------------------------------------------------------------------------------- benchmark
@@ -139,21 +139,11 @@ def read_list(path: Path, name: str) -> list[records.Record]:
     return [records.record(row, f"{path} {name} entry {number}") for number, row in enumerate(rows, 1)]
 
 
-def _meta(annotation: records.Record) -> dict[str, Any]:
-    answers = [
-        records.record(answer, annotation.where).need_text("answer") for answer in annotation.need_list("answers")
-    ]
-    return {
-        "answers": answers,
-        "types": tuple(annotation.get(f"{kind}_type", "unknown") for kind in ("answer", "question")),
-    }
-
-
 class VQAv2(Benchmark):
     """VQAv2: short answers, compared with those of ten people.
 
     Args:
-        suffix: "short" asks for a word or phrase (LLaVA's evaluation), "none" asks the question alone.
+        suffix: "short" adds a request for a word or phrase (LLaVA's evaluation), "none" is the question alone.
     """
 
     suffix: Literal["none", "short"] = "short"
@@ -185,9 +175,11 @@ class VQAv2(Benchmark):
             if not image.exists() and image.with_suffix(".png").exists():  # generated scenes are PNG
                 image = image.with_suffix(".png")
             prompt = row.need_text("question") + SUFFIXES[self.suffix]
-            items.append(Item(str(number), prompt, (image,), _meta(truth[number])))
+            note = truth[number]
+            answers = [records.record(a, note.where).need_text("answer") for a in note.need_list("answers")]
+            types = tuple(note.get(f"{kind}_type", "unknown") for kind in ("answer", "question"))
+            items.append(Item(str(number), prompt, (image,), {"answers": answers, "types": types}))
         return items
 
     def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
-        check_answers(items, answers)
         return score_answers((i.id, answers[i.id], i.meta["answers"], *i.meta["types"]) for i in items)

@@ -7,7 +7,7 @@ import io
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from revisit.eval.benchmarks import registry
+from revisit.eval import benchmarks
 from revisit.eval.benchmarks.base import Metric
 from revisit.eval.compare import Comparison, Value, ranks
 from revisit.eval.controls import is_blind
@@ -85,7 +85,7 @@ def verdict(table: Comparison) -> str:
         else:
             parts.append(f"{called} shows no significant difference in {metric.name} {found}")
     alone = f"{base} has {metric.name} {was}"
-    return f"{registry.title(table.benchmark)} ({table.title}, n = {table.n}): {'; '.join(parts) or alone}."
+    return f"{benchmarks.title(table.benchmark)} ({table.title}, n = {table.n}): {'; '.join(parts) or alone}."
 
 
 def finding(tables: Iterable[Comparison]) -> str:
@@ -158,7 +158,7 @@ def value_table(table: Comparison) -> Table:
             bounds = "" if math.isnan(value.low) else f"[{metric.text(value.low)}, {metric.text(value.high)}]"
             line.append(Cell(value_text(metric, value), value.rank, bounds))
         lines.append(line)
-    about = f"{registry.title(table.benchmark)}, {table.title} ({table.scorer}, n = {table.n})."
+    about = f"{benchmarks.title(table.benchmark)}, {table.title} ({table.scorer}, n = {table.n})."
     caption = " ".join((about, *table.notes)) + footnotes(names)
     return Table(("Method", *map(heading, table.metrics)), lines, caption)
 
@@ -182,7 +182,9 @@ def difference_table(table: Comparison) -> list[Table]:
             tested = "" if math.isnan(p) else f"\np {p_value(p)}{stars(p)}"
             line.append(Cell(signed(metric, test.difference), small=f"[{low}, {high}]{tested}"))
         lines.append(line)
-    caption = f"{registry.title(table.benchmark)}, {table.title}: difference to {table.baseline}; p corrected by Holm."
+    caption = (
+        f"{benchmarks.title(table.benchmark)}, {table.title}: difference to {table.baseline}; p corrected by Holm."
+    )
     return [Table((f"minus {names[table.baseline]}", *map(heading, table.metrics)), lines, caption)]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from revisit.errors import RevisitError
-from revisit.eval.benchmarks import registry
+from revisit.eval import benchmarks
 from revisit.eval.benchmarks.base import Scores
 from revisit.eval.compare import Comparison, compare
 from revisit.eval.controls import NO_IMAGE, is_blind
@@ -38,7 +38,7 @@ def compare_runs(runs: Mapping[str, Sequence[Log]], resamples: int) -> dict[str,
     for name, logs in runs.items():
         with suppress(RevisitError):  # no log is finished, or compare has warned that none can be compared
             for table in compare(logs, resamples=resamples):
-                found[f"{registry.title(table.benchmark)} · {table.title} · {name}"] = table
+                found[f"{benchmarks.title(table.benchmark)} · {table.title} · {name}"] = table
     return found
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from revisit.decoding.method import value_text
 from revisit.errors import RevisitError
-from revisit.eval.benchmarks import registry
+from revisit.eval import benchmarks
 from revisit.eval.benchmarks.base import Item, Scores
 from revisit.eval.compare import control_notes, variants_of
 from revisit.eval.log import Answer, Log, unfinished
@@ -175,7 +175,7 @@ def items_of(log: Log, notes: list[str]) -> dict[str, Item]:
         notes.append(f"Images and correct answers of {spec.benchmark} are not shown: there is no {data} here{where}.")
         return {}
     try:
-        return {item.id: item for item in registry.get(spec.benchmark_name, **options).load(Path(data))}
+        return {item.id: item for item in benchmarks.get(spec.benchmark_name, **options).load(Path(data))}
     except (RevisitError, OSError) as error:
         notes.append(f"Correct answers of {spec.benchmark} are not shown: {error}")
         return {}

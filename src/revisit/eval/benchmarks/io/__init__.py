@@ -1,1 +1,1 @@
-"""Reading and writing the files of benchmarks: data, answers, downloads."""
+"""The data of benchmarks: where it is, and how it is downloaded."""

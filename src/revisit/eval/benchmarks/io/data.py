@@ -1,28 +1,26 @@
 """`revisit data get`: a benchmark's data folder, from its authors' servers or a Hub dataset; it appears when it is complete.
 
-The rows of a Hub dataset become the official files that a benchmark's own `load` reads. No code from a repository is run.
+The rows of a Hub dataset are written as the official files that the benchmark's `load` reads. No code from a repository is run.
 """
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import RepositoryNotFoundError
-
 from revisit.errors import RevisitError, need
-from revisit.eval.benchmarks import registry
 from revisit.eval.benchmarks.base import Benchmark, HubDataset
+from revisit.eval.benchmarks.base import get as get_benchmark
 from revisit.eval.benchmarks.io.download import Progress, fetch_all
-from revisit.eval.benchmarks.io.drafts import Draft
-from revisit.explain.files import new_folder
+from revisit.explain.files import below, new_folder, read_file
 from revisit.explain.records import Record
 
 SOURCE = "source.json"
+MAX_IMAGE_BYTES = 200_000_000
 
 
 def get(
@@ -46,25 +44,25 @@ def get(
     Returns:
         The content of source.json.
     """
-    benchmark = registry.get(name, **options)
+    benchmark = get_benchmark(name, **options)
     on_hub = benchmark.hub is not None
     if not (on_hub or benchmark.downloads):
         raise RevisitError(f"{benchmark.title} has no data to download; its files come from {benchmark.source}.")
     if source is not None and not on_hub:
         raise RevisitError(f"{benchmark.title} is not on the Hub: leave --from out, or put its files into a folder.")
     folder = folder.expanduser().resolve()
-    asked = {"benchmark": benchmark.name, "from": source, "limit": limit, "set": options}
+    request = {"benchmark": benchmark.name, "from": source, "limit": limit, "set": options}
     if folder.exists() and (folder.is_file() or any(folder.iterdir())):
-        known: dict[str, Any] = json.loads(file.read_text("utf-8")) if (file := folder / SOURCE).is_file() else {}
-        if known.get("asked") == asked:
-            return known
+        stored: dict[str, Any] = json.loads(file.read_text("utf-8")) if (file := folder / SOURCE).is_file() else {}
+        if stored.get("asked") == request:
+            return stored
         raise RevisitError(f"{folder} has other files: name a new folder, or remove that one first.")
     with new_folder(folder, resume=not on_hub) as root:
         if benchmark.hub:
             fetched = _from_hub(benchmark, benchmark.hub, root, source, limit, progress)
         else:
             fetched = _from_servers(benchmark, root, limit, progress)
-        about = {"benchmark": benchmark.name, **fetched, "license": benchmark.license, "asked": asked}
+        about = {"benchmark": benchmark.name, **fetched, "license": benchmark.license, "asked": request}
         (root / SOURCE).write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return about
 
@@ -76,9 +74,69 @@ def _from_servers(benchmark: Benchmark, root: Path, limit: int | None, progress:
     fetch_all(images, root, progress)
     return {
         "source": ", ".join(dict.fromkeys(url.split("/")[2] for remote in files for url in remote.urls)),
-        "files": {place: remote.sha256 for remote in files for place in remote.results},
+        "files": {path: remote.sha256 for remote in files for path in remote.results},
         "images": sum(len(remote.results) for remote in images),
     }
+
+
+# -- Hub datasets --------------------------------------------------------------------------------------------------
+
+
+class Draft:
+    """Writes the files and images of a data folder, each image once.
+
+    Args:
+        root: The folder to fill.
+        source: The folder of the dataset. Rows may refer to images below it, and to no other files.
+    """
+
+    def __init__(self, root: Path, source: Path) -> None:
+        self.root, self.source = root, source
+        self.images: dict[str, str] = {}  # requested path -> path below root, with its suffix
+
+    def add(self, path: str, value: object) -> None:
+        """Append a line of JSON to a file."""
+        with self._target(path).open("a", encoding="utf-8", newline="\n") as file:
+            file.write(json.dumps(value, ensure_ascii=False) + "\n")
+
+    def text(self, path: str, content: str) -> None:
+        """Write a file."""
+        self._target(path).write_text(content, encoding="utf-8", newline="\n")
+
+    def image(self, path: str, value: object, where: str, *, named: bool = False) -> str:
+        """Write an image to `path`, plus the suffix of its format unless `named`; return the path below root."""
+        if path not in self.images:
+            data = self._bytes(value, where)
+            self.images[path] = path if named else path + _suffix(data, where)
+            self._target(self.images[path]).write_bytes(data)
+        return self.images[path]
+
+    def _target(self, path: str) -> Path:
+        target = below(self.root, path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return target
+
+    def _bytes(self, value: object, where: str) -> bytes:
+        """Return the encoded image in a column of a dataset: bytes, or the path of a file of the dataset."""
+        content = (value.get("bytes") or value.get("path")) if isinstance(value, Mapping) else value
+        if isinstance(content, str):
+            return read_file(below(self.source, content), MAX_IMAGE_BYTES)
+        if not isinstance(content, bytes) or not content:
+            raise RevisitError(f"{where} has no image.")
+        return content
+
+
+def _suffix(data: bytes, where: str) -> str:
+    """Return the file suffix of an image's format."""
+    from PIL import Image  # slow to import
+
+    from revisit.models.images import FORMATS
+
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            return {"JPEG": ".jpg", "TIFF": ".tif"}.get(str(image.format), f".{str(image.format).lower()}")
+    except (OSError, Image.DecompressionBombError) as error:
+        raise RevisitError(f"{where}: its image is in none of the formats {', '.join(FORMATS)}.") from error
 
 
 def _from_hub(
@@ -91,7 +149,7 @@ def _from_hub(
 ) -> dict[str, Any]:
     need("datasets")
     local = source is not None and Path(source).is_dir()
-    place, copy = (str(source), Path(str(source))) if local else _snapshot(dataset, source)
+    repo, copy = (str(source), Path(str(source))) if local else _snapshot((source,) if source else dataset.repos)
     out, rows = Draft(root, copy), 0
 
     def counted() -> Iterator[Record]:
@@ -104,23 +162,24 @@ def _from_hub(
 
     try:
         benchmark.write_rows(counted(), out)
-        out.close()
     except RevisitError:
         raise
     except Exception as error:  # datasets has no common error
         raise RevisitError(
-            f"{place} could not be read as {benchmark.title}'s dataset ({_reason(error)}); nothing was written."
+            f"{repo} could not be read as {benchmark.title}'s dataset ({_reason(error)}); nothing was written."
         ) from error
     if rows == 0:
-        raise RevisitError(f"{place} has no rows; nothing was written.")
+        raise RevisitError(f"{repo} has no rows; nothing was written.")
     items = type(benchmark)().load(root)  # with its default options
     counts = {"rows": rows, "items": len(items), "images": len(out.images)}
-    return {"source": place, "revision": None if local else copy.name, **counts}
+    return {"source": repo, "revision": None if local else copy.name, **counts}
 
 
-def _snapshot(dataset: HubDataset, source: str | None) -> tuple[str, Path]:
+def _snapshot(repos: tuple[str, ...]) -> tuple[str, Path]:
     """Download the first repository that exists into the Hub's cache; return its name, and the folder of its revision."""
-    repos = (source,) if source else dataset.repos
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import RepositoryNotFoundError
+
     for repo in repos:
         try:
             return repo, Path(snapshot_download(repo, repo_type="dataset"))

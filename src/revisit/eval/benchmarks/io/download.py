@@ -1,4 +1,4 @@
-"""Files by HTTP: every file is checked, and none appears before it is complete."""
+"""Downloads by HTTP: every file is checked, and appears when it is complete."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ Progress = Callable[[int], None]  # called with the number of files, or of rows,
 
 @dataclass(frozen=True)
 class Remote:
-    """A file to download: its path below the data folder, and its addresses in the order to try them."""
+    """A file to download: its path below the data folder, and its URLs in the order to try them."""
 
     path: str
     urls: tuple[str, ...]
-    members: tuple[str, ...] = ()  # of a zip archive: only these are kept, in its folder, and the archive is removed
+    members: tuple[str, ...] = ()  # files of a zip archive to unpack into its folder; the archive is removed
 
     @property
     def sha256(self) -> str:
-        """The hash of its content, where it is known; the table has the published files at one commit each."""
+        """The hash of its content; empty if it is unknown. The table has the published files at one commit each."""
         return checksums().get(self.path, "")
 
     @property
@@ -52,15 +52,14 @@ class Remote:
 def checksums() -> dict[str, str]:
     """Return path below the data folder -> SHA-256."""
     text = resources.files("revisit.eval.benchmarks").joinpath("data/sha256.json").read_text("utf-8")
-    found: dict[str, str] = json.loads(text)
-    return found
+    return dict(json.loads(text))
 
 
 def fetch_all(remotes: Iterable[Remote], folder: Path, progress: Progress | None = None) -> None:
     """Download every file that is not yet below `folder`; raise RevisitError at the first that cannot be downloaded."""
-    waiting = [r for r in remotes if not all((folder / place).exists() for place in r.results)]
+    missing = [r for r in remotes if not all((folder / path).exists() for path in r.results)]
     with ThreadPoolExecutor(CONNECTIONS) as pool:
-        jobs = [pool.submit(fetch, remote, folder) for remote in waiting]
+        jobs = [pool.submit(fetch, remote, folder) for remote in missing]
         try:
             for done, job in enumerate(jobs, 1):
                 job.result()
@@ -79,11 +78,10 @@ def fetch(remote: Remote, folder: Path) -> None:
     if not any(_download(url, part) for url in remote.urls):
         raise RevisitError(f"{' or '.join(remote.urls)} was not found; the files may have moved.")
     try:
-        if remote.sha256 and (found := file_digest(part)) != remote.sha256:
-            raise RevisitError(f"its SHA-256 is {found[:12]}…, not {remote.sha256[:12]}…")
+        if remote.sha256 and (digest := file_digest(part)) != remote.sha256:
+            raise RevisitError(f"its SHA-256 is {digest[:12]}…, not {remote.sha256[:12]}…")
         if remote.members:
-            with zipfile.ZipFile(part) as archive:
-                _unpack(archive, remote.members, target.parent)
+            _unpack(part, remote.members, target.parent)
         else:
             part.replace(target)
     except (RevisitError, zipfile.BadZipFile, zlib.error, KeyError, EOFError) as error:
@@ -96,7 +94,7 @@ def fetch(remote: Remote, folder: Path) -> None:
 
 
 def _download(url: str, part: Path) -> bool:
-    """Write the content of `url` to `part`; False if there is no such file."""
+    """Write the content of `url` to `part`; return False if there is no such file."""
     problem = ""
     for attempt in range(ATTEMPTS):
         if attempt:
@@ -122,11 +120,12 @@ def _download(url: str, part: Path) -> bool:
     )
 
 
-def _unpack(archive: zipfile.ZipFile, members: Iterable[str], folder: Path) -> None:
-    """Write the wanted members of an archive, whichever of its folders they are in; zipfile checks their checksums."""
-    names = {PurePosixPath(name).name: name for name in archive.namelist()}
-    for member in members:
-        part = folder / f"{member}.part"
-        with archive.open(names[member]) as source, part.open("wb") as file:
-            shutil.copyfileobj(source, file, 1 << 20)
-        part.replace(folder / member)
+def _unpack(path: Path, members: Iterable[str], folder: Path) -> None:
+    """Unpack members of an archive, whichever of its folders they are in; zipfile verifies their checksums."""
+    with zipfile.ZipFile(path) as archive:
+        names = {PurePosixPath(name).name: name for name in archive.namelist()}
+        for member in members:
+            part = folder / f"{member}.part"
+            with archive.open(names[member]) as source, part.open("wb") as file:
+                shutil.copyfileobj(source, file, 1 << 20)
+            part.replace(folder / member)

