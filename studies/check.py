@@ -1,8 +1,8 @@
-"""Which detector best separates words for what an image shows from words for what it does not show?
+"""Which detector best separates words for objects in the image from words for absent objects?
 
-Texts are captions, of the model itself or of another one, and foils: a template that lists what is there, with one object swapped for
-another. The first half of the images sets each detector's threshold (largest F1 of flagging absent objects), the second half measures.
-Of generated scenes, a further template states a place, a count and a color, each of them wrong in half of the images.
+The texts are captions, by the model itself or by another one, and foils: sentences that list the objects in the image, one of them replaced
+by an absent one. The first half of the images sets each detector's threshold (largest F1 of flagging absent objects), the second half
+measures. For generated scenes, another sentence states a place, a count and a color, each of them wrong in half of the images.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Known = tuple[str, bool]  # kind of a word, and whether it is right about the im
 
 @dataclass(frozen=True)
 class Stated:
-    """A text about an image, and what is known about its words: None for words that are not compared."""
+    """A text about an image, and the truth about its words: None for words that are not compared."""
 
     text: str
     judge: Callable[[str], Known | None]
@@ -83,7 +83,7 @@ class Reader:
     def words(
         self, item: Item, texts: Mapping[str, Stated]
     ) -> Iterator[tuple[str, tuple[int, int], Known, dict[str, float]]]:
-        """Yield the name of the text, the place, what is known and the scores of every judged word, from one forward pass."""
+        """Yield the name of the text, the span, the truth and the scores of every judged word, from one forward pass."""
         kept = {name: stated for name, stated in texts.items() if any(map(stated.judge, WORD.findall(stated.text)))}
         if not kept:
             return
@@ -164,7 +164,7 @@ class Reader:
 
 
 def foil(seed: int, truth: Collection[str]) -> str:
-    """Write a sentence that lists what is in an image, with one object swapped for an absent one; empty if nothing is there."""
+    """Return a sentence that lists the objects in an image, one replaced by an absent one; empty if there are none."""
     rng = np.random.default_rng(seed)
     there = [name for name in sorted(truth) if " " not in name]
     others = sorted({name for name in WORDS.values() if " " not in name} - set(truth))
@@ -177,7 +177,7 @@ def foil(seed: int, truth: Collection[str]) -> str:
 
 
 def attributes(folder: Path) -> list[Stated]:
-    """Write a sentence about each generated scene with a place, a count and a color, each wrong in half of them."""
+    """Return a sentence about each generated scene with a place, a count and a color, each wrong in half of them."""
     found = []
     path = folder / "scenes.jsonl"
     for place, line in enumerate(path.read_text("utf-8").splitlines() if path.exists() else ()):
@@ -290,7 +290,7 @@ def columns(units: Sequence[Unit], name: str) -> tuple[Floats, Flags]:
 
 
 def known(value: float) -> float | None:
-    """Return a number for JSON: None if it is undefined, such as the AUROC of words that are all right."""
+    """Return a number for JSON; None if it is undefined, as the AUROC of words that are all right."""
     return None if np.isnan(value) else float(value)
 
 

@@ -1,8 +1,9 @@
 """Grounding decay: how much of a step's probability does the image move, by position in the answer?
 
-Each caption is run twice by teacher forcing, with its image and with every vision token removed from the prompt. The image moves the total
+Each caption is run twice by teacher forcing, with its image and without the vision tokens of the prompt. The moved probability is the total
 variation distance of the two output distributions: 0 % if they are equal, 100 % if they share no token. Two published hypotheses are that
-it decays along long answers, and that it is largest where the model is uncertain. Thoughts and answers of models that think are kept apart.
+it decays along long answers, and that it is largest where the model is uncertain. Thoughts and answers of models that think are measured
+separately.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ WORDS = ("all tokens", "object words", "other tokens")
 
 @torch.no_grad()
 def moved(subject: Subject, caption: Caption) -> Floats:
-    """Return what the image moves at each token of a caption, and the model's entropy there in nats.  -> (tokens, 2)"""
+    """Return the moved probability at each token of a caption, and the model's entropy there in nats.  -> (tokens, 2)"""
     head = ModelParts.of(subject.loaded[0]).head
     log_p, log_q = (
         head.all_logits(subject.forced_states(caption, vision=vision)).double().log_softmax(-1)
@@ -92,7 +93,7 @@ def run(subject: Subject, reporter: Reporter) -> Result:
 
 
 def _mean(rows: Floats) -> Result:
-    """Return the mean of what the image moves, with a 95 % interval over captions."""
+    """Return the mean moved probability, with a 95 % interval over captions."""
     terms = {
         str(c): (float(own.sum()), float(len(own))) for c in np.unique(rows[:, 0]) for own in [rows[rows[:, 0] == c, 3]]
     }

@@ -1,6 +1,6 @@
 """Detectors of wrong words.
 
-Each is one function from what a model computed for a word to a score, which is higher for words that the image supports.
+Each is a function from a `Reading`, the model's computations for a word, to a score, which is higher for words that the image supports.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BLOB = 3  # fewest patches of a foreground region
 
 @dataclass(frozen=True)
 class Reading:
-    """What a model computed for one word of a text. Hidden state 0 is the input of the first layer, the last one is normed."""
+    """A model's computations for one word of a text. Hidden state 0 is the input of the first layer, the last one is normed."""
 
     log_p: Tensor  # (V,) log-probabilities where the word begins
     tokens: tuple[int, ...]  # of the word

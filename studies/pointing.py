@@ -1,8 +1,8 @@
 """Pointing: when ReVisiT writes the word for an object, is the selected patch on that object?
 
-A step counts where the chosen token is the word of an object that the annotations box in the image, and a vision token was selected. Two
-criteria: the selected patch touches one of the object's boxes, or has its center inside one. Chance is the share of all patches of the
-image that meet the criterion. Steps of one image depend on each other, so intervals resample images.
+A step counts if its token is the word of an object with a box in the annotations and a vision token was selected. There are two criteria:
+the selected patch touches one of the object's boxes, or has its center inside one. Chance is the share of all patches of the image that
+meet the criterion. Steps of one image depend on each other, so intervals resample images.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ METHODS = (
 def criteria(layout: Layout, boxes: Sequence[Box]) -> Bools:
     """Return whether the patch of each vision token touches one of an object's boxes, and has its center inside one.  -> (tokens, 2)
 
-    A vision token without a place meets neither criterion.
+    A vision token without a position in the image meets neither criterion.
     """
     met = np.zeros((layout.tokens, 2), bool)
     for index in range(layout.tokens):
@@ -62,7 +62,7 @@ def criteria(layout: Layout, boxes: Sequence[Box]) -> Bools:
 
 
 class Count:
-    """How often selected patches met each criterion, and how often random patches would, by image."""
+    """Counts of selected patches that met each criterion, and of random patches that would, by image."""
 
     def __init__(self) -> None:
         self.sums: dict[str, NDArray[np.float64]] = {}  # image -> steps, then the sum of each of MEASURES

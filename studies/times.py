@@ -1,6 +1,6 @@
-"""How long does an answer take with each method? A whole answer, the prompt included, as a multiple of greedy decoding.
+"""How long does an answer take with each method? The time of a whole answer with its prompt, as a multiple of greedy decoding.
 
-On a CPU this is processor time, which a busy machine changes less. Methods take turns; a first round, in which CODE writes its
+On a CPU this is processor time, which depends less on other processes. Methods take turns; the first round, in which CODE generates its
 description, does not count.
 """
 

@@ -1,7 +1,7 @@
-"""Texts whose wrong words are labeled, and how well a detector finds these words.
+"""Texts with labels for wrong words, and how well detectors find these words.
 
-DetailVerifyBench (arXiv:2604.05623) marks them with tags in the text, HalLoc (arXiv:2506.10286) lists them beside it. A detector gives
-each word a score, higher for words that the image supports.
+DetailVerifyBench (arXiv:2604.05623) marks them with tags in the text, HalLoc (arXiv:2506.10286) lists them separately. A detector gives
+each word a score, which is higher for words that the image supports.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True)
 class Span:
-    """A wrong part of a text: from `start` to `end` (excluded), and what kind of mistake it is."""
+    """A wrong part of a text: from `start` to `end` (exclusive), and the kind of mistake."""
 
     start: int
     end: int
@@ -43,7 +43,7 @@ class Span:
 class LabeledText:
     """A text about an image, and its wrong parts."""
 
-    image: str  # file, or id of the image
+    image: str  # file name or id
     text: str
     wrong: tuple[Span, ...]
 
@@ -145,9 +145,9 @@ def choose_threshold(texts: Sequence[LabeledText], scores: Sequence[Scored]) -> 
 def score_words(texts: Sequence[LabeledText], scores: Sequence[Scored], threshold: float) -> dict[str, Any]:
     """Return AUROC, average precision and token F1 over all words, and by kind of mistake.
 
-    A word takes the lowest score of the detector's words that overlap it. Words without a score count as not flagged in F1 and are left
+    A word gets the lowest score of the detector's words that overlap it. Words without a score count as not flagged in F1 and are left
     out of the other two. A kind is compared with all right words. `f1` counts words; `text_f1` is the mean over texts, as DetailVerifyBench
-    reports it, in which a text without wrong words counts 0.
+    reports it, with 0 for a text without wrong words.
     """
     rows = [list(_joined(text, found)) for text, found in zip(texts, scores, strict=True)]
     flat = [row for text in rows for row in text]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from scipy.stats import rankdata
 
+from revisit.eval.statistics import holm
 from revisit.paper.grounding import compare, maxima, signed_rank
 
 
@@ -21,7 +22,7 @@ def test_maxima_by_hand() -> None:
 
 
 def test_signed_rank_with_zeros_ranked_and_left_out() -> None:
-    """Pratt: zeros take part in the ranking, then drop out of the sums; here n is small enough to do it by hand."""
+    """Check Pratt's treatment by hand: zeros are ranked, then left out of the sums."""
     d = np.array([0.0, 0.0, 1.0, -2.0, 3.0, 4.0, -5.0, 6.0, 7.0, 8.0, 9.0, 10.0])
     ranks = rankdata(np.abs(d))
     positive = ranks[d > 0].sum()
@@ -44,15 +45,9 @@ def test_compare_averages_medians_and_holm() -> None:
     difference = values[:, 0] - values[:, 1] - values[:, 2] + values[:, 3]
     assert first["delta"]["median"] == pytest.approx(np.median(difference))
     raw = [row["delta"]["p"] for row in rows]
-    order = sorted(range(3), key=raw.__getitem__)
-    expected, running = [0.0] * 3, 0.0
-    for place, index in enumerate(order):  # Holm: times what is left, never below the one before
-        running = max(running, min(1.0, (3 - place) * raw[index]))
-        expected[index] = running
-    assert [row["delta"]["p_holm"] for row in rows] == pytest.approx(expected)
-
-
-def test_an_empty_set_of_tokens_has_no_result() -> None:
+    assert [row["delta"]["p_holm"] for row in rows] == pytest.approx(holm(raw))
+    assert holm(raw) != pytest.approx(raw)
+    # an empty set of tokens has no result
     rows = compare({"all": np.ones((3, 4)) * [4, 3, 2, 1.5], "none": np.zeros((0, 4))})
     assert rows[1]["n"] == 0
     assert rows[1]["gt_with"] is None

@@ -1,4 +1,4 @@
-"""Object vocabulary, ranks, the intervals that the paper prints, and the tokens that wrote the object words of a caption."""
+"""Object vocabulary, ranks, the intervals that the paper prints, and the tokens of the object words of a caption."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import families
 from golden_files import golden
 from revisit import RevisitError
 from revisit.eval.benchmarks import chair
 from revisit.explain.tokens import token_spans
+from revisit.paper import published
 from revisit.paper.objects import ObjectVocabulary, best_rank, mentions, recalls, without_top, word_mentions
 from revisit.words import WORDS
 from word_tokenizers import train
@@ -38,13 +40,8 @@ def test_single_token_words(tokenizer: Any) -> None:
         # the token is what the word becomes inside a sentence
         assert token in tokenizer.encode(f"the {word} sits", add_special_tokens=False)
     assert vocabulary.summary()["categories"] == len({WORDS[word] for word in vocabulary.words})
-    shown = {vocabulary.words[i] for i in vocabulary.places(["chair", "dog", "zebra"])}
+    shown = {vocabulary.words[i] for i in vocabulary.indices(["chair", "dog", "zebra"])}
     assert shown == {"chair", "seat", "dog"}
-
-
-def test_a_tokenizer_without_object_words_raises() -> None:
-    import families
-
     with pytest.raises(RevisitError, match="single token"):
         ObjectVocabulary.of(families.tokenizer())
 
@@ -60,43 +57,19 @@ def test_ranks_by_hand() -> None:
     assert best_rank(without_top(logits), torch.tensor([1, 0])).tolist() == [0, 3]
 
 
-# (percent, units, printed bounds) of the paper's table of vision-token projections
-PROJECTIONS = [
-    (2.03, 1.96, 2.10),
-    (7.87, 7.74, 8.00),
-    (12.38, 12.23, 12.54),
-    (21.72, 21.53, 21.91),
-    (40.44, 40.21, 40.67),
-    (69.56, 69.34, 69.78),
-    (79.78, 79.59, 79.97),
-    (89.24, 89.09, 89.39),
-]
+def test_wilson_intervals_of_the_papers_tables() -> None:
+    projection, steps = published.table("projection"), published.table("hallucinated_steps")
+    for printed in (entry[kind] for entry in projection["recall"] for kind in ("full", "objects")):
+        (row,) = recalls([round(printed[0] / 100 * projection["tokens"])], projection["tokens"], [1])
+        assert [round(100 * row[key], 2) for key in ("recall", "low", "high")] == printed
+    for printed, count in zip(steps["recall"], (120, 140, 182), strict=True):
+        (row,) = recalls([count], steps["n"], [50])
+        assert round(100 * row["recall"], 1) == printed["recall"]
+        # up to 0.3 points wider than Wilson's; no common interval gives them
+        assert [100 * row[key] for key in ("low", "high")] == pytest.approx([printed["low"], printed["high"]], abs=0.32)
 
 
-@pytest.mark.parametrize(("percent", "low", "high"), PROJECTIONS)
-def test_wilson_intervals_of_the_projection_table(percent: float, low: float, high: float) -> None:
-    (row,) = recalls([round(percent / 100 * 173_173)], 173_173, [1])
-    assert [round(100 * row[key], 2) for key in ("recall", "low", "high")] == [percent, low, high]
-
-
-@pytest.mark.parametrize(
-    ("count", "percent", "low", "high", "printed"),
-    [
-        (120, 63.2, 56.1, 69.7, (56.0, 70.0)),
-        (140, 73.7, 67.0, 79.4, (66.9, 79.6)),
-        (182, 95.8, 91.9, 97.9, (91.6, 98.1)),
-    ],
-)
-def test_wilson_intervals_of_the_step_table(
-    count: int, percent: float, low: float, high: float, printed: tuple[float, float]
-) -> None:
-    """The printed bounds for n = 190 are up to 0.3 points wider than Wilson's (no common interval gives them)."""
-    (row,) = recalls([count], 190, [50])
-    assert [round(100 * row[key], 1) for key in ("recall", "low", "high")] == [percent, low, high]
-    assert (100 * row["low"], 100 * row["high"]) == pytest.approx(printed, abs=0.32)
-
-
-# -- which tokens wrote which word -----------------------------------------------------------------------------------
+# -- the tokens of a word -------------------------------------------------------------------------------------------
 
 
 def written(tokenizer: Any, tokens: list[int], first: int, last: int) -> str:
@@ -163,7 +136,7 @@ def test_every_caption_of_the_golden_set() -> None:
     texts = [case["caption"] for case in golden("chair")["cases"] if len(case["caption"].split()) > 3]
     assert len(texts) > 50
     for text in texts:
-        places = word_mentions(text)
-        assert tuple(word for word, _ in places) == chair.parse_caption(text).words
-        for word, (a, b) in places:  # the first letters survive singular forms
+        found = word_mentions(text)
+        assert tuple(word for word, _ in found) == chair.parse_caption(text).words
+        for word, (a, b) in found:  # singular forms keep the first letter
             assert text[a:b].lower()[:1] == word[:1] or " " in text[a:b]

@@ -29,9 +29,7 @@ def test_selection_follows_the_papers_rules() -> None:
         caption("There is a dog and a cat near the zebra", ["cat"], "a"),  # dog kept; zebra has several tokens
         caption("a dog on the table", ["zebra"], "b"),  # nothing in the image has a single-token word
         caption("a cat", ["cat"], "c"),  # nothing hallucinated
-        caption(
-            "two dogs near a dog and a wine glass", ["cat"], "d"
-        ),  # "dogs" and "dog" kept; a pair is several tokens
+        caption("two dogs near a dog and a wine glass", ["cat"], "d"),  # dogs and dog kept; a pair is several tokens
     ]
     chosen = steps.select(captions, tokenizer, vocabulary)
     assert [(c.item.id, m.word, m.text) for c, kept in chosen.kept for m in kept] == [
@@ -40,13 +38,8 @@ def test_selection_follows_the_papers_rules() -> None:
         ("d", "dog", "dog"),
     ]
     assert chosen.hallucinated == {"a", "b", "d"}
-    assert chosen.counts == {
-        "mentions": 9,
-        "hallucinated": 7,
-        "kept": 3,
-        "word of several tokens": 2,
-        "no ground-truth word": 2,
-    }
+    reasons = {"word of several tokens": 2, "no ground-truth word": 2}
+    assert chosen.counts == {"mentions": 9, "hallucinated": 7, "kept": 3, **reasons}
 
 
 def test_ranks_leave_the_likeliest_token_out() -> None:
@@ -59,7 +52,7 @@ def test_ranks_leave_the_likeliest_token_out() -> None:
     logits = torch.zeros(len(kept), len(tokenizer))
     for number, mention in enumerate(kept):
         row = logits[number]
-        row[one.tokens[mention.first]] = 10.0  # what was written is the likeliest
+        row[one.tokens[mention.first]] = 10.0  # the token in the caption is the likeliest
         row[:number] = 5.0  # that many others are between
         row[token["bench"]] = 4.0
         row[token["seat"]] = 3.0  # a chair, but less likely than the bench

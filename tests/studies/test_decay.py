@@ -1,4 +1,4 @@
-"""What the image moves, on distributions whose distance is known."""
+"""The probability that the image moves, for distributions with a known distance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pointing study: which patches count as lying on an object, and what is counted."""
+"""The pointing study: the criteria for patches on an object, and the counts."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The paper's studies: what vision tokens predict, what the output distribution keeps, and the effect of each setting."""
+"""The paper's tables and studies: grids, ablations, latency, and what vision tokens and output distributions contain."""

@@ -78,7 +78,7 @@ def read_panels(folder: Path) -> list[dict[str, Any]]:
 
 
 def ablation_sections(panels: Sequence[Stored], logs: Sequence[Log], name: str) -> list[Section]:
-    """Return every panel of an ablation, for each model, benchmark and decoding it was run with."""
+    """Return every panel of an ablation, for each of its models, benchmarks and decoding settings."""
     groups: dict[tuple[str, str, str], dict[str, Log]] = {}
     for log in logs:
         if log.scores is not None:
@@ -97,24 +97,24 @@ def ablation_sections(panels: Sequence[Stored], logs: Sequence[Log], name: str) 
 
 
 def _blocks(panel: Stored, logs: Mapping[str, Log], name: str) -> list[Block]:
-    own = [logs[method] for method in panel["rows"]]
-    assert own[0].scores is not None
-    metrics = [metric for name, metric in own[0].scores.shown.items() if "/" not in name and metric.better]
-    columns = [ranked(own, metric, intervals=True) for metric in metrics]
+    compared = [logs[method] for method in panel["rows"]]
+    assert compared[0].scores is not None
+    metrics = [metric for name, metric in compared[0].scores.shown.items() if "/" not in name and metric.better]
+    columns = [ranked(compared, metric, intervals=True) for metric in metrics]
     lines: list[list[Cell | str]] = [
-        [*cells, *(c[n] for c in columns)] for n, cells in enumerate(panel["rows"].values())
+        [*cells, *(column[n] for column in columns)] for n, cells in enumerate(panel["rows"].values())
     ]
     if "greedy" in logs:
         values = [ranked([logs["greedy"]], metric)[0] for metric in metrics]
         lines.append(["greedy", *[""] * (len(panel["columns"]) - 1), *values])
-    caption = f"Best in bold, second underlined, 95 % intervals in brackets; {own[0].answered} items."
+    caption = f"Best in bold, second underlined, 95 % intervals in brackets; {compared[0].answered} items."
     if panel["main"] in panel["rows"]:
         caption += f" Main configuration: {' '.join(panel['rows'][panel['main']])}."
     table = Table(
         (*panel["columns"], *(heading(m) for m in metrics)),
         lines,
         caption,
-        marked=frozenset(place for place, method in enumerate(panel["rows"]) if method == panel["main"]),
+        marked=frozenset(row for row, method in enumerate(panel["rows"]) if method == panel["main"]),
         left=len(panel["columns"]),
     )
     return [table, *([_sweep(panel, logs, metrics, name)] if "alpha" in panel["columns"] else [])]
@@ -122,11 +122,11 @@ def _blocks(panel: Stored, logs: Mapping[str, Log], name: str) -> list[Block]:
 
 def _sweep(panel: Stored, logs: Mapping[str, Log], metrics: Sequence[Metric], name: str) -> Block:
     """Draw curves over alpha, one for each value of the other settings."""
-    at = panel["columns"].index("alpha")
+    column = panel["columns"].index("alpha")
     lines: dict[str, list[tuple[str, float]]] = {}  # other settings -> methods with their alpha
     for method, cells in panel["rows"].items():
-        others = ", ".join(cells[:at] + cells[at + 1 :])
-        lines.setdefault(others, []).append((method, float(cells[at])))
+        others = ", ".join(cells[:column] + cells[column + 1 :])
+        lines.setdefault(others, []).append((method, float(cells[column])))
     scores = {method: log.scores for method, log in logs.items() if log.scores is not None}
     plots = []
     for metric in ([m for m in metrics if m.name in SWEPT] or metrics)[:3]:

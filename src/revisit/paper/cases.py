@@ -31,9 +31,9 @@ def case_studies(subject: Subject, reporter: Reporter) -> Result:
     vocabulary = subject.vocabulary
     changes: Counter[str] = Counter()
     steps = 0
-    found: list[tuple[bool, float, Result]] = []
+    cases: list[tuple[bool, float, Result]] = []
     for item, row, tokens in subject.decode(method, reporter, "case studies"):
-        shown = {vocabulary.ids[place] for place in vocabulary.places(item.meta["ground_truth"])}
+        shown = {vocabulary.ids[index] for index in vocabulary.indices(item.meta["ground_truth"])}
         steps += len(row.records)
         for number, record in enumerate(row.records):
             if not record.changed:
@@ -54,26 +54,26 @@ def case_studies(subject: Subject, reporter: Reporter) -> Result:
                 "plausible_tokens": record.plausible_tokens,
                 "rows": rows_of(record, method, processor.tokenizer),
             }
-            found.append((kind != "absent → shown", -max(record.base), about))
-    found.sort(key=lambda entry: entry[:2])
+            cases.append((kind != "absent → shown", -max(record.base), about))
+    cases.sort(key=lambda case: case[:2])
     return {
         "method": {"name": method.name, **method.settings()},
         "images": len(subject.items),
         "steps": steps,
         "changes": dict(changes.most_common()),
-        "cases": [about for _, _, about in found[:CASES]],
+        "cases": [about for _, _, about in cases[:CASES]],
     }
 
 
 def rows_of(record: StepRecord, method: ReVisiT, tokenizer: Tokenizer) -> list[Result]:
     """Return log-probability and probability (%) of base, vision and final distribution for the best candidates.
 
-    The fused score is printed as in the paper, before it is normalized: log base + weight · log vision.
+    The fused score is that of the paper, before normalization: log base + weight · log vision.
     """
     rows = []
-    for place, token in list(enumerate(record.ids))[:CANDIDATES]:
-        base, final = record.base[place], record.final[place]
-        vision = record.vision[place] if record.vision is not None else math.nan
+    for index, token in enumerate(record.ids[:CANDIDATES]):
+        base, final = record.base[index], record.final[index]
+        vision = record.vision[index] if record.vision is not None else math.nan
         fused = _log(base) + (record.weight or 0.0) * _log(vision) if method.fusion == "poe" else _log(final)
         text = tokenizer.decode([token])
         pairs = {

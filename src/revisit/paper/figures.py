@@ -1,4 +1,4 @@
-"""Figures of curves. Series differ in marker and dash as well as in color."""
+"""Line plots. Series differ in marker and dash as well as in color."""
 
 from __future__ import annotations
 
@@ -42,30 +42,30 @@ class Plot:
 
 
 def curves(name: str, caption: str, panels: Sequence[Plot]) -> Figure:
-    """Draw lines with markers over a numeric axis, side by side; intervals are bands."""
+    """Draw the plots side by side, as lines with markers; intervals are bands."""
 
     def paint(axes: list[Axes]) -> None:
-        for place, panel in zip(axes, panels, strict=True):
+        for ax, panel in zip(axes, panels, strict=True):
             for number, series in enumerate(panel.series):
                 color, marker, line = (styles[number % 7] for styles in (COLORS, MARKERS, LINES))
                 if series.low:
-                    place.fill_between(series.x, series.low, series.high, color=color, alpha=0.15, linewidth=0)
-                place.plot(series.x, series.y, label=series.label, color=color, marker=marker, linestyle=line)
+                    ax.fill_between(series.x, series.low, series.high, color=color, alpha=0.15, linewidth=0)
+                ax.plot(series.x, series.y, label=series.label, color=color, marker=marker, linestyle=line)
             if panel.baseline is not None:
-                place.axhline(panel.baseline, color="#333333", linestyle=(0, (4, 3)), linewidth=1, label="greedy")
-            place.set(title=panel.title, xlabel=panel.xlabel, ylabel=panel.ylabel)
+                ax.axhline(panel.baseline, color="#333333", linestyle=(0, (4, 3)), linewidth=1, label="greedy")
+            ax.set(title=panel.title, xlabel=panel.xlabel, ylabel=panel.ylabel)
             if panel.log:
-                place.set_xscale("log")
-            place.legend(loc="best")
+                ax.set_xscale("log")
+            ax.legend(loc="best")
 
-    parts = []  # about five points of each curve, for readers without images
+    descriptions = []  # alternative text: about five points of each curve
     for panel in panels:
         for series in panel.series:
             points = list(zip(series.x, series.y, strict=True))
             values = ", ".join(f"{x:g} {y:.1f}" for x, y in points[:: max(1, len(points) // 5)])
-            parts.append(" ".join(filter(None, (panel.title, series.label))) + f": {values}")
+            descriptions.append(" ".join(filter(None, (panel.title, series.label))) + f": {values}")
     size = max(5.2, 4.0 * len(panels)), 3.2
-    return Figure(name, draw(paint, size, (1, len(panels))), caption, "; ".join(parts))
+    return Figure(name, draw(paint, size, (1, len(panels))), caption, "; ".join(descriptions))
 
 
 def recall_curve(label: str, rows: Sequence[Mapping[str, float]]) -> Series:

@@ -1,7 +1,7 @@
-"""GT versus Hal: the probability of words for what the image shows (GT), and for what it does not show (Hal).
+"""GT versus Hal: the probability of words for objects in the image (GT), and for absent objects (Hal).
 
 At every token of a caption the output distribution is restricted to the object vocabulary; GT max and Hal max are the largest
-probabilities of a GT and of a Hal word. Both are taken again by teacher forcing with every vision token removed from the prompt.
+probabilities of a GT and of a Hal word. Both are measured again by teacher forcing without the vision tokens of the prompt.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def gt_vs_hal(subject: Subject, reporter: Reporter) -> Result:
     measured: dict[str, Floats] = {}  # image -> (tokens, 4)
     for caption in track(reporter, "with and without the image", captions):
         shown = torch.zeros(len(vocabulary.words), dtype=torch.bool)
-        shown[vocabulary.places(caption.truth)] = True
+        shown[vocabulary.indices(caption.truth)] = True
         if not bool(shown.any()) or bool(shown.all()) or not caption.tokens:
             continue
         ids = vocabulary.tensor(head.device)

@@ -1,7 +1,7 @@
-"""How long decoding takes with each method: `revisit bench`, and `revisit reproduce latency` over many images.
+"""Decoding times of methods: `revisit bench`, and `revisit reproduce latency` over many images.
 
-The moment at which each token is available gives the time to the first token and the interval of each further one, on a GPU by events in
-its queue, so that nothing waits before the call ends. Methods take turns within every repeat, so that a slow minute affects all of them.
+The time at which each token is available gives the time to the first token and the intervals between tokens. On a GPU these times are
+events in its queue, so nothing waits before the call ends. Methods take turns within every repeat, so a slow minute affects all of them.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 
 
 def wait(device: torch.device) -> None:
-    """Wait until a GPU has finished what was queued."""
+    """Wait until a GPU has finished its queue."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def now(device: torch.device) -> Any:
-    """Return the time of the host, or an event at this point of a GPU's queue."""
+    """Return the host's time, or an event at this point of a GPU's queue."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -51,7 +51,7 @@ def now(device: torch.device) -> Any:
 
 
 def seconds(start: Any, end: Any) -> float:
-    """Return the seconds between two moments that have passed."""
+    """Return the seconds between two times of `now`; events must have completed."""
     return float(end - start if isinstance(start, float) else start.elapsed_time(end) / 1e3)
 
 
@@ -70,7 +70,7 @@ class Clock(StoppingCriteria):
 
 @dataclass
 class Timing:
-    """What one method took, over all repeats."""
+    """The times of one method, over all repeats."""
 
     label: str
     first: list[float] = field(default_factory=list)  # seconds to the first token, one per repeat
@@ -178,9 +178,9 @@ PROTOCOL = {"warmups": 6, "repeats": 3, "max_new_tokens": 512}  # of the paper
 
 
 def time_images(subject: Subject, reporter: Reporter) -> list[Timing]:
-    """Time every method on every image by the paper's protocol; the runs of an image count as one.
+    """Time every method on every image by the paper's protocol; the repeats of an image count as one.
 
-    Every image is stored when it is measured, so that a killed measurement resumes.
+    The times of every image are stored at once, so a killed measurement resumes.
     """
     config = EvalConfig(model=(subject.model,), method=subject.methods, data=str(subject.folder), preset="paper")
     methods = dict(zip(subject.methods, config.methods_for(subject.model), strict=True))
@@ -202,9 +202,9 @@ def time_images(subject: Subject, reporter: Reporter) -> list[Timing]:
             )
             write_json(file, [asdict(timing) for timing in timings])
             warmups = 0
-        for found in read_json(file):
-            timing = total[found["label"]]
-            timing.first.append(fmean(found["first"]))
-            timing.intervals.append([interval for run in found["intervals"] for interval in run])
-            timing.busy += found["busy"]
+        for stored in read_json(file):
+            timing = total[stored["label"]]
+            timing.first.append(fmean(stored["first"]))
+            timing.intervals.append([interval for run in stored["intervals"] for interval in run])
+            timing.busy += stored["busy"]
     return list(total.values())

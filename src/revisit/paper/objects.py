@@ -1,7 +1,7 @@
-"""Object words: CHAIR's synonyms that are single tokens, their ranks, and the tokens that wrote those of a caption.
+"""Object words: CHAIR's synonyms that are single tokens, their ranks, and their tokens in a caption.
 
-Tokens and words of a caption are matched by character offsets: of tokens by decoding every prefix of the sequence, of CHAIR's words by
-finding the output of its word tokenizer in the lower-cased caption.
+Tokens and words of a caption are matched by character offsets. Those of tokens come from decoding every prefix of the sequence, those of
+CHAIR's words from aligning the output of its word tokenizer with the lower-cased caption.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from revisit.words import WORDS
 
 @dataclass(frozen=True)
 class ObjectVocabulary:
-    """Single-token synonyms and their token ids, in one order."""
+    """Single-token synonyms and their token ids, in the same order."""
 
     words: tuple[str, ...]
     ids: tuple[int, ...]
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> ObjectVocabulary:
-        """Return the words that a tokenizer writes as one token inside a sentence; raise RevisitError if there are none."""
+        """Return the words that are one token inside a sentence; raise RevisitError if there are none."""
         found = {}
         for word in sorted(WORDS):
             tokens = word_tokens(tokenizer, word)
@@ -43,10 +43,10 @@ class ObjectVocabulary:
             )
         return cls(tuple(found), tuple(found.values()))
 
-    def places(self, truth: Iterable[str]) -> list[int]:
+    def indices(self, truth: Iterable[str]) -> list[int]:
         """Return the indices into `words` of the synonyms of these categories."""
         categories = set(truth)
-        return [place for place, word in enumerate(self.words) if WORDS[word] in categories]
+        return [index for index, word in enumerate(self.words) if WORDS[word] in categories]
 
     def tensor(self, device: torch.device | str | None = None) -> Tensor:
         """Return the token ids.  -> (words,)"""
@@ -85,48 +85,46 @@ def recalls(hits: Sequence[int], units: int, ks: Sequence[int]) -> list[dict[str
 
 @dataclass(frozen=True)
 class Mention:
-    """An object word of a caption as CHAIR counts it, and the tokens that wrote it (`first` to `last`, both included)."""
+    """An object word of a caption as CHAIR counts it, and its tokens (`first` to `last`, inclusive)."""
 
     word: str  # CHAIR's form: singular, pairs as one word
     category: str
     text: str  # as written in the caption
     first: int
     last: int
-    alone: bool  # one token wrote all of it, and nothing else but blanks
+    alone: bool  # it is a single token, and that token has nothing else but blanks
 
 
 def word_spans(caption: str, words: Sequence[str]) -> list[Span]:
-    """Return the place of each token of CHAIR's word tokenizer in its caption; raise ValueError if one is not there."""
+    """Return the span of each token of CHAIR's word tokenizer in its caption; raise ValueError if one is not there."""
     from nltk.tokenize.util import align_tokens
 
     lowered = caption.lower()
-    # the characters of the caption that those of the lower-cased caption come from: "İ" becomes two
-    starts = [place for place, character in enumerate(caption) for _ in character.lower()] + [len(caption)]
+    # index in the caption of each character of the lower-cased caption, which may be longer: "İ" becomes two
+    starts = [index for index, character in enumerate(caption) for _ in character.lower()] + [len(caption)]
     quotes = iter(re.findall("\"|``|''", lowered))  # the word tokenizer replaces quotation marks
     written = [next(quotes, word) if word in ("``", "''") else word for word in words]
     return [(starts[start], starts[end]) for start, end in align_tokens(written, lowered)]
 
 
 def word_mentions(caption: str) -> list[tuple[str, Span]]:
-    """Return CHAIR's object words of a caption, each with its place."""
+    """Return CHAIR's object words of a caption, each with its span."""
     tokens, roots = lemmas(caption)
     spans = word_spans(caption, tokens)
     merged, starts = merge_pairs(roots)
     edges = [*starts, len(tokens)]  # merged word i is made of tokens edges[i]..edges[i + 1]
-    places = [(spans[a][0], spans[b - 1][1]) for a, b in itertools.pairwise(edges)]
-    return [(word, place) for word, place in zip(merged, places, strict=True) if names_object(word, merged)]
+    merged_spans = [(spans[a][0], spans[b - 1][1]) for a, b in itertools.pairwise(edges)]
+    return [(word, span) for word, span in zip(merged, merged_spans, strict=True) if names_object(word, merged)]
 
 
 def mentions(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[Mention]:
-    """Return the object words of the caption that these tokens spell, each with its own tokens, in CHAIR's order."""
+    """Return the object words of the caption that these tokens spell, in CHAIR's order."""
     text, spans = token_spans(tokenizer, tokens)
-    blank = len(text) - len(text.lstrip())  # CHAIR reads the caption without blanks at its ends
-    found = []
+    blank = len(text) - len(text.lstrip())  # CHAIR parses the caption without blanks at its ends
+    result = []
     for word, (start, stop) in word_mentions(text.strip()):
         written = text[start + blank : stop + blank]
-        own = tokens_in(spans, start + blank, stop + blank)
-        a, b = spans[own[0]][0], spans[own[-1]][1]
-        found.append(
-            Mention(word, WORDS[word], written, own[0], own[-1], len(own) == 1 and text[a:b].strip() == written)
-        )
-    return found
+        indices = tokens_in(spans, start + blank, stop + blank)
+        alone = len(indices) == 1 and text[slice(*spans[indices[0]])].strip() == written
+        result.append(Mention(word, WORDS[word], written, indices[0], indices[-1], alone))
+    return result

@@ -1,8 +1,8 @@
 """Vision-token projection: does a single vision token, read through the LM head, name something in its image?
 
-Every vision token is one unit. Its hidden states are projected over the whole vocabulary and over the object vocabulary, below the last
-layer with the decoder's final norm and without it; recall@k counts whether a word of any object of the image is among the k likeliest.
-States live for one image, logits for a slice.
+Every vision token is one unit. Its hidden states are projected onto the whole vocabulary and onto the object vocabulary, below the last
+layer both with the decoder's final norm and without it. Recall@k is the share of units for which a word of any object of the image is among
+the k likeliest. States are kept for one image, logits for a slice.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ VOCABULARIES = {"full": "whole vocabulary", "objects": "object words"}
 
 @torch.inference_mode()
 def ranks(head: Head, states: Tensor, objects: Tensor, truth: Sequence[int]) -> Tensor:
-    """Return the ranks of the image's best word over all tokens and over the object words.  (n, d) -> (2, n)
+    """Return the ranks of the image's best word among all tokens and among the object words.  (n, d) -> (2, n)
 
     `objects` (words,) are the ids of the object vocabulary, `truth` indices into it.
     """
-    places = torch.tensor(list(truth), device=objects.device, dtype=torch.long)
-    found = [
-        torch.stack([best_rank(logits, objects[places]), best_rank(logits[:, objects], places)])
-        for logits in logit_slices(head, states)  # (part, V)
+    indices = torch.tensor(list(truth), device=objects.device, dtype=torch.long)
+    slices = [
+        torch.stack([best_rank(logits, objects[indices]), best_rank(logits[:, objects], indices)])
+        for logits in logit_slices(head, states)  # (rows of the slice, V)
     ]
-    return torch.cat(found, dim=1).cpu()
+    return torch.cat(slices, dim=1).cpu()
 
 
 def hits(ranks: Tensor) -> Tensor:
@@ -52,18 +52,18 @@ def projection(subject: Subject, reporter: Reporter) -> Result:
     counts: dict[tuple[int, bool], Tensor] = {}  # (layer, normed) -> (2, ks)
     units = empty = 0
     for item in track(reporter, "vision tokens", items):
-        truth = vocabulary.places(item.meta["ground_truth"])
+        truth = vocabulary.indices(item.meta["ground_truth"])
         seen = prefill_states(subject.loaded[0], subject.inputs([item]), range(parts.depth + 1))
         units += seen.states.shape[1]
         if not truth:  # nothing can be found: all tokens are misses
             empty += seen.states.shape[1]
             continue
         for layer, states in enumerate(seen.states):
-            readings = {True: states}
+            variants = {True: states}
             if layer < parts.depth:
-                readings = {False: states, True: normed(parts.final_norm, states)}
-            for norm, read in readings.items():
-                found = hits(ranks(seen.head, read, vocabulary.tensor(seen.head.device), truth))
+                variants = {False: states, True: normed(parts.final_norm, states)}
+            for norm, variant in variants.items():
+                found = hits(ranks(seen.head, variant, vocabulary.tensor(seen.head.device), truth))
                 counts[layer, norm] = counts.get((layer, norm), 0) + found
     return {
         "images": len(items),
@@ -86,7 +86,7 @@ def projection(subject: Subject, reporter: Reporter) -> Result:
 def chance(subject: Subject, vocabulary: ObjectVocabulary) -> list[dict[str, float]]:
     """Compute the recall of a random order of the object words: 1 − C(words − shown, k) / C(words, k), mean over images."""
     words = len(vocabulary.words)
-    shown = [len(vocabulary.places(item.meta["ground_truth"])) for item in subject.items]
+    shown = [len(vocabulary.indices(item.meta["ground_truth"])) for item in subject.items]
     return [
         {"k": k, "recall": sum(1 - math.comb(words - n, k) / math.comb(words, k) for n in shown) / len(shown)}
         for k in CURVE

@@ -1,4 +1,4 @@
-"""The paper's tables and figures: what each one measures, its numbers, and tables that compare measured values with them.
+"""The paper's tables and figures, their numbers, and tables that compare measured values with them.
 
 `ROWS` and `MODELS` are in data/catalog.json, in the order of the paper's source; the numbers are in data/published.json.
 """
@@ -16,9 +16,8 @@ from typing import Any, NamedTuple, TypeAlias
 from revisit.errors import unknown
 from revisit.eval.report.document import Cell, Table
 
-Measured: TypeAlias = tuple[
-    float, float, float
-]  # on the printed scale: value and 95 % interval, NaN where there is none
+# On the printed scale: value and 95 % interval, NaN where there is none.
+Measured: TypeAlias = tuple[float, float, float]
 METHODS = ("greedy", "dola", "vcd", "m3id", "code", "sid", "revisit")
 
 
@@ -44,9 +43,9 @@ class Row:
     models: tuple[str, ...]
     benchmark: str
     items: int
-    data: str  # what has to be downloaded
-    answers: int = len(METHODS)  # to each item
-    published: str = ""  # its table of published.json
+    data: str  # to download
+    answers: int = len(METHODS)  # per item
+    published: str = ""  # its table in published.json
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -87,9 +86,9 @@ def table(name: str) -> Any:
 
 
 def verdict(theirs: float, measured: Measured | None, digits: int) -> str:
-    """Return `inside`, `outside`, `no interval` or `not run`; a published value is exact to half of its last of `digits` decimals.
+    """Return `inside`, `outside`, `no interval` or `not run`; a published value is rounded to `digits` decimals.
 
-    An interval without width, which resampling gives when all items are alike, counts as none.
+    An interval without width, which resampling gives if all items are alike, counts as none.
     """
     if measured is None:
         return "not run"

@@ -1,4 +1,4 @@
-"""The paper's studies by name, their files, and `revisit report`: runs, ablations and studies below a folder as one document."""
+"""The paper's studies by name, their files, and `revisit report`: one document of the runs, ablations and studies in a folder."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ STUDIES = {
 
 
 def run_study(name: str, subject: Subject, reporter: Reporter) -> Stored:
-    """Run a study; write its file and return what is in it: what was measured, with the command, settings and machine."""
+    """Run a study and write its file: the result with command, settings and environment. Return the content of the file."""
     result = STUDIES[name].run(subject, reporter)
     path = make_folder(Path(subject.output) / FOLDER) / f"{name}-{slug(subject.model)}-{slug(subject.data)}.json"
     record = {

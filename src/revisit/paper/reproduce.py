@@ -1,6 +1,6 @@
-"""One command per table: run what a row of the paper needs, and compare the measured numbers with the published ones.
+"""`revisit reproduce`: run the evaluations behind a table of the paper, and compare the measured numbers with the published ones.
 
-Everything is stored below one folder by the resumable runner, so that a killed command resumes, and tables share answers.
+All answers are stored in one folder, so a killed command resumes, and tables share answers.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from revisit.paper.study import Stored, Subject
 
 @dataclass(frozen=True)
 class Setup:
-    """What a row is reproduced with: models by their names in the paper, data, and where results go."""
+    """The models, data and output folder that rows are reproduced with."""
 
     out: Path
     models: Mapping[str, str]  # name in the paper -> folder or Hub id
     data: Mapping[str, str]  # benchmark -> folder, generated scenes, `download` or `hub`
-    stand_in: bool = False  # one model in the place of all of the paper's
+    stand_in: bool = False  # one model replaces all models of the paper
     limit: int | None = None
     batch_size: int = 8
     options: Stored = field(default_factory=dict)  # of EvalConfig: engine, dtype, device_map, …
 
     def limit_of(self, row: Row) -> int | None:
-        """Return the number of items: --limit, and never more than the row has if it uses a part of a benchmark."""
+        """Return the number of items: --limit, and at most the row's number if the row uses a part of a benchmark."""
         partial = row.kind != "grid" or row.benchmark == "vqav2"
         limits = [n for n in (self.limit, row.items if partial else None) if n is not None]
         return min(limits, default=None)
 
     def config(self, row: Row, name: str, output: str = "runs") -> EvalConfig:
-        """Return what is run for one model of a row, under the paper's protocol."""
+        """Return the evaluation of one model of a row, under the paper's protocol."""
         alpha = ALPHAS.get((row.benchmark, name))
         return EvalConfig(
             model=self.models[name],
@@ -75,7 +75,7 @@ class Setup:
 
 
 def reproduce(rows: Sequence[Row], setup: Setup, reporter: Reporter) -> Document:
-    """Run every row, those of one benchmark from the same answers, and return the document with all tables."""
+    """Run every row and return the document with all tables; rows of one benchmark share their answers."""
     runners = {"grid": _run_grid, "ablation": _run_ablation, "study": _run_study, "latency": _run_latency}
     sections: list[Section] = []
     for number, row in enumerate(rows, 1):

@@ -1,8 +1,8 @@
 """Hallucinated steps: when a caption names an absent object, does a word for a present one still rank near the top?
 
-Kept are hallucinated words of one token in captions of images with at least one single-token word for something present (the paper's
-rules). At-least-one recall@k is the share of these steps at which any word for a present object is among the k likeliest tokens, the
-likeliest one left out.
+The study keeps hallucinated words of one token, in captions of images with at least one single-token word for a present object (the paper's
+rules). At-least-one recall@k is the share of these steps at which a word for a present object is among the k likeliest tokens, not
+counting the likeliest one.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def select(captions: list[Caption], tokenizer: Tokenizer, vocabulary: ObjectVoca
             found.hallucinated.add(caption.item.id)
             if not mention.alone or mention.word not in vocabulary.words:
                 counts["word of several tokens"] += 1
-            elif not vocabulary.places(caption.truth):
+            elif not vocabulary.indices(caption.truth):
                 counts["no ground-truth word"] += 1
             else:
                 counts["kept"] += 1
@@ -83,10 +83,10 @@ def hallucinated_steps(subject: Subject, reporter: Reporter) -> Result:
 def rank_steps(logits: Tensor, caption: Caption, kept: list[Mention], vocabulary: ObjectVocabulary) -> list[Result]:
     """Rank the best word for a present object at each step of a caption, from logits (steps, V).
 
-    `likeliest` is whether the likeliest token, which is not counted, is the one in the caption.
+    `likeliest` is True if the token in the caption is the likeliest one, which is not counted.
     """
-    places = vocabulary.places(caption.truth)
-    targets = vocabulary.tensor(logits.device)[places]
+    indices = vocabulary.indices(caption.truth)
+    targets = vocabulary.tensor(logits.device)[indices]
     top = logits.argmax(-1).tolist()
     others = without_top(logits)
     ranks, best = best_rank(others, targets).tolist(), others[:, targets].argmax(-1).tolist()
@@ -96,7 +96,7 @@ def rank_steps(logits: Tensor, caption: Caption, kept: list[Mention], vocabulary
             "word": mention.word,
             "position": mention.first,
             "rank": ranks[number],
-            "best": vocabulary.words[places[best[number]]],
+            "best": vocabulary.words[indices[best[number]]],
             "likeliest": top[number] == caption.tokens[mention.first],
         }
         for number, mention in enumerate(kept)

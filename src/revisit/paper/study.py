@@ -1,4 +1,4 @@
-"""What all studies share: their subject, the captions they read, and how their numbers are printed."""
+"""The model and images of a study, its captions, and the format of its numbers."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ if TYPE_CHECKING:
 
     from revisit.models.types import Inputs, Model, Processor
 
-Thing = TypeVar("Thing")
-Result: TypeAlias = dict[str, Any]  # what a study measured, or a part of it, ready for JSON
+T = TypeVar("T")
+Result: TypeAlias = dict[str, Any]  # the measurements of a study, as JSON values
 Stored: TypeAlias = Mapping[str, Any]  # the same, read from a file
 
-CAPTIONS = "captions"  # the folder of the captions that studies read, below the output
+CAPTIONS = "captions"  # folder of the studied captions, below the output
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model and the images it is studied on: CHAIR's items of a folder, or of generated scenes."""
+    """A model and the images of a study: CHAIR's items in a folder, or generated scenes."""
 
     model: str = "tiny"
     data: str = DEFAULT_SCENES
     limit: int | None = None
     output: str = "results"
-    methods: tuple[str, ...] = ("greedy",)  # how captions are decoded; in some studies, what is compared
+    methods: tuple[str, ...] = ("greedy",)  # the first one decodes the captions; some studies compare several
     max_new_tokens: int = 512
     batch_size: int = 8
     dtype: str | None = None
@@ -108,7 +108,7 @@ class Subject:
         return force(model, inputs, [caption.tokens])[0].states
 
     def captions(self, reporter: Reporter) -> list[Caption]:
-        """Return the model's captions of all items, which are decoded once and stored like any evaluation."""
+        """Return the model's captions of all items; they are decoded once and stored like any evaluation."""
         config = EvalConfig(
             model=self.model,
             method=as_method(self.methods[0]),
@@ -122,12 +122,13 @@ class Subject:
             device_map=self.device_map,
         )
         (log,) = run(config, reporter)
-        tokens = {answer.id: answer.tokens for answer in log.current()}
         end = end_tokens(self.loaded[0].generation_config)
-        return [Caption(item, without_end(tokens[item.id], end)) for item in self.items]
+        answers = {answer.id: answer.tokens for answer in log.current()}
+        texts = {name: tokens[:-1] if tokens and tokens[-1] in end else tokens for name, tokens in answers.items()}
+        return [Caption(item, texts[item.id]) for item in self.items]
 
     def settings(self) -> dict[str, Any]:
-        """Return what decides the result, ready for JSON."""
+        """Return the settings that affect the result, as JSON values."""
         unused = {} if self.methods else dict.fromkeys(("methods", "max_new_tokens", "batch_size"))
         methods = "; ".join(self.methods)
         return {**asdict(self), "output": None, "methods": methods, "items": len(self.items), **unused}
@@ -135,7 +136,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Caption:
-    """A generated caption: its tokens, without the one that ends it."""
+    """A generated caption: its tokens, without the end token."""
 
     item: Item
     tokens: tuple[int, ...]
@@ -151,11 +152,6 @@ def images(item: Item) -> list[Image]:
     return [open_image(path) for path in item.images]
 
 
-def without_end(tokens: tuple[int, ...], end: set[int]) -> tuple[int, ...]:
-    """Return the tokens without the one that ends the answer."""
-    return tokens[:-1] if tokens and tokens[-1] in end else tokens
-
-
 def command() -> str:
     """Return the command line of this process."""
     return shlex.join(command_line())
@@ -167,11 +163,11 @@ def provenance(about: Stored) -> Text:
     return Text(f"Made by {about['command']} ({', '.join(f'{k} {v}' for k, v in kept.items())}).", kind="made")
 
 
-def track(reporter: Reporter, title: str, things: Sequence[Thing]) -> Iterator[Thing]:
-    """Yield the things one by one, with progress."""
-    reporter.start(title, len(things), 0)
-    for thing in things:
-        yield thing
+def track(reporter: Reporter, title: str, values: Sequence[T]) -> Iterator[T]:
+    """Yield the values one by one and report progress."""
+    reporter.start(title, len(values), 0)
+    for value in values:
+        yield value
         reporter.advance(1)
 
 
@@ -195,7 +191,7 @@ def share(row: Mapping[str, Any], key: str = "recall", decimals: int = 1) -> Cel
 
 
 def captions_text(result: Stored) -> str:
-    """Describe the captions that a study read, and its vocabulary."""
+    """Describe the captions of a study, and its vocabulary."""
     words = result["vocabulary"]
     return (
         f"{result['captions']} captions, {result['hallucinated_captions']} of them with a hallucinated object; object "
@@ -204,7 +200,7 @@ def captions_text(result: Stored) -> str:
 
 
 def without_vision(inputs: Inputs, vision_ids: Sequence[int]) -> dict[str, Any]:
-    """Return one prompt's per-position inputs without its vision positions and without all other image inputs."""
+    """Return the inputs of one prompt without its vision tokens and its image."""
     ids = inputs["input_ids"]
     keep = ~vision_mask(ids, vision_ids)[0]  # (T,)
     return {

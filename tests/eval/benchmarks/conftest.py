@@ -1,4 +1,4 @@
-"""Where the published data and the golden cases are; tests that need them say so when they are absent."""
+"""The published data files next to the repository, and a stub judge."""
 
 from __future__ import annotations
 
@@ -11,16 +11,11 @@ from typing import Any
 
 import pytest
 
-SHARED = Path(__file__).resolve().parents[3].parent / "shared"
-
 
 @pytest.fixture(scope="session")
-def shared_data() -> Path:
-    """The folder of published data files, which are larger or not ours to keep here."""
-    if not (SHARED / "data").is_dir():
-        # honest: the same rules are checked in every clone by tests/data/golden; these repeat it on whole published files
-        pytest.skip("published data files are not beside the repository (../shared/data)")
-    return SHARED / "data"
+def shared_data(shared: Path) -> Path:
+    """Return the folder of published data files; tests/data/golden checks the same rules in every clone."""
+    return shared / "data"
 
 
 class StubJudge:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -155,13 +154,11 @@ def score_captions(captions: Iterable[tuple[str, str, Iterable[str]]]) -> Scores
         "recalled_objects": sum(len(s.recalled) for s in units.values()),
         "ground_truth_objects": sum(len(s.ground_truth) for s in units.values()),
     }
-    scores = Scores.of(per_item, counts)
+    undefined = "CHAIRi is undefined: no caption mentions any object."
+    scores = Scores.of(per_item, counts, () if counts["object_mentions"] else (undefined,))
     if units:  # by the official formula, whose rounding decides the last printed digit
         scores.metrics["Len"] = 0.01 * sum(len(s.parse.merged) for s in units.values()) / len(units)
-    undefined = (
-        ("CHAIRi is undefined: no caption mentions any object.",) if math.isnan(scores.metrics["CHAIRi"]) else ()
-    )
-    return replace(scores, notes=undefined)
+    return scores
 
 
 # ---------------------------------------------------------------------------------------------- ground truth
