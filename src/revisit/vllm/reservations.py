@@ -1,8 +1,8 @@
-"""The scheduler's view of the pool: which vision states are stored, for which requests, and which requests wait for room.
+"""The scheduler's account of the pool: which vision states are stored, which requests use them, and which wait for room.
 
-Complete states of ended requests stay until their room is needed, the least recently used first. A request with the same images
-behind the same text uses them, and so can read its prompt from vLLM's prefix cache. The workers follow: they free blocks
-and share states only as the scheduler says.
+Complete states stay after their requests have ended until their room is needed, the least recently used first. A later request with
+the same images behind the same text uses them, and can then read its prompt from vLLM's prefix cache. The workers free blocks and
+share states only as the scheduler tells them.
 """
 
 from __future__ import annotations
@@ -16,21 +16,11 @@ PATIENCE = 64  # requests that may overtake one that waits for room
 
 @dataclass(frozen=True)
 class Need:
-    """What a request needs of the pool."""
+    """The room that a request needs in the pool."""
 
     blocks: int
     last: int  # position of its last vision token
     key: bytes  # equal for requests with the same vision states
-
-
-@dataclass
-class Stored:
-    """Vision states in the pool, and the requests that use them."""
-
-    need: Need
-    users: set[str]
-    complete: bool = False  # whether all have been computed
-    valid: bool = True  # whether other requests may use them
 
 
 class Reservations:
@@ -38,81 +28,86 @@ class Reservations:
 
     Args:
         blocks: Size of the pool.
-        keep: Whether states of ended requests stay.
+        keep: Whether states stay after their requests have ended.
     """
 
     def __init__(self, blocks: int, keep: bool = False) -> None:
         self.blocks, self.keep = blocks, keep
-        self._stored: dict[str, Stored] = {}  # by the request that computes them, the least recently used first
-        self._owners: dict[str, str] = {}  # the request that computes the states of each request
-        self._complete: dict[bytes, str] = {}  # owners of complete states
-        self._waiting: dict[str, int] = {}  # how often each was overtaken
-        self._dropped: list[str] = []  # owners whose blocks are free again, which the workers do not know yet
+        # States are named after the request that computes them, their owner.
+        self._stored: dict[str, Need] = {}  # by owner, the least recently used first
+        self._owners: dict[str, str] = {}  # by the request that uses the states
+        self._incomplete: set[str] = set()  # owners whose states can be shared once they are computed
+        self._shareable: dict[bytes, str] = {}  # owners of complete states
+        self._waiting: dict[str, int] = {}  # how often each request was overtaken
+        self._dropped: list[str] = []  # owners whose blocks the workers have not freed yet
 
     def take(self, name: str, need: Need) -> bool:
         """Reserve blocks and return whether there was room; waiting requests are overtaken at most `PATIENCE` times."""
         if name in self._owners:
             return True
-        owner = self._complete.get(need.key)
+        owner = self._shareable.get(need.key)
         if owner is None:
             patient = all(count < PATIENCE for other, count in self._waiting.items() if other != name)
-            used = sum(stored.need.blocks for stored in self._stored.values() if stored.users)
+            used = sum(self._stored[owner].blocks for owner in set(self._owners.values()))
             if not patient or used + need.blocks > self.blocks:
                 self._waiting.setdefault(name, 0)
                 return False
             self._make_room(need.blocks)
-            owner, self._stored[name] = name, Stored(need, set())
-        self._waiting.pop(name, None)
-        if owner == name:
+            owner = name
+            self._stored[name] = need
+            self._incomplete.add(name)
             self._waiting = {other: count + 1 for other, count in self._waiting.items()}
-        self._stored[owner] = stored = self._stored.pop(owner)  # the most recently used
-        stored.users.add(name)
+        self._waiting.pop(name, None)
+        self._stored[owner] = self._stored.pop(owner)  # the most recently used
         self._owners[name] = owner
         return True
 
     def owner(self, name: str) -> str | None:
-        """Return the request that computes the states of a request; itself, another, or None if it needs none."""
+        """Return the request that computes the states of a request: itself, another, or None if it needs none."""
         return self._owners.get(name)
 
     def update(self, requests: Mapping[str, Any]) -> None:
-        """Release what ended requests used, and note which states the scheduled steps complete."""
-        for owner, stored in self._stored.items():
-            if not stored.complete and owner in requests and requests[owner].num_computed_tokens > stored.need.last:
-                stored.complete = True
-                if self.keep and stored.valid:
-                    self._complete.setdefault(stored.need.key, owner)
+        """Record which states have been computed, and release those that ended requests used."""
+        for owner, need in self._stored.items():
+            if owner in self._incomplete and owner in requests and requests[owner].num_computed_tokens > need.last:
+                self._incomplete.remove(owner)
+                if self.keep:
+                    self._shareable.setdefault(need.key, owner)
         self._waiting = {name: count for name, count in self._waiting.items() if name in requests}
-        for name in [name for name in self._owners if name not in requests]:
-            owner = self._owners.pop(name)
-            self._stored[owner].users.remove(name)
-        for owner, stored in list(self._stored.items()):
-            if not stored.users and self._complete.get(stored.need.key) != owner:
+        self._owners = {name: owner for name, owner in self._owners.items() if name in requests}
+        for owner in self._unused():
+            if self._shareable.get(self._stored[owner].key) != owner:
                 self._drop(owner)
 
-    def invalidate(self, names: Iterable[str] | None = None) -> None:
-        """Share the states of these requests with no more requests; None for all."""
-        for owner in list(self._stored if names is None else self._stored.keys() & names):
-            stored = self._stored[owner]
-            stored.valid = False
-            if self._complete.get(stored.need.key) == owner:
-                del self._complete[stored.need.key]
+    def invalidate(self, owners: Iterable[str] | None = None) -> None:
+        """Stop sharing the states of these owners with further requests; None for all."""
+        for owner in list(self._stored if owners is None else self._stored.keys() & owners):
+            self._stop_sharing(owner)
 
     def take_dropped(self) -> list[str]:
         """Return the owners of blocks that the workers must free before they store more states, and clear the list."""
         dropped, self._dropped = self._dropped, []
         return dropped
 
+    def _unused(self) -> list[str]:
+        used = set(self._owners.values())
+        return [owner for owner in self._stored if owner not in used]
+
     def _make_room(self, blocks: int) -> None:
-        free = self.blocks - sum(stored.need.blocks for stored in self._stored.values())
-        for owner, stored in list(self._stored.items()):
+        free = self.blocks - sum(need.blocks for need in self._stored.values())
+        for owner in self._unused():
             if free >= blocks:
                 return
-            if not stored.users:
-                free += stored.need.blocks
-                self._drop(owner)
+            free += self._stored[owner].blocks
+            self._drop(owner)
 
     def _drop(self, owner: str) -> None:
-        key = self._stored.pop(owner).need.key
-        if self._complete.get(key) == owner:
-            del self._complete[key]
+        self._stop_sharing(owner)
+        del self._stored[owner]
         self._dropped.append(owner)
+
+    def _stop_sharing(self, owner: str) -> None:
+        self._incomplete.discard(owner)
+        key = self._stored[owner].key
+        if self._shareable.get(key) == owner:
+            del self._shareable[key]
