@@ -60,14 +60,15 @@ SHARED = (
 PLACE = {family: families.PLACEHOLDER[family].rstrip() for family in VIDEOS}  # how a prompt marks one image
 
 
-def entry_of(family: str) -> dict[str, Any]:
-    """Return the family's entry of the table, enlarged, with processors of torchvision."""
+def entry_of(family: str, **text: Any) -> dict[str, Any]:
+    """Return the family's entry of the table, enlarged, with processors of torchvision and these settings of the text model."""
     entry: dict[str, Any] = copy.deepcopy(families.TABLE["families"][family])
     config, images, more = entry["config"], entry["images"], MORE.get(family, {})
     config["tie_word_embeddings"] = False
     for name, values in (("text_config", TEXT), ("vision_config", TOWER)):
         part = config[name]
         part |= {key: value for key, value in values.items() if key in part} | more.get(name, {})
+    config["text_config"] |= text
     rope = config["text_config"].get("rope_parameters", {})
     if "mrope_section" in rope:
         rope["mrope_section"] = [4, 6, 6]
@@ -84,10 +85,10 @@ def entry_of(family: str) -> dict[str, Any]:
     return entry
 
 
-def build(family: str) -> tuple[Any, Any]:
-    """Build a seeded model and its processor, with logits spread over several nats."""
+def build(family: str, **text: Any) -> tuple[Any, Any]:
+    """Build a seeded model and its processor, with logits spread over several nats and these settings of the text model."""
     torch.manual_seed(0)
-    with patch.dict(families.TABLE["families"], {family: entry_of(family)}):
+    with patch.dict(families.TABLE["families"], {family: entry_of(family, **text)}):
         model, processor = families.make(family)
     if family == "gemma3":  # vLLM relies on each of these being one token
         processor.tokenizer.add_tokens(["\n" * count for count in range(1, 5)])
