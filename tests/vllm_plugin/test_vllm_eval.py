@@ -40,6 +40,7 @@ def test_answers_are_those_of_the_local_engine(tmp_path: Path, monkeypatch: pyte
         path = tmp_path / f"{i}.png"
         families.image(i).save(path)
         items.append(Item(str(i), f"What is in image {i}?", (path,) if i % 3 else ()))
+    batches = [items[:4], items[4:]]
     small = {"enforce_eager": True, "max_model_len": 256, "max_num_seqs": 8}
     theirs = open_engine("vllm", str(folder), dtype="float32", **small)
     ours = LocalEngine(str(folder), dtype="float32")
@@ -47,15 +48,12 @@ def test_answers_are_those_of_the_local_engine(tmp_path: Path, monkeypatch: pyte
     assert (theirs.about()["device"], theirs.about()["dtype"]) == ("cpu", "float32")
     assert theirs.batching(8, items) is None
     for method in (Greedy(), ReVisiT(alpha=0.01)):
-        found = {
-            answer.id: answer for part in theirs.stream(method, DECODING, 0, [items[:4], items[4:]]) for answer in part
-        }
-        wanted = {
-            answer.id: answer for part in ours.stream(method, DECODING, 0, [items[:4], items[4:]]) for answer in part
-        }
-        for name in map(str, range(6)):
-            a, b = found[name], wanted[name]
-            assert (a.tokens, a.text) == (b.tokens, b.text)
+        found, wanted = (
+            {a.id: (a.tokens, a.text) for part in engine.stream(method, DECODING, 0, batches) for a in part}
+            for engine in (theirs, ours)
+        )
+        assert found == wanted
+        assert len(found) == 6
     theirs.close()
 
 

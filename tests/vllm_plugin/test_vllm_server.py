@@ -100,40 +100,31 @@ def expected(server: dict[str, Any], method: Any, seed: int = 1) -> list[int]:
     return list(output[0, inputs["input_ids"].shape[1] :].tolist())
 
 
-def refined() -> ReVisiT:
-    """Return the settings of `{"alpha": 1e-3}`."""
-    return ReVisiT(**{**RECOMMENDED, "alpha": 1e-3})
+REFINED = ReVisiT(**{**RECOMMENDED, "alpha": 1e-3})  # with the settings {"alpha": 1e-3}
 
 
 def test_the_official_client_opts_in_and_out_per_request(server: dict[str, Any]) -> None:
     for settings in ({"alpha": 1e-3}, {"alpha": 0.1, "divergence": "official"}):
-        assert ask(server, {"revisit": json.dumps(settings)}) == expected(
-            server, ReVisiT(**{**RECOMMENDED, **settings})
-        )
-    assert ask(server, None) == expected(server, "greedy")
-    assert expected(server, "greedy") != expected(server, refined())
-
-
-@pytest.mark.parametrize("yes", [True, 1, "revisit"])
-def test_true_means_the_recommended_settings(server: dict[str, Any], yes: Any) -> None:
-    assert ask(server, {"revisit": yes}, seed=2) == expected(server, ReVisiT(**RECOMMENDED), seed=2)
+        method = ReVisiT(**{**RECOMMENDED, **settings})
+        assert ask(server, {"revisit": json.dumps(settings)}) == expected(server, method)
+    assert ask(server, None) == expected(server, "greedy") != expected(server, REFINED)
     assert expected(server, ReVisiT(), seed=2) != expected(server, ReVisiT(**RECOMMENDED), seed=2)
+    for yes in (True, 1, "revisit"):
+        assert ask(server, {"revisit": yes}, seed=2) == expected(server, ReVisiT(**RECOMMENDED), seed=2)
 
 
 @pytest.mark.parametrize(
     ("value", "part"),
     [
         ('{"alhpa": 1}', "Did you mean 'alpha'"),
-        ('{"alpha": 7}', "alpha must be"),
         ("{", "not JSON"),
-        ('{"layers": "all"}', "REVISIT_VLLM_LAYERS=all"),
         ({"alpha": 1e-3}, "vllm_xargs"),  # vLLM's schema allows no mapping, only a JSON string
     ],
 )
 def test_bad_settings_are_a_400_and_the_server_stays_up(server: dict[str, Any], value: Any, part: str) -> None:
     with pytest.raises(openai.BadRequestError, match=part):
         ask(server, {"revisit": value})
-    assert ask(server, {"revisit": '{"alpha": 1e-3}'}) == expected(server, refined())
+    assert ask(server, {"revisit": '{"alpha": 1e-3}'}) == expected(server, REFINED)
 
 
 def test_images_that_can_never_fit_are_a_400_while_others_finish(server: dict[str, Any]) -> None:
@@ -146,7 +137,7 @@ def test_images_that_can_never_fit_are_a_400_while_others_finish(server: dict[st
             large.result()
         assert len(plain.result()) == 10  # without ReVisiT the same images are accepted
         for i, other in enumerate(others):
-            assert other.result() == expected(server, refined(), seed=i % 5)
+            assert other.result() == expected(server, REFINED, seed=i % 5)
 
 
 def test_an_error_in_one_request_leaves_the_engine_alive(server: dict[str, Any]) -> None:
@@ -156,5 +147,5 @@ def test_an_error_in_one_request_leaves_the_engine_alive(server: dict[str, Any])
         with pytest.raises(openai.InternalServerError):
             broken.result()
         for i, other in enumerate(others):
-            assert other.result() == expected(server, refined(), seed=i)
-    assert ask(server, {"revisit": '{"alpha": 1e-3}'}) == expected(server, refined())
+            assert other.result() == expected(server, REFINED, seed=i)
+    assert ask(server, {"revisit": '{"alpha": 1e-3}'}) == expected(server, REFINED)
