@@ -10,7 +10,6 @@ import torch
 
 from revisit.vllm.head import ShardedHead
 from revisit.vllm.plan import Plan
-from revisit.vllm.pool import Pool
 from revisit.vllm.worker import Worker
 
 pytestmark = [
@@ -34,12 +33,7 @@ class Server:
         weight = (torch.randn(VOCABULARY, WIDTH, generator=self.generator) * 0.75).to(device)
         described = SimpleNamespace(config=SimpleNamespace(model_type="llava"))
         plan = Plan((IMAGE,), DEPTH, False, WIDTH, torch.float32, 400, 128, described)
-        self.worker = Worker(
-            plan,
-            Pool(400, 128, WIDTH, torch.float32, device),
-            lambda: ShardedHead(weight),
-            (DEPTH,),
-        )
+        self.worker = Worker(plan, device, lambda: ShardedHead(weight))
         self.weight = weight
         self.prompts = {str(i): [1, *[IMAGE] * (100 + 7 * i), 2] for i in range(requests)}
         for name, prompt in self.prompts.items():

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -21,11 +20,9 @@ from revisit.models.thoughts import Thoughts
 from revisit.step import batched
 from revisit.step.compiled import kernel
 from revisit.step.reference import refine_row, scatter
-from revisit.vllm import hooks
 from revisit.vllm.head import ShardedHead
 from revisit.vllm.plan import Plan
-from revisit.vllm.pool import Pool
-from revisit.vllm.request import LAYERS_SWITCH, admit, check, kept_layers, parse
+from revisit.vllm.request import LAYERS_SWITCH, check, kept_layers, parse
 from revisit.vllm.worker import MASKED_LOGIT_GAP, Row, Worker
 from revisit.vllm.written import Written
 
@@ -42,14 +39,13 @@ LLAVA, QWEN = described("llava"), described("qwen2_5_vl")
 THOUGHTS = Thoughts(open=7, close=8)
 
 
-class Params:
-    def __init__(self, extra_args: Any = None) -> None:
-        self.extra_args = extra_args
+def make_plan(blocks: int = 8, dtype: torch.dtype = torch.float32, **more: Any) -> Plan:
+    return Plan((IMAGE,), DEPTH, False, WIDTH, dtype, blocks, BLOCK, LLAVA, **more)
 
 
-def plan_for(model: Any, **more: Any) -> Plan:
-    """Make the plan of a server with the recommended layers of a model."""
-    return Plan((IMAGE,), DEPTH, False, WIDTH, torch.float32, 8, BLOCK, model, kept_layers(model), **more)
+def params(settings: Any) -> Any:
+    """Make the sampling parameters of a request; None does not opt in."""
+    return SimpleNamespace(extra_args=None if settings is None else {"revisit": settings})
 
 
 # -- requests -----------------------------------------------------------------------------------------------------
@@ -57,8 +53,7 @@ def plan_for(model: Any, **more: Any) -> Plan:
 
 @pytest.mark.parametrize("extra", [None, {}, {"other": 1}, {"revisit": None}, {"revisit": False}, {"revisit": 0}])
 def test_requests_that_do_not_opt_in_are_unchanged(extra: Any) -> None:
-    assert parse(extra, LLAVA) is None
-    assert admit(extra, plan_for(LLAVA)) is None
+    assert make_plan().admit(extra) is None
 
 
 @pytest.mark.parametrize("value", [1, True, "1", "true", "revisit", {}, "{}"])
@@ -84,29 +79,23 @@ def test_settings_override_the_recommended_ones(value: Any) -> None:
         ({"alpha": "x"}, "alpha must be"),
         ({"layers": "lats"}, "Did you mean 'last'"),
         ({"layers": "all"}, "REVISIT_VLLM_LAYERS=all"),
+        ({"phase": "thought"}, "leave out phase"),  # the tokenizer has no tokens around thoughts
     ],
 )
 def test_bad_settings_raise(value: Any, part: str) -> None:
-    with pytest.raises(ValueError, match=part):  # vLLM turns a ValueError into a 400
-        admit({"revisit": value}, plan_for(LLAVA))
+    with pytest.raises(RevisitError, match=part):
+        make_plan().admit({"revisit": value})
 
 
 @pytest.mark.parametrize("settings", [{"select": "random"}, {"once": 1.0}, {"phase": "answer"}])
 def test_settings_that_depend_on_earlier_tokens_raise_with_speculation(settings: dict[str, Any]) -> None:
-    assert admit({"revisit": settings}, plan_for(LLAVA, thoughts=THOUGHTS)) == ReVisiT(**settings)
+    assert make_plan(thoughts=THOUGHTS).admit({"revisit": settings}) == ReVisiT(**settings)
     with pytest.raises(RevisitError, match="speculative"):
-        admit({"revisit": settings}, plan_for(LLAVA, thoughts=THOUGHTS, drafts=2))
-    assert admit({"revisit": 1}, plan_for(LLAVA, drafts=2)) == ReVisiT()
+        make_plan(thoughts=THOUGHTS, drafts=2).admit({"revisit": settings})
+    assert make_plan(drafts=2).admit({"revisit": 1}) == ReVisiT()
 
 
-def test_a_phase_raises_without_tokens_around_thoughts() -> None:
-    with pytest.raises(RevisitError, match="leave out phase"):
-        admit({"revisit": {"phase": "thought"}}, plan_for(LLAVA))
-
-
-def test_the_server_stores_the_recommended_layers_or_those_it_is_given(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_server_stores_the_recommended_or_the_configured_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(LAYERS_SWITCH, raising=False)
     assert kept_layers(QWEN) == "all"
     assert kept_layers(described("llava", {"layers": [1, 3]})) == (1, 3)
@@ -136,20 +125,19 @@ def test_the_plugin_is_off_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
 class Model:
     """States and logits of a few sequences, served in any pieces."""
 
-    def __init__(self, blocks: int = 8, dtype: torch.dtype = torch.float32, **more: Any) -> None:
+    def __init__(self, blocks: int = 8, **more: Any) -> None:
         torch.manual_seed(1)
         self.weight = torch.randn(VOCABULARY, WIDTH)
         self.inputs = torch.randint(VOCABULARY, (1000,), dtype=torch.int32)  # of every sequence, by position
-        self.plan = Plan((IMAGE,), DEPTH, False, WIDTH, dtype, blocks, BLOCK, LLAVA, **more)
-        pool = Pool(blocks, BLOCK, WIDTH, dtype, "cpu")
-        self.worker = Worker(self.plan, pool, lambda: ShardedHead(self.weight), (1, DEPTH), nn.Identity())
+        self.plan = make_plan(blocks, kept=(1,), **more)
+        self.worker = Worker(self.plan, "cpu", lambda: ShardedHead(self.weight), nn.Identity())
 
     def sequence(self, prompt: list[int], seed: int) -> dict[int, Tensor]:
         generator = torch.Generator().manual_seed(seed)
         return {layer: torch.randn(len(prompt) + 10, WIDTH, generator=generator) for layer in (1, DEPTH)}
 
     def add(self, name: str, prompt: list[int], **settings: Any) -> None:
-        self.worker.add(name, Params({"revisit": settings}), prompt)
+        self.worker.add(name, params(settings), prompt)
 
     def step(self, pieces: Sequence[tuple[str, dict[int, Tensor], int, int]]) -> tuple[Tensor, Tensor]:
         """Compute positions first..stop of each named sequence in one step; return the raw and the refined logits."""
@@ -200,12 +188,12 @@ def test_states_do_not_depend_on_how_the_prefill_is_split(case: tuple[list[int],
         model.step([("a", sequence, a, b)])
     assert request.complete
     where = [i for i, token in enumerate(prompt) if token == IMAGE]
-    kept = model.worker.pool.read(request.places(np.arange(request.states)))
+    kept = model.worker.pool.read(request.blocks, request.states)
     assert torch.equal(kept, torch.cat([sequence[1][where], sequence[DEPTH][where]]))
 
 
 def test_blocks_are_taken_by_a_request_and_stay_until_the_scheduler_drops_them() -> None:
-    model = Model()
+    model = Model(blocks=4)
     model.add("a", [IMAGE] * (BLOCK + 1))
     model.add("b", [IMAGE] * 3, layers=(1, DEPTH))
     model.add("c", [1, 2])
@@ -214,8 +202,12 @@ def test_blocks_are_taken_by_a_request_and_stay_until_the_scheduler_drops_them()
     for name in "abcd":
         model.worker.remove(name)
     assert model.worker.pool.used == 3
+    model.add("e", [IMAGE] * (BLOCK + 1))  # without room it is ended, alone
+    assert model.worker.take_failed() == {"e"}
     model.worker.drop("abcd")
     assert model.worker.pool.used == 0
+    model.add("e", [IMAGE] * (BLOCK + 1))
+    assert model.worker.take_failed() == frozenset()
 
 
 @pytest.mark.usefixtures("either_step")
@@ -230,8 +222,8 @@ def test_requests_with_the_same_images_share_their_states() -> None:
     )
     model.add("a", image, alpha=0.01)
     model.step([("a", a, 0, 4)])
-    model.worker.add("b", Params({"revisit": {"alpha": 0.01}}), longer, ("a", ()))
-    model.worker.add("c", Params({"revisit": {"alpha": 0.01}}), longer, ("a", ()))
+    model.worker.add("b", params({"alpha": 0.01}), longer, ("a", ()))
+    model.worker.add("c", params({"alpha": 0.01}), longer, ("a", ()))
     # The prefix cache had four tokens of the first, and none of the last.
     _, got = model.step([("b", b, 4, 6), ("a", a, 4, 5), ("c", c, 0, 6)])
     for row, (prompt, sequence, end) in enumerate([(longer, b, 6), (image, a, 5), (longer, c, 6)]):
@@ -240,30 +232,21 @@ def test_requests_with_the_same_images_share_their_states() -> None:
     _, got = model.step([("c", c, 6, 7)])
     torch.testing.assert_close(got[0], model.wanted(method, c, longer, 7))
     assert model.worker.pool.used == 1
-    model.worker.add("d", Params({"revisit": {}}), longer, ("x", ["a"]))  # of a request that never came here
+    model.worker.add("d", params({}), longer, ("x", ["a"]))  # of a request that never came here
     assert model.worker.take_failed() == {"d"}
     assert model.worker.pool.used == 0
     model.add("e", image)
-    model.worker.add("f", Params({"revisit": {}}), longer, ("e", ()))  # whose states were not computed
+    model.worker.add("f", params({}), longer, ("e", ()))  # whose states were not computed
     assert model.worker.take_failed() == {"f"}
 
 
-def test_random_draws_depend_on_the_token_only() -> None:
-    model = Model()
-    model.add("a", [IMAGE], select="random", seed=5)
-    draws = [model.worker.requests["a"].uniform(index) for index in (0, 1, 2, 1, 0, 3)]  # as if interrupted and resumed
-    assert draws[1] == draws[3]
-    assert draws[0] == draws[4]
-    assert len(set(draws)) == 4
-
-
 def test_a_request_that_can_never_fit_raises() -> None:
-    plan = Model(blocks=2).plan
-    plan.check_fit(ReVisiT(), [IMAGE] * 2 * BLOCK)
+    plan = make_plan(blocks=2)
+    assert plan.need(ReVisiT(), scheduled("a", [IMAGE] * 2 * BLOCK, 1)) is not None
     with pytest.raises(RevisitError, match=f"{2 * BLOCK + 1} states"):
-        plan.check_fit(ReVisiT(), [IMAGE] * (2 * BLOCK + 1))
+        plan.need(ReVisiT(), scheduled("a", [IMAGE] * (2 * BLOCK + 1), 1))
     with pytest.raises(RevisitError, match=f"{BLOCK + 1} vision tokens at 2 layers"):
-        plan.check_fit(ReVisiT(layers=(1, DEPTH)), [IMAGE] * (BLOCK + 1))
+        plan.need(ReVisiT(layers=(1, DEPTH)), scheduled("a", [IMAGE] * (BLOCK + 1), 1))
 
 
 # -- the head -----------------------------------------------------------------------------------------------------
@@ -307,6 +290,7 @@ def test_rows_are_refined_once_their_prompt_is_computed_and_others_are_unchanged
     a, b, other = (model.sequence(p, i) for i, p in enumerate((first, second, [1, 2])))
     model.add("a", first, alpha=0.01)
     model.add("b", second, alpha=0.1, layers=(1, DEPTH))
+    model.add("x", [1, 2])  # has no image
     raw, got = model.step([("a", a, 0, 2), ("x", other, 0, 2), ("b", b, 0, 3)])  # the first is cut inside its image
     assert torch.equal(got[:2], raw[:2])
     torch.testing.assert_close(got[2], model.wanted(deep, b, second, 3))
@@ -314,8 +298,8 @@ def test_rows_are_refined_once_their_prompt_is_computed_and_others_are_unchanged
     torch.testing.assert_close(got[2], model.wanted(method, a, first, 5))
     assert torch.equal(got[0], raw[0])
     torch.testing.assert_close(got[1], model.wanted(deep, b, second, 4))
-    assert model.worker.counters["steps"] == 3
-    assert 0 < model.worker.counters["applied"] <= 3
+    raw, got = model.sample([("b", b, 3, 4)])  # log-probabilities of a prompt, which are computed after the step
+    assert torch.equal(got, raw)
 
 
 SETTINGS: list[dict[str, Any]] = [
@@ -364,7 +348,6 @@ def test_every_candidate_of_a_speculation_is_refined(settings: dict[str, Any]) -
     for row, (i, end) in enumerate(ends):
         wanted = raw[row] if row in (5, 6) else model.wanted(method, sequences[i], prompts[i], end)
         torch.testing.assert_close(got[row], wanted, rtol=1e-4, atol=1e-4)
-    assert model.worker.counters["steps"] == 2 + 6
 
 
 @pytest.mark.usefixtures("either_step")
@@ -430,9 +413,6 @@ def test_rows_outside_their_phase_are_unchanged(phase: str) -> None:
             acts = name == "c" or thought[name][number] == (phase == "thought")
             wanted = model.wanted(method, sequences[name], prompts[name], end) if acts else raw[row]
             torch.testing.assert_close(got[row], wanted, rtol=1e-4, atol=1e-4)
-    acting = sum(inside == (phase == "thought") for row in thought.values() for inside in row)
-    assert model.worker.counters["outside"] == 10 - acting
-    assert model.worker.counters["applied"] <= 5 + acting
 
 
 def test_long_answers_are_stored() -> None:
@@ -440,10 +420,8 @@ def test_long_answers_are_stored() -> None:
     lines = [written.take_line() for _ in range(3)]
     inputs = torch.arange(2000, dtype=torch.int32)
     for first in range(0, 900, 100):
-        for line in lines:
-            written.plan(line, first, 300 * line + first, 100)
-        written.store(inputs)
-    got = written.of([lines[2], lines[0]], [900, 3])
+        written.store(inputs, [(line, first, 300 * line + first, 100) for line in lines])
+    got = written.read([lines[2], lines[0]], [900, 3])
     assert got[0].tolist() == list(range(300 * lines[2], 300 * lines[2] + 900))
     assert got[1].tolist() == [*range(300 * lines[0], 300 * lines[0] + 3), *[-1] * 897]
 
@@ -476,19 +454,26 @@ def test_missing_states_end_their_own_request_only() -> None:
     assert model.worker.take_failed() == frozenset()
 
 
+def break_steps(monkeypatch: pytest.MonkeyPatch, name: str, kind: type[Exception]) -> list[int]:
+    """Make every step fail that includes a request; return the sizes of all steps."""
+    take, sizes = Worker._take_step, []
+
+    def broken(self: Worker, logits: Tensor, group: Sequence[Row]) -> None:
+        sizes.append(len(group))
+        if any(row.request.name == name for row in group):
+            raise kind("broken")
+        take(self, logits, group)
+
+    monkeypatch.setattr(Worker, "_take_step", broken)
+    return sizes
+
+
 def test_an_error_in_one_request_ends_that_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
     model, prompt = Model(), [IMAGE, 2]
     sequences = {name: model.sequence(prompt, i) for i, name in enumerate("abcd")}
     for name in "abcd":
         model.add(name, prompt, alpha=0.01)
-    take = Worker._take_step
-
-    def broken(self: Worker, logits: Tensor, rule: Any, group: Sequence[Row]) -> None:
-        if any(row.name == "c" for row in group):
-            raise torch.OutOfMemoryError("no memory for this one")
-        take(self, logits, rule, group)
-
-    monkeypatch.setattr(Worker, "_take_step", broken)
+    break_steps(monkeypatch, "c", torch.OutOfMemoryError)
     raw, got = model.step([(name, s, 0, 2) for name, s in sequences.items()])
     assert torch.equal(got[2], raw[2])
     for i in (0, 1, 3):
@@ -500,17 +485,10 @@ def test_an_error_in_one_request_ends_that_request_only(monkeypatch: pytest.Monk
 def test_tensor_parallel_ranks_never_retry(kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
     """A retry issues collectives that ranks without the error do not: groups fail whole, and only for common errors."""
     model, prompt = Model(ranks=2), [IMAGE, 2]
-    sequences = {name: model.sequence(prompt, i) for i, name in enumerate("ab")}
+    pieces = [(name, model.sequence(prompt, i), 0, 2) for i, name in enumerate("ab")]
     for name in "ab":
         model.add(name, prompt, alpha=0.01)
-    taken: list[int] = []
-
-    def broken(self: Worker, logits: Tensor, rule: Any, group: Sequence[Row]) -> None:
-        taken.append(len(group))
-        raise kind("broken")
-
-    monkeypatch.setattr(Worker, "_take_step", broken)
-    pieces = [(name, sequence, 0, 2) for name, sequence in sequences.items()]
+    sizes = break_steps(monkeypatch, "a", kind)
     if kind is RevisitError:  # the same on all ranks
         raw, got = model.step(pieces)
         assert torch.equal(raw, got)
@@ -518,7 +496,7 @@ def test_tensor_parallel_ranks_never_retry(kind: type[Exception], monkeypatch: p
     else:
         with pytest.raises(kind):
             model.step(pieces)
-    assert taken == [2]
+    assert sizes == [2]
 
 
 def scheduled(name: str, prompt: list[int], settings: Any, image: str = "x", **more: Any) -> Any:
@@ -526,21 +504,21 @@ def scheduled(name: str, prompt: list[int], settings: Any, image: str = "x", **m
     feature = SimpleNamespace(identifier=image, mm_position=SimpleNamespace(offset=0))
     return SimpleNamespace(
         request_id=name,
-        sampling_params=Params(None if settings is None else {"revisit": settings}),
+        sampling_params=params(settings),
         prompt_token_ids=prompt,
         mm_features=[feature],
         **{
-            "cache_salt": None,
             "skip_reading_prefix_cache": False,
             "num_computed_tokens": 0,
             "num_preemptions": 0,
+            "cache_salt": None,
             **more,
         },
     )
 
 
 def test_requests_with_the_same_vision_states_have_the_same_key() -> None:
-    plan, method, prompt = Model().plan, ReVisiT(), [1, IMAGE, IMAGE, 2]
+    plan, method, prompt = make_plan(), ReVisiT(), [1, IMAGE, IMAGE, 2]
     first = plan.need(method, scheduled("a", prompt, 1))
     assert first is not None
     assert (first.blocks, first.last) == (1, 2)
@@ -557,24 +535,6 @@ def test_requests_with_the_same_vision_states_have_the_same_key() -> None:
     assert plan.need(method, scheduled("d", [1, 2], 1)) is None
 
 
-def test_a_request_that_cannot_be_parsed_in_the_engine_core_is_ended_alone() -> None:
-    scheduler = SimpleNamespace(revisit_plan=Model().plan, **{hooks.ENDED: set[str]()})
-    good, bad = (scheduled(name, [IMAGE], value) for name, value in (("a", True), ("b", {"alpha": 9})))
-    assert not hooks.reserve(scheduler, bad)
-    assert hooks.reserve(scheduler, good)
-    assert getattr(scheduler, hooks.ENDED) == {"b"}
-
-
-def test_a_request_without_room_in_the_pool_is_ended_alone() -> None:
-    model = Model(blocks=1)
-    model.add("a", [IMAGE])
-    model.add("b", [IMAGE])
-    assert model.worker.take_failed() == {"b"}
-    model.worker.drop("a")
-    model.add("c", [IMAGE])
-    assert model.worker.take_failed() == frozenset()
-
-
 @pytest.mark.parametrize("drafts", [0, 2])
 def test_states_of_a_replayed_graph_come_from_the_sampled_rows(drafts: int) -> None:
     """The last prompt token is a vision token and has a step of its own, which vLLM may pad with candidates."""
@@ -586,15 +546,6 @@ def test_states_of_a_replayed_graph_come_from_the_sampled_rows(drafts: int) -> N
     sampled = torch.cat([sequence[DEPTH][first : first + 1 + drafts] for first in (5, 1)])
     got = model.worker.refine(sampled @ model.weight.T, sampled)
     torch.testing.assert_close(got[1 + drafts], model.wanted(ReVisiT(alpha=0.01), sequence, prompt, 2))
-
-
-def test_logits_computed_after_the_step_are_unchanged() -> None:
-    model, prompt = Model(), [IMAGE]
-    sequence = model.sequence(prompt, 1)
-    model.add("a", prompt)
-    model.step([("a", sequence, 0, 1)])
-    raw, got = model.sample([("a", sequence, 0, 1)])  # log-probabilities of the prompt, after the step
-    assert torch.equal(raw, got)
 
 
 def test_half_precision_logits_are_refined_in_float32() -> None:
@@ -611,16 +562,6 @@ def test_half_precision_logits_are_refined_in_float32() -> None:
     torch.testing.assert_close(got[0][inside].exp().sum(), torch.tensor(1.0))
 
 
-def test_prompts_without_an_image_are_not_refined_but_counted() -> None:
-    model, prompt = Model(), [1, 2]
-    sequence = model.sequence(prompt, 1)
-    model.add("a", prompt)
-    raw, got = model.step([("a", sequence, 0, 2)])
-    assert torch.equal(raw, got)
-    assert model.worker.counters["requests_without_image"] == 1
-    assert model.worker.counters["steps"] == 1
-
-
 def test_the_memory_of_a_worker_does_not_grow_with_requests() -> None:
     model = Model(blocks=2)
     for i in range(500):
@@ -631,9 +572,7 @@ def test_the_memory_of_a_worker_does_not_grow_with_requests() -> None:
         model.worker.drop([str(i)])
     assert model.worker.pool.used == 0
     assert not model.worker.requests
-    assert len(model.worker._steps) <= 1
-    assert len(model.worker._states) <= 1
-    assert model.worker.counters["requests"] == 500
+    assert len(model.worker._groups) <= 1
 
 
 def test_the_largest_step_of_the_memory_profile_changes_nothing() -> None:
@@ -657,8 +596,6 @@ def test_rows_with_more_candidates_than_room_are_computed_in_parts(monkeypatch: 
         for i, prompt in enumerate(prompts):
             model.add(str(i), prompt, alpha=0.05, select=select)
         _, got = model.step([(str(i), s, 0, len(p)) for i, (p, s) in enumerate(zip(prompts, sequences, strict=True))])
-        taken = next(iter(model.worker._steps.values()))
-        assert isinstance(taken, batched.BatchedStep)
         for i, prompt in enumerate(prompts):
             method = ReVisiT(alpha=0.05, select=select)  # type: ignore[arg-type]
             draw = model.worker.requests[str(i)].uniform(0)

@@ -178,15 +178,12 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def in_transformers(options: dict[str, Any]) -> dict[str, Any]:
     """Convert the options of a vLLM request to arguments of `generate`."""
-    known: dict[str, Any] = {}
-    for name, value in options.items():
-        if name == "logit_bias":
-            known["sequence_bias"] = {(int(token),): bias for token, bias in value.items()}
-        elif name == "allowed_token_ids":
-            known["suppress_tokens"] = sorted(set(range(families.TEXT["vocab_size"])) - set(value))
-        else:
-            known[name] = value
-    return known
+    converted = dict(options)
+    if bias := converted.pop("logit_bias", None):
+        converted["sequence_bias"] = {(int(token),): value for token, value in bias.items()}
+    if allowed := converted.pop("allowed_token_ids", None):
+        converted["suppress_tokens"] = sorted(set(range(families.TEXT["vocab_size"])) - set(allowed))
+    return converted
 
 
 def expected(runs: dict[str, Any], request: dict[str, Any]) -> list[int]:
@@ -226,103 +223,83 @@ def expected_with_scores(runs: dict[str, Any], request: dict[str, Any]) -> tuple
     return answer
 
 
+def result_of(runs: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the result of one engine."""
+    if name not in runs["plugged"]:
+        pytest.skip("run with one family")
+    result: dict[str, Any] = runs["plugged"][name]
+    return result
+
+
 def test_the_requested_runner_is_used(runs: dict[str, Any]) -> None:
-    asked = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
-    assert {engine["v2"] for engine in [*runs["plugged"].values(), runs["vanilla"]]} == {asked}
+    v2 = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
+    assert {engine["v2"] for engine in [*runs["plugged"].values(), runs["vanilla"]]} == {v2}
 
 
 @pytest.mark.parametrize("engine", [*ENGINES, LOOKED_UP, DRAFTED, CONVERSATION], ids=lambda engine: engine["name"])
 def test_every_row_has_the_tokens_of_the_transformers_path(runs: dict[str, Any], engine: dict[str, Any]) -> None:
-    if engine["name"] not in runs["plugged"]:
-        pytest.skip("run with one family")
-    result = runs["plugged"][engine["name"]]
+    result = result_of(runs, engine["name"])
     assert [row["tokens"] for row in result["rows"]] == [expected(runs, request) for request in engine["requests"]]
     assert result["requests"] == 0  # none is left
 
 
 @pytest.mark.parametrize("name", ["looked up", "drafted"])
 def test_candidates_of_speculation_are_accepted(runs: dict[str, Any], name: str) -> None:
-    if name not in runs["plugged"]:
-        pytest.skip("run with one family")
-    result = runs["plugged"][name]
+    result = result_of(runs, name)
     assert result["accepted"] > 20
-    generated = sum(r["max_tokens"] for r in GUESSED if r["revisit"])
-    assert generated < result["counters"]["steps"] < generated * 4  # every candidate was refined
+    generated = sum(r["max_tokens"] for r in GUESSED if r["revisit"] and r["images"])
+    assert generated < result["refined"] < generated * 4  # every candidate was refined
 
 
-def test_requests_that_did_not_opt_in_are_bit_identical_to_vanilla(runs: dict[str, Any]) -> None:
-    ours, theirs = runs["plugged"]["whole"]["rows"], runs["vanilla"]["rows"]
-    others = [i for i, request in enumerate(REQUESTS) if request["revisit"] is None]
+def test_only_opted_in_rows_differ_from_vanilla(runs: dict[str, Any]) -> None:
+    rows = list(zip(REQUESTS, runs["plugged"]["whole"]["rows"], runs["vanilla"]["rows"], strict=False))
+    others = [(ours, theirs) for request, ours, theirs in rows if request["revisit"] is None]
     assert len(others) == 8
-    for i in others:
-        assert ours[i]["tokens"] == theirs[i]["tokens"]
-        assert ours[i]["logprobs"] == theirs[i]["logprobs"]  # equal floats, not close ones
+    for ours, theirs in others:
+        assert ours["tokens"] == theirs["tokens"]
+        assert ours["logprobs"] == theirs["logprobs"]  # equal floats, not close ones
+    opted = [ours["tokens"] != theirs["tokens"] for r, ours, theirs in rows if r["revisit"] and r["images"]]
+    assert sum(opted) > len(opted) / 2
 
 
-def test_opted_in_rows_are_decoded_differently(runs: dict[str, Any]) -> None:
-    ours, theirs = runs["plugged"]["whole"]["rows"], runs["vanilla"]["rows"]
-    opted = [i for i, r in enumerate(REQUESTS) if r["revisit"] and r["images"]]
-    assert sum(ours[i]["tokens"] != theirs[i]["tokens"] for i in opted) > len(opted) / 2
+def test_every_token_of_opted_in_requests_with_an_image_is_refined(runs: dict[str, Any]) -> None:
+    opted = [r for r in REQUESTS * 2 if r["revisit"] and r["images"]]
+    assert runs["plugged"]["chunked"]["refined"] == sum(r["max_tokens"] for r in opted)
 
 
 def test_opted_in_requests_read_the_prefix_cache_if_their_states_are_stored(runs: dict[str, Any]) -> None:
     rows = zip(runs["plugged"]["chunked"]["rows"], REQUESTS * 2, strict=True)
     cached = [row["cached"] for row, request in rows if request["revisit"] and request["images"]]
-    half = len(cached) // 2
     assert not any(cached[:4])  # nothing was stored
-    assert any(cached[half:])
+    assert any(cached[len(cached) // 2 :])
 
 
 def test_a_conversation_is_prefilled_once(runs: dict[str, Any]) -> None:
-    if "turns" not in runs["plugged"]:
-        pytest.skip("run with one family")
-    rows = runs["plugged"]["turns"]["rows"]
+    rows = result_of(runs, "turns")["rows"]
     ours, others = rows[::2], rows[1::2]
     assert [row["cached"] for row in ours] == [row["cached"] for row in others]  # as without ReVisiT
     for before, row in itertools.pairwise(ours):
         assert row["cached"] >= before["prompt"] // 32 * 32  # all whole blocks of the turn before
 
 
-def test_thoughts_begin_and_end_in_answers(runs: dict[str, Any]) -> None:
+def test_the_cases_occur(runs: dict[str, Any]) -> None:
+    """A small cache preempts requests, and thoughts begin and end in answers."""
+    assert runs["plugged"]["preempted"]["preemptions"] > 0
     rows = [row["tokens"] for row in runs["plugged"]["whole"]["rows"][-len(THINKING) :]]
     assert all(any(mark in row[:-1] for row in rows) for mark in (OPEN, OPEN + 1))
 
 
-def test_the_small_cache_preempted(runs: dict[str, Any]) -> None:
-    assert runs["plugged"]["preempted"]["preemptions"] > 0
-
-
-def test_counters(runs: dict[str, Any]) -> None:
-    counters = runs["plugged"]["chunked"]["counters"]
-    opted = [r for r in REQUESTS * 2 if r["revisit"]]
-    assert counters["requests"] == len(opted)
-    assert counters["requests_without_image"] == sum(not r["images"] for r in opted)
-    assert counters["steps"] == sum(r["max_tokens"] for r in opted)
-    assert 0 < counters["changed"] <= counters["applied"] <= counters["steps"]
-
-
-@pytest.fixture(scope="module")
-def crowd(runs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    if runs["family"] != "llava":
-        pytest.skip("run with one family")
-    return runs, runs["plugged"]["crowded"]
-
-
-def test_requests_wait_for_room_in_a_small_pool(crowd: tuple[dict[str, Any], dict[str, Any]]) -> None:
-    runs, result = crowd
+def test_requests_wait_for_room_in_a_small_pool_and_errors_end_their_own_request_only(runs: dict[str, Any]) -> None:
+    result = result_of(runs, "crowded")
     assert result["blocks"] == 12  # of 64 states; 16 requests run at once where they have room
-    for i, request in enumerate(CROWD):
-        if i not in BROKEN:
-            assert result["rows"][i]["tokens"] == expected(runs, request), i
+    for i, (request, row) in enumerate(zip(CROWD, result["rows"], strict=True)):
+        if i in BROKEN:
+            assert row["finished"] == "error", i
+        else:
+            assert (row["tokens"], row["finished"]) == (expected(runs, request), "length"), i
     assert result["requests"] == 0
 
 
-def test_an_error_in_one_request_ends_that_request_only(crowd: tuple[dict[str, Any], dict[str, Any]]) -> None:
-    ends = [row["finished"] for row in crowd[1]["rows"]]
-    assert [i for i, end in enumerate(ends) if end == "error"] == list(BROKEN)
-    assert {end for i, end in enumerate(ends) if i not in BROKEN} == {"length"}
-
-
-def test_memory_is_flat_over_a_hundred_requests(crowd: tuple[dict[str, Any], dict[str, Any]]) -> None:
-    _, second, *_, last = crowd[1]["memory"]
+def test_memory_is_flat_over_a_hundred_requests(runs: dict[str, Any]) -> None:
+    _, second, *_, last = result_of(runs, "crowded")["memory"]
     assert last < 1.02 * second

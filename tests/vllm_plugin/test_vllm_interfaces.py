@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from dataclasses import replace
-from importlib import import_module
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,14 +14,11 @@ import pytest
 if importlib.util.find_spec("vllm") is None:
     pytest.skip("vLLM is not in this environment: run `make test-vllm`", allow_module_level=True)
 
-import numpy as np
 import torch
-from test_vllm_core import BLOCK, DEPTH, IMAGE, Model, Params, described
+from test_vllm_core import BLOCK, IMAGE, Model, described, make_plan, params
 from test_vllm_core import scheduled as waiting
 
-from revisit import ReVisiT
 from revisit.errors import RevisitError
-from revisit.models import families
 from revisit.vllm import hooks, models, plan
 from revisit.vllm.plan import Plan
 
@@ -72,28 +68,7 @@ def test_both_runners_refine_before_grammars_biases_and_penalties() -> None:
     assert [sample.index(part) for part in order] == sorted(sample.index(part) for part in order)
 
 
-def test_every_architecture_is_one_that_vllm_has() -> None:
-    from vllm.model_executor.models.registry import _VLLM_MODELS
-
-    for name in families.vllm_architectures():
-        module, cls = _VLLM_MODELS[name]
-        theirs = getattr(import_module(f"vllm.model_executor.models.{module}"), cls)
-        assert issubclass(getattr(models, name), theirs)
-
-
-# -- the runners --------------------------------------------------------------------------------------------------
-
-
-def prepare(runner: Any, requests: list[str], computed: list[int], scheduled: list[int], **drafts: list[int]) -> None:
-    """Prepare the batch of a step, with the candidates of some requests."""
-    batch = SimpleNamespace(req_ids=requests, input_ids=None)
-    batch.num_computed_tokens_np, batch.num_scheduled_tokens = np.array(computed), np.array(scheduled)
-    assert runner.prepare_inputs(SimpleNamespace(scheduled_spec_decode_tokens=drafts), batch) is batch
-
-
-def request(name: str, prompt: list[int], settings: Any) -> Any:
-    params = Params(None if settings is None else {"revisit": settings})
-    return SimpleNamespace(req_id=name, sampling_params=params, prompt_token_ids=prompt)
+# -- what is extended ---------------------------------------------------------------------------------------------
 
 
 class Runner:
@@ -105,69 +80,27 @@ class Runner:
     def get_model(self) -> Any:
         return self.model
 
-    def add_requests(self, scheduler_output: Any) -> None:
-        pass
+    def add_requests(self, scheduler_output: Any) -> Any:
+        return scheduler_output
 
     def prepare_inputs(self, scheduler_output: Any, batch: Any) -> Any:
         return batch
 
-
-hooks.extend(Runner, "add_requests", hooks.wrap_new_requests)
-hooks.extend(Runner, "prepare_inputs", hooks.wrap_batches_v2)
-
-
-def scheduled(*new: Any, finished: tuple[str, ...] = ()) -> Any:
-    return SimpleNamespace(scheduled_new_reqs=new, finished_req_ids=set(finished))
+    def sample_tokens(self, output: Any) -> Any:
+        return output
 
 
-def forward(model: Model, pieces: list[tuple[dict[int, torch.Tensor], int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    hidden = {layer: torch.cat([s[layer][a:b] for s, a, b in pieces]) for layer in (1, DEPTH)}
-    model.worker.observe(hidden[DEPTH], [hidden[1]])
-    return model.sample([("", s, a, b) for s, a, b in pieces])
-
-
-def test_requests_are_followed_refined_and_freed() -> None:
-    model = Model()
-    runner = Runner(model.worker)
-    method, prompt, plain = ReVisiT(alpha=0.01), [1, IMAGE, IMAGE, 2], [1, 2]
-    a, b = model.sequence(prompt, 1), model.sequence(plain, 2)
-    runner.add_requests(scheduled(request("a", prompt, {"alpha": 0.01}), request("b", plain, None)))
-    assert list(model.worker.requests) == ["a"]
-
-    prepare(runner, ["b", "a"], [0, 0], [2, 2])
-    raw, got = forward(model, [(b, 0, 2), (a, 0, 2)])
-    assert torch.equal(got, raw)  # its prompt is not finished
-    prepare(runner, ["a", "b"], [2, 2], [2, 1])  # rows are ordered anew every step
-    raw, got = forward(model, [(a, 2, 4), (b, 2, 3)])
-    torch.testing.assert_close(got[0], model.wanted(method, a, prompt, 4))
-    assert torch.equal(got[1], raw[1])
-    assert model.worker.pool.used == 1
-
-    # A decoding step of a replayed graph: no forward is seen, only the sampled states.
-    prepare(runner, ["a"], [4], [1])
-    _, got = model.sample([("a", a, 4, 5)])
-    torch.testing.assert_close(got[0], model.wanted(method, a, prompt, 5))
-
-    # Candidates of a speculation have rows of their own.
-    prepare(runner, ["b", "a"], [3, 5], [1, 3], a=[7, 7])
-    _, got = model.sample([("b", b, 3, 4), *(("a", a, 5, end) for end in (6, 7, 8))])
-    for row, end in enumerate((6, 7, 8), start=1):
-        torch.testing.assert_close(got[row], model.wanted(method, a, prompt, end))
-
-    again = request("c", prompt, {"alpha": 0.01})
-    setattr(again, hooks.GRANT, ("c", ["a"]))
-    runner.add_requests(scheduled(again, finished=("a",)))
-    assert list(model.worker.requests) == ["c"]
-    assert model.worker.pool.used == 1
+hooks.extend(Runner, "add_requests", hooks.update_requests)
+hooks.extend(Runner, "prepare_inputs", hooks.prepare_v2)
+hooks.extend(Runner, "sample_tokens", hooks.sample_tokens)
 
 
 def test_earlier_pipeline_stages_have_no_worker() -> None:
-    runner = Runner(None)
-    runner.add_requests(scheduled(request("a", [IMAGE], {"alpha": 0.01})))
-    prepare(runner, ["a"], [0], [1])
-
-
-# -- what is extended ---------------------------------------------------------------------------------------------
+    runner, output = Runner(None), object()
+    batch = SimpleNamespace(req_ids=["a"], input_ids=None, num_computed_tokens_np=[0], num_scheduled_tokens=[1])
+    assert runner.add_requests(output) is output
+    assert runner.prepare_inputs(output, batch) is batch
+    assert runner.sample_tokens(output) is output
 
 
 @pytest.fixture
@@ -195,15 +128,10 @@ def scheduler(monkeypatch: pytest.MonkeyPatch) -> Any:
         def reset_prefix_cache(self) -> bool:
             return True
 
-    monkeypatch.setattr(hooks, "make_plan", lambda config: replace(Model(blocks=4).plan, caching=True))
-    for name, wrap in (
-        ("_handle_blocked_waiting_request", hooks.wrap_blocked_waiting),
-        ("schedule", hooks.wrap_schedule),
-        ("update_from_output", hooks.wrap_update_from_output),
-        ("reset_prefix_cache", hooks.wrap_reset),
-    ):
-        hooks.extend(Scheduler, name, wrap)
-        hooks.extend(Scheduler, name, wrap)  # twice is once
+    monkeypatch.setattr(hooks, "make_plan", lambda config: make_plan(blocks=4, caching=True))
+    hooks.extend(Scheduler, "_handle_blocked_waiting_request", hooks.handle_waiting)
+    for name in ("schedule", "update_from_output", "reset_prefix_cache"):
+        hooks.extend(Scheduler, name, getattr(hooks, name))
     return Scheduler()
 
 
@@ -224,8 +152,9 @@ def test_a_request_waits_until_its_vision_states_have_room(scheduler: Any) -> No
     assert run(scheduler, a, b, d) == {"a": ("a", []), "d": ("d", [])}
     assert run(scheduler, b, d) == {"b": ("b", ["a"]), "d": ("d", [])}
     assert not scheduler.encoder_cache_mismatch_reqs
-    assert run(scheduler, waiting("e", [IMAGE] * BLOCK * 5, 1)) == {}  # more than there is: it is ended
-    assert scheduler.encoder_cache_mismatch_reqs == {"e"}
+    large, bad = waiting("e", [IMAGE] * BLOCK * 5, 1), waiting("g", [IMAGE], {"alpha": 9})
+    assert run(scheduler, large, bad, d) == {"d": ("d", [])}
+    assert scheduler.encoder_cache_mismatch_reqs == {"e", "g"}  # which are ended
 
 
 def test_a_request_reads_the_prefix_cache_if_its_vision_states_are_stored(scheduler: Any) -> None:
@@ -248,13 +177,7 @@ def test_a_request_reads_the_prefix_cache_if_its_vision_states_are_stored(schedu
 
 def test_requests_that_failed_in_the_worker_are_ended(scheduler: Any) -> None:
     model = Model(blocks=1)
-
-    class Sampling(Runner):
-        def sample_tokens(self, output: Any) -> Any:
-            return output
-
-    hooks.extend(Sampling, "sample_tokens", hooks.wrap_sample_tokens)
-    runner = Sampling(model.worker)
+    runner = Runner(model.worker)
     model.add("a", [IMAGE] * 2 * BLOCK)
     at_once, on_its_way = SimpleNamespace(), SimpleNamespace(model_runner_output=SimpleNamespace())
     assert runner.sample_tokens(at_once) is at_once
@@ -264,24 +187,23 @@ def test_requests_that_failed_in_the_worker_are_ended(scheduler: Any) -> None:
     assert scheduler.update_from_output(None, on_its_way.model_runner_output) == {"a", "b"}
 
 
-def test_a_request_that_can_never_fit_is_rejected_on_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_requests_are_rejected_on_arrival() -> None:
     from vllm.exceptions import VLLMValidationError
 
     class InputProcessor:
-        vllm_config = None
+        revisit_plan = make_plan(blocks=4)
 
         def process_inputs(self, request_id: str, prompt: Any, params: Any) -> Any:
-            return SimpleNamespace(prompt_token_ids=prompt)
+            return waiting(request_id, prompt, None)
 
-    monkeypatch.setattr(hooks, "make_plan", lambda config: Model(blocks=4).plan)
-    hooks.extend(InputProcessor, "process_inputs", hooks.wrap_process_inputs)
+    hooks.extend(InputProcessor, "process_inputs", hooks.process_inputs)
     large, processor = [IMAGE] * (4 * BLOCK + 1), InputProcessor()
-    assert processor.process_inputs("a", large, Params()).prompt_token_ids == large
-    assert processor.process_inputs("b", large[1:], Params({"revisit": 1})).prompt_token_ids == large[1:]
+    assert processor.process_inputs("a", large, params(None)).prompt_token_ids == large
+    assert processor.process_inputs("b", large[1:], params(1)).prompt_token_ids == large[1:]
     with pytest.raises(VLLMValidationError, match="room for 512"):  # the API server returns status 400
-        processor.process_inputs("c", large, Params({"revisit": 1}))
+        processor.process_inputs("c", large, params(1))
     with pytest.raises(VLLMValidationError, match="Did you mean 'alpha'"):
-        processor.process_inputs("d", [1], Params({"revisit": {"alhpa": 1}}))
+        processor.process_inputs("d", [1], params({"alhpa": 1}))
 
 
 # -- at start-up --------------------------------------------------------------------------------------------------
@@ -307,7 +229,7 @@ def test_what_a_server_stores_is_logged_at_start(
     deep = Plan((IMAGE,), 28, True, 3584, torch.bfloat16, 146, 1024, described("qwen2_5_vl"), "all")
     monkeypatch.setattr(hooks, "make_plan", lambda config: deep)
     monkeypatch.setattr(hooks, "log", logging.getLogger("revisit"))  # vLLM's does not propagate
-    hooks.extend(InputProcessor, "__init__", hooks.wrap_start)
+    hooks.extend(InputProcessor, "__init__", hooks.start_processor)
     with caplog.at_level(logging.INFO, "revisit"):
         InputProcessor(None, renderer=None)
     assert caplog.messages == [
@@ -316,32 +238,27 @@ def test_what_a_server_stores_is_logged_at_start(
     ]
 
 
+NGRAMS = SimpleNamespace(method="ngram")
+
+
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
         ({}, None),
         ({"lora_config": object()}, "LoRA"),
-        ({"speculative_config": SimpleNamespace(method="ngram")}, None),
+        ({"speculative_config": NGRAMS}, None),
         ({"speculative_config": SimpleNamespace(method="eagle3")}, "speculation other than"),
-        ({"speculative_config": SimpleNamespace(method="ngram"), "cudagraph_mode": "FULL_AND_PIECEWISE"}, None),
-        (
-            {
-                "speculative_config": SimpleNamespace(method="ngram"),
-                "cudagraph_mode": "FULL_AND_PIECEWISE",
-                "use_v2_model_runner": False,
-            },
-            "V1 runner",
-        ),
+        ({"speculative_config": NGRAMS, "graphs": "FULL_AND_PIECEWISE"}, None),
+        ({"speculative_config": NGRAMS, "graphs": "FULL_AND_PIECEWISE", "use_v2_model_runner": False}, "V1 runner"),
         ({"kv_transfer_config": object()}, "KV transfer"),
         ({"context": 2}, "context parallelism"),
         ({"fast_prefill": True}, "fast prefills"),
-        ({"pipeline_parallel_size": 2}, None),
-        ({"pipeline_parallel_size": 2, "layers": "all"}, "pipeline parallelism"),
-        ({"pipeline_parallel_size": 2, "layers": "", "model_type": "qwen2_5_vl"}, "pipeline parallelism"),
+        ({"stages": 2}, None),
+        ({"stages": 2, "kept": "all"}, "pipeline parallelism"),
         ({"breakable": "1"}, "breakable CUDA graphs"),
-        ({"breakable": "1", "enforce_eager": True}, None),
-        ({"cudagraph_mode": "FULL"}, "cudagraph_mode FULL"),
-        ({"cudagraph_mode": "FULL_AND_PIECEWISE"}, None),
+        ({"breakable": "1", "eager": True}, None),
+        ({"graphs": "FULL"}, "cudagraph_mode FULL"),
+        ({"graphs": "FULL_AND_PIECEWISE"}, None),
     ],
 )
 def test_options_with_inexact_results_raise_at_start(
@@ -349,33 +266,22 @@ def test_options_with_inexact_results_raise_at_start(
 ) -> None:
     from vllm.config import CUDAGraphMode
 
-    monkeypatch.setenv("REVISIT_VLLM_LAYERS", changes.pop("layers", "last"))
-    monkeypatch.setenv("VLLM_USE_BREAKABLE_CUDAGRAPH", changes.pop("breakable", "0"))
+    names = ("lora_config", "speculative_config", "kv_transfer_config")
+    options: dict[str, Any] = {**dict.fromkeys(names), "use_v2_model_runner": True, **changes}
+    monkeypatch.setenv("VLLM_USE_BREAKABLE_CUDAGRAPH", options.get("breakable", "0"))
     parallel = SimpleNamespace(
-        pipeline_parallel_size=changes.pop("pipeline_parallel_size", 1),
+        pipeline_parallel_size=options.get("stages", 1),
         enable_dbo=False,
         enable_batch_sharded_sampling=None,
-        decode_context_parallel_size=changes.pop("context", 1),
+        decode_context_parallel_size=options.get("context", 1),
         prefill_context_parallel_size=1,
     )
-    mode = CUDAGraphMode[changes.pop("cudagraph_mode", "NONE")]
-    eager = changes.pop("enforce_eager", False)
-    config = SimpleNamespace(
+    config: Any = SimpleNamespace(
         parallel_config=parallel,
-        model_config=SimpleNamespace(
-            enable_prompt_embeds=False,
-            enforce_eager=eager,
-            hf_config=SimpleNamespace(model_type=changes.pop("model_type", "llava")),
-            try_get_generation_config=dict,
-        ),
-        compilation_config=SimpleNamespace(cudagraph_mode=mode),
-        cache_config=SimpleNamespace(kv_sharing_fast_prefill=changes.pop("fast_prefill", False)),
-        **dict.fromkeys(("lora_config", "speculative_config", "kv_transfer_config"))
-        | {"use_v2_model_runner": True}
-        | changes,
+        model_config=SimpleNamespace(enable_prompt_embeds=False, enforce_eager=options.get("eager", False)),
+        compilation_config=SimpleNamespace(cudagraph_mode=CUDAGraphMode[options.get("graphs", "NONE")]),
+        cache_config=SimpleNamespace(kv_sharing_fast_prefill=options.get("fast_prefill", False)),
+        **{name: options[name] for name in (*names, "use_v2_model_runner")},
     )
-    if part is None:
-        models.check_supported(config)  # type: ignore[arg-type]
-        return
-    with pytest.raises(RevisitError, match=part):
-        models.check_supported(config)  # type: ignore[arg-type]
+    with pytest.raises(RevisitError, match=part) if part else nullcontext():
+        models.check_supported(config, options.get("kept", "last"))

@@ -26,11 +26,11 @@ def test_no_block_is_taken_twice(sizes: list[int], random: object) -> None:
         try:
             held.append(pool.take(size))
         except RevisitError:
-            pool.give_back(held.pop(random.randrange(len(held))))  # type: ignore[attr-defined]
+            pool.free(held.pop(random.randrange(len(held))))  # type: ignore[attr-defined]
         numbers = [int(n) for part in held for n in part]
         assert len(set(numbers)) == len(numbers) == pool.used
     for part in held:
-        pool.give_back(part)
+        pool.free(part)
     assert pool.used == 0
     assert pool.take(2).tolist() == [0, 1]  # the front is used first
 

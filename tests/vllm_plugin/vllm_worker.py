@@ -14,14 +14,11 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
-
-import numpy as np
 
 SETTINGS = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -73,21 +70,22 @@ def noted_calls(owner: Any, name: str) -> list[tuple[Any, ...]]:
 
 
 @contextmanager
-def noted_states() -> Iterator[dict[str, Any]]:
-    """Record the vision states of every opted-in request at its first step, by the request's number."""
+def watched_steps(states: bool) -> Iterator[dict[str, Any]]:
+    """Count the refined rows; record the vision states of every request at its first step too, by the request's number."""
     from revisit.vllm.worker import Worker
 
-    noted: dict[str, Any] = {}
+    watched: dict[str, Any] = {"rows": 0, "states": {}}
     take_step = Worker._take_step
 
-    def take(self: Any, logits: Any, rule: Any, group: Any) -> None:
-        for row in group:
-            places = row.request.places(np.arange(row.request.states))
-            noted.setdefault(row.name.split("-")[0], self.pool.read(places).float().tolist())
-        take_step(self, logits, rule, group)
+    def take(self: Any, logits: Any, group: Any) -> None:
+        take_step(self, logits, group)
+        watched["rows"] += len(group)
+        for row in group if states else ():
+            kept = self.pool.read(row.request.blocks, row.request.states)
+            watched["states"].setdefault(row.request.name.split("-")[0], kept.float().tolist())
 
     with patch.object(Worker, "_take_step", take):
-        yield noted
+        yield watched
 
 
 def allow_any_mask() -> None:
@@ -113,7 +111,6 @@ def run_engine(engine: dict[str, Any], plugged: bool) -> dict[str, Any]:
         qwen3_vl.triton_pos_embed_interpolate = qwen3_vl.pos_embed_interpolate_native
     os.environ["REVISIT_VLLM_LAYERS"] = engine.get("layers", "")  # what the model recommends
     os.environ["REVISIT_VLLM_POOL_MB"] = str(engine.get("pool_mb", ""))
-    began = time.perf_counter()
     llm = LLM(
         engine["model"],
         dtype=engine.get("dtype", "float32"),
@@ -122,34 +119,30 @@ def run_engine(engine: dict[str, Any], plugged: bool) -> dict[str, Any]:
         limit_mm_per_prompt={"image": 2, "video": 0},
         **{"max_model_len": 512, **engine["options"]},
     )
-    started = time.perf_counter() - began
     core = llm.llm_engine.engine_core.engine_core
     preempted = noted_calls(core.scheduler, "_preempt_request")
     verified = noted_calls(core.scheduler, "make_spec_decoding_stats")
     requests = engine["requests"]
-    began = time.perf_counter()
     outputs, memory = [], []
     size = -(-len(requests) // engine.get("rounds", 1))
-    with noted_states() if engine.get("states") else nullcontext({}) as noted:
+    with watched_steps("states" in engine) if plugged else nullcontext({"states": {}}) as watched:
         for part in (requests[i : i + size] for i in range(0, len(requests), size)):
             outputs += llm.generate(
                 [prompt(r, engine["place"]) for r in part], [parameters(r, plugged) for r in part], use_tqdm=False
             )
             gc.collect()
             memory.append(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
-    seconds = time.perf_counter() - began
     rows = [
         {
-            "tokens": list(o.outputs[0].token_ids),
-            "logprobs": [
-                step[t].logprob for t, step in zip(o.outputs[0].token_ids, o.outputs[0].logprobs, strict=True)
-            ],
-            "prompt": len(o.prompt_token_ids),
-            "cached": o.num_cached_tokens,
-            "finished": o.outputs[0].finish_reason,
-            "states": noted.get(o.request_id),
+            "tokens": list(answer.token_ids),
+            "logprobs": [step[t].logprob for t, step in zip(answer.token_ids, answer.logprobs, strict=True)],
+            "prompt": len(output.prompt_token_ids),
+            "cached": output.num_cached_tokens,
+            "finished": answer.finish_reason,
+            "states": watched["states"].get(output.request_id),
         }
-        for o in outputs
+        for output in outputs
+        for answer in output.outputs
     ]
     while core.scheduler.has_requests():  # what a server's loop does when requests have ended: tell the workers
         core.step()
@@ -157,15 +150,13 @@ def run_engine(engine: dict[str, Any], plugged: bool) -> dict[str, Any]:
         "name": engine["name"],
         "v2": llm.llm_engine.vllm_config.use_v2_model_runner,
         "rows": rows,
-        "started": started,
-        "seconds": seconds,
         "preemptions": len(preempted),
         "memory": memory,
         "accepted": sum(accepted for _, _, accepted, *_ in verified),
     }
     if plugged:
         worker = core.model_executor.driver_worker.worker.model_runner.get_model().revisit
-        result |= {"requests": len(worker.requests), "blocks": worker.pool.blocks, "counters": worker.counters}
+        result |= {"requests": len(worker.requests), "blocks": worker.plan.blocks, "refined": watched["rows"]}
         del worker
     del llm, core
     cleanup_dist_env_and_memory()

@@ -22,12 +22,11 @@ from vllm.model_executor.models.interfaces import EagleModelMixin, SupportsEagle
 from vllm.model_executor.models.registry import _VLLM_MODELS
 
 from revisit.errors import RevisitError
-from revisit.models.families import FINAL_NORMS, resolve_layers, vllm_architectures
+from revisit.models.families import FINAL_NORMS, vllm_architectures
 from revisit.vllm.head import ShardedHead
 from revisit.vllm.hooks import follow_runner
-from revisit.vllm.plan import describe, make_plan
-from revisit.vllm.pool import Pool
-from revisit.vllm.request import LAYERS_SWITCH, kept_layers
+from revisit.vllm.plan import Plan, make_plan
+from revisit.vllm.request import LAYERS_SWITCH
 from revisit.vllm.worker import Worker
 
 SPECULATION = ("ngram", "ngram_gpu", "draft_model")  # methods whose candidates are verified row by row
@@ -39,12 +38,13 @@ class WithWorker:
     revisit: Worker | None = None
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        draft = is_draft(vllm_config)
-        if not draft:
-            check_supported(vllm_config)
+        plan = None if is_draft(vllm_config) else make_plan(vllm_config)
+        if plan is not None:
+            check_supported(vllm_config, plan.kept)
         super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
-        if get_pp_group().is_last_rank and not draft:
-            self.revisit = build_worker(self, vllm_config)
+        if plan is not None and get_pp_group().is_last_rank:
+            self.revisit = build_worker(self, plan)
+            follow_runner(vllm_config.use_v2_model_runner)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         output = super().forward(*args, **kwargs)  # type: ignore[misc]
@@ -63,7 +63,7 @@ class WithWorker:
         return self.revisit.refine(logits, hidden_states)
 
 
-def build_worker(model: Any, config: VllmConfig) -> Worker:
+def build_worker(model: Any, plan: Plan) -> Worker:
     """Build the worker of a vLLM model whose weights are not loaded yet."""
     text = model.get_language_model()
     owner = next((one for one in (text, model) if hasattr(one, "lm_head") and hasattr(one, "logits_processor")), None)
@@ -76,32 +76,28 @@ def build_worker(model: Any, config: VllmConfig) -> Worker:
         raise RevisitError(
             "ReVisiT's vLLM plug-in does not support quantized LM heads: use another checkpoint, or disable the plug-in."
         )
-    plan = make_plan(config)
-    layers = tuple(sorted({*resolve_layers(plan.kept, plan.depth, plan.tied), plan.depth}))
-    if layers != (plan.depth,):
+    if len(plan.collected) > 1:
         if not isinstance(decoder, EagleModelMixin):
             raise RevisitError(
                 f"{type(decoder).__name__} does not return intermediate states in vLLM; use {LAYERS_SWITCH}=last."
             )
-        SupportsEagle3.set_aux_hidden_state_layers(model, layers[:-1])
+        SupportsEagle3.set_aux_hidden_state_layers(model, plan.collected[:-1])
     norm = next((getattr(decoder, name) for name in FINAL_NORMS if hasattr(decoder, name)), None)
-    pool = Pool(plan.blocks, plan.block, plan.width, plan.dtype, owner.lm_head.weight.device)
-    follow_runner(config.use_v2_model_runner)
-    return Worker(plan, pool, lambda: sharded_head(owner), layers, norm)
+    return Worker(plan, owner.lm_head.weight.device, lambda: sharded_head(owner), norm)
 
 
 def sharded_head(owner: Any) -> ShardedHead:
     """Wrap the head of a vLLM model with the scaling and cap of its logits layer."""
     head, cap, scale = owner.lm_head, owner.logits_processor.soft_cap, owner.logits_processor.scale
-    transform = None if cap is None and scale == 1 else functools.partial(cap_and_scale, cap, scale)
+
+    def transform(logits: Tensor) -> Tensor:
+        capped: Tensor = logits if cap is None else torch.tanh(logits / cap) * cap
+        return capped * scale
+
+    plain = cap is None and scale == 1
     sum_over_ranks = tensor_model_parallel_all_reduce if head.tp_size > 1 else None
-    start = head.shard_indices.org_vocab_start_index
-    return ShardedHead(head.weight.data, getattr(head, "bias", None), transform, start, sum_over_ranks)
-
-
-def cap_and_scale(cap: float | None, scale: float, logits: Tensor) -> Tensor:
-    """Transform logits as vLLM's logits layer does."""
-    return (logits if cap is None else torch.tanh(logits / cap) * cap) * scale
+    start, bias = head.shard_indices.org_vocab_start_index, getattr(head, "bias", None)
+    return ShardedHead(head.weight.data, bias, None if plain else transform, start, sum_over_ranks)
 
 
 def is_draft(config: VllmConfig) -> bool:
@@ -110,11 +106,10 @@ def is_draft(config: VllmConfig) -> bool:
     return drafter is not None and drafter.method == "draft_model" and config.model_config is drafter.draft_model_config
 
 
-def check_supported(config: VllmConfig) -> None:
-    """Raise RevisitError at start-up for options with which results would not be exact."""
+def check_supported(config: VllmConfig, kept: str | tuple[int, ...]) -> None:
+    """Raise RevisitError at start-up for options with which results would not be exact; `kept` are the stored layers."""
     parallel, model = config.parallel_config, config.model_config
     drafter, graphs = config.speculative_config, config.compilation_config.cudagraph_mode or CUDAGraphMode.NONE
-    many_layers = kept_layers(describe(model)) != "last"
     breakable = vllm.envs.VLLM_USE_BREAKABLE_CUDAGRAPH and not model.enforce_eager
     # The V1 runner replays the graph of a decoding step for prefills of as many tokens, without any Python code.
     replayed = drafter is not None and not config.use_v2_model_runner and graphs.decode_mode() is CUDAGraphMode.FULL
@@ -133,7 +128,7 @@ def check_supported(config: VllmConfig) -> None:
         (config.kv_transfer_config, "KV transfer (states of tokens computed elsewhere are missing)"),
         (config.cache_config.kv_sharing_fast_prefill, "fast prefills over shared KV caches (they skip states)"),
         (
-            parallel.pipeline_parallel_size > 1 and many_layers,
+            parallel.pipeline_parallel_size > 1 and kept != "last",
             f"pipeline parallelism and states of other layers than the last (set {LAYERS_SWITCH}=last)",
         ),
         (
@@ -142,9 +137,11 @@ def check_supported(config: VllmConfig) -> None:
         ),
         (breakable, "breakable CUDA graphs (VLLM_USE_BREAKABLE_CUDAGRAPH; set it to 0)"),
     )
-    for enabled, what in reasons:
+    for enabled, option in reasons:
         if enabled:
-            raise RevisitError(f"ReVisiT's vLLM plug-in does not support {what}: turn it off, or disable the plug-in.")
+            raise RevisitError(
+                f"ReVisiT's vLLM plug-in does not support {option}: turn it off, or disable the plug-in."
+            )
 
 
 @functools.cache

@@ -1,13 +1,13 @@
 """The shape of the model and of the pool, which every process of a vLLM server computes from its configuration.
 
-The API server rejects what can never fit, the scheduler lets requests wait for room, and the worker stores the states: all
-three count the same blocks.
+The API server rejects requests that can never fit, the scheduler makes requests wait for room, and the worker stores the states:
+all three count the same blocks.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +22,7 @@ from revisit.models.families import resolve_layers, vllm_architectures
 from revisit.models.parts import vision_token_ids
 from revisit.models.thoughts import Thoughts, find_thoughts
 from revisit.models.types import Configured
-from revisit.vllm.request import kept_layers
+from revisit.vllm.request import check, kept_layers, parse
 from revisit.vllm.reservations import Need
 
 POOL_SWITCH = "REVISIT_VLLM_POOL_MB"
@@ -51,14 +51,34 @@ class Plan:
     thoughts: Thoughts | None = None  # tokens around a thought, if the tokenizer has them
 
     @property
+    def collected(self) -> tuple[int, ...]:
+        """The layers whose states the server stores, ascending, including the last."""
+        return tuple(sorted({*resolve_layers(self.kept, self.depth, self.tied), self.depth}))
+
+    @property
     def summary(self) -> str:
-        """What a server stores, in one line for its log."""
-        layers = sorted({*resolve_layers(self.kept, self.depth, self.tied), self.depth})
+        """One line for the server's log: the layers, the memory and the room of the pool."""
+        layers = self.collected
         megabytes = self.blocks * self.block * self.width * self.dtype.itemsize / 2**20
         return (
             f"ReVisiT stores vision states of {'layers' if len(layers) > 1 else 'layer'} {', '.join(map(str, layers))} of {self.depth}: "
             f"{megabytes:,.4g} MB in each worker, room for {self.blocks * self.block // len(layers):,} vision tokens at a time."
         )
+
+    def admit(self, extra_args: Mapping[str, object] | None) -> ReVisiT | None:
+        """Return the method of a request, or None if it did not opt in; raise RevisitError if the server does not support it."""
+        method = parse(extra_args, self.model)
+        if method is None:
+            return None
+        check(method, self.kept)
+        if method.phase != "both" and self.thoughts is None:
+            raise RevisitError("revisit: this model's tokenizer has no tokens around thoughts: leave out phase.")
+        if self.drafts and (method.select == "random" or method.once or method.phase != "both"):
+            raise RevisitError(
+                "revisit: once, phase and select='random' cannot be used with speculative decoding, where the tokens in front of "
+                "a token are not known before they are accepted; leave them out, or use a server without --speculative-config."
+            )
+        return method
 
     def layers(self, method: ReVisiT) -> tuple[int, ...]:
         return resolve_layers(method.layers, self.depth, self.tied)
@@ -67,35 +87,31 @@ class Plan:
         """Return the positions of the vision tokens in a prompt.  -> (N,)"""
         return np.isin(np.asarray(prompt_ids, dtype=np.int64), self.vision_ids).nonzero()[0]
 
-    def need(self, method: ReVisiT, request: Any) -> Need | None:
-        """Return what a request needs of the pool; None without an image.
-
-        States depend on the prompt up to the last vision token, on its images, and on the layers.
-        """
-        prompt = np.asarray(request.prompt_token_ids or [], dtype=np.int64)
-        positions = self.positions(prompt)
-        if not len(positions):
-            return None
-        last, layers = int(positions[-1]), self.layers(method)
-        images = [(image.identifier, image.mm_position.offset) for image in request.mm_features or ()]
-        about = (layers, method.norm, request.cache_salt, [image for image in images if image[1] <= last])
-        key = hashlib.sha256(repr(about).encode() + prompt[: last + 1].tobytes()).digest()
-        return Need(self.blocks_for(len(positions) * len(layers)), last, key)
-
     def blocks_for(self, states: int) -> int:
         """Return the number of blocks for this many states."""
         return -(-states // self.block)
 
-    def check_fit(self, method: ReVisiT, prompt_ids: Sequence[int]) -> None:
-        """Raise RevisitError if a request needs more than the whole pool."""
-        tokens, layers = len(self.positions(prompt_ids)), len(self.layers(method))
-        if self.blocks_for(tokens * layers) <= self.blocks:
-            return
-        raise RevisitError(
-            f"revisit: the images of this request have {tokens} vision tokens at {layers} layer{'s' * (layers > 1)}, "
-            f"{tokens * layers} states, and this server has room for {self.blocks * self.block}: send smaller or fewer images, leave "
-            f'"revisit" out, or start the server with a larger {POOL_SWITCH}.'
-        )
+    def need(self, method: ReVisiT, request: Any) -> Need | None:
+        """Return the room that a request needs, None without an image; raise RevisitError if the pool is smaller.
+
+        States depend on the prompt up to the last vision token, on its images, and on the layers.
+        """
+        prompt = np.asarray(request.prompt_token_ids or [], dtype=np.int64)
+        positions, layers = self.positions(prompt), self.layers(method)
+        if not len(positions):
+            return None
+        tokens, states = len(positions), len(positions) * len(layers)
+        if self.blocks_for(states) > self.blocks:
+            raise RevisitError(
+                f"revisit: the images of this request have {tokens} vision tokens at {len(layers)} layer{'s' * (len(layers) > 1)}, "
+                f"{states} states, and this server has room for {self.blocks * self.block}: send smaller or fewer images, leave "
+                f'"revisit" out, or start the server with a larger {POOL_SWITCH}.'
+            )
+        last = int(positions[-1])
+        images = [(image.identifier, image.mm_position.offset) for image in request.mm_features or ()]
+        images = [(name, offset) for name, offset in images if offset <= last]
+        inputs = repr((layers, method.norm, request.cache_salt, images)).encode() + prompt[: last + 1].tobytes()
+        return Need(self.blocks_for(states), last, hashlib.sha256(inputs).digest())
 
 
 def block_size(image: int | None, layers: int, room: int) -> int:
@@ -122,28 +138,28 @@ def make_plan(config: Any) -> Plan:
     from vllm.platforms import current_platform
     from vllm.tokenizers import cached_tokenizer_from_config
 
-    check_model(config.model_config.architecture)
-    model, scheduler = config.model_config, config.scheduler_config
-    text = model.hf_text_config
+    model, text = config.model_config, config.model_config.hf_text_config
+    check_model(model.architecture)
     depth, tied = int(text.num_hidden_layers), bool(getattr(text, "tie_word_embeddings", False))
     width = int(model.get_hidden_size())
     dtype = torch.float32 if current_platform.is_cpu() else model.dtype  # half precision is slow on CPUs
-    about, tokenizer = describe(model), cached_tokenizer_from_config(model)
-    kept = kept_layers(about)
-    states = len({*resolve_layers(kept, depth, tied), depth})  # of one vision token, at most
-    declared = (getattr(model.hf_config, name, None) for name in TOKENS_OF_AN_IMAGE)
+    recommended = SimpleNamespace(revisit=model.try_get_generation_config().get("revisit"))
+    described = SimpleNamespace(config=model.hf_config, generation_config=recommended)
+    kept = kept_layers(described)
+    layers = len({*resolve_layers(kept, depth, tied), depth})  # stored for a vision token, at most
+    image_sizes = (getattr(model.hf_config, name, None) for name in TOKENS_OF_AN_IMAGE)
     megabytes = settings.vllm_pool_mb()
     room = int(megabytes * 2**20 / (width * dtype.itemsize))  # in states
-    block = block_size(next((size for size in declared if isinstance(size, int)), None), states, room)
-    most = scheduler.max_num_seqs * -(-model.max_model_len * states // block)
-    blocks = min(most, room // block)
-    if not blocks:
+    block = block_size(next((size for size in image_sizes if isinstance(size, int)), None), layers, room)
+    if room < block:
         raise RevisitError(
             f"{POOL_SWITCH}={megabytes:g} has no room for {block} vision states of width {width}; make it larger."
         )
+    most = config.scheduler_config.max_num_seqs * -(-model.max_model_len * layers // block)
+    tokenizer = cached_tokenizer_from_config(model)
     return Plan(
         vision_token_ids(model.hf_config),
-        *(depth, tied, width, dtype, blocks, block, about, kept),
+        *(depth, tied, width, dtype, min(most, room // block), block, described, kept),
         ranks=config.parallel_config.tensor_parallel_size,
         drafts=config.num_speculative_tokens,
         caching=bool(config.cache_config.enable_prefix_caching),
@@ -165,9 +181,3 @@ def check_model(architecture: str) -> None:
             f"Another plug-in replaced vLLM's {architecture} after ReVisiT's plug-in, so vision states cannot be "
             "captured; disable the other plug-in (VLLM_PLUGINS=revisit)."
         )
-
-
-def describe(model_config: Any) -> Configured:
-    """Return what recommended settings depend on, from vLLM's configuration of the model."""
-    declared = model_config.try_get_generation_config().get("revisit")
-    return SimpleNamespace(config=model_config.hf_config, generation_config=SimpleNamespace(revisit=declared))

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from revisit import settings
 from revisit.errors import RevisitError
 from revisit.methods.revisit import ReVisiT
 from revisit.models.types import Configured
 from revisit.registry import parse_entry
-
-if TYPE_CHECKING:
-    from revisit.vllm.plan import Plan
 
 KEY = "revisit"
 LAYERS_SWITCH = "REVISIT_VLLM_LAYERS"
@@ -63,32 +59,15 @@ def kept_layers(model: Configured) -> str | tuple[int, ...]:
     return method.layers
 
 
-def check(method: ReVisiT, server: str | Sequence[int]) -> None:
+def check(method: ReVisiT, kept: str | tuple[int, ...]) -> None:
     """Raise RevisitError if a request needs layers that the server does not store."""
-    wanted = method.layers
-    if wanted in ("last", server):
+    needed = method.layers
+    if needed in ("last", kept):
         return
-    if isinstance(wanted, tuple) and isinstance(server, tuple) and set(wanted) <= set(server):
+    if isinstance(needed, tuple) and isinstance(kept, tuple) and set(needed) <= set(kept):
         return
-    here = server if isinstance(server, str) else ",".join(map(str, server))
-    asked = wanted if isinstance(wanted, str) else ",".join(map(str, wanted))
+    server, request = (layers if isinstance(layers, str) else ",".join(map(str, layers)) for layers in (kept, needed))
     raise RevisitError(
-        f"revisit: this server stores vision states of layers {here!r} only, not {asked!r}; use 'last' or {here!r}, or start "
-        f"it with {LAYERS_SWITCH}={asked}."
+        f"revisit: this server stores vision states of layers {server!r} only, not {request!r}; use 'last' or {server!r}, or start "
+        f"it with {LAYERS_SWITCH}={request}."
     )
-
-
-def admit(extra_args: Mapping[str, object] | None, plan: Plan) -> ReVisiT | None:
-    """Return the method of a request, checked against what the server supports; None if it did not opt in."""
-    method = parse(extra_args, plan.model)
-    if method is None:
-        return None
-    check(method, plan.kept)
-    if method.phase != "both" and plan.thoughts is None:
-        raise RevisitError("revisit: this model's tokenizer has no tokens around thoughts: leave out phase.")
-    if plan.drafts and (method.select == "random" or method.once or method.phase != "both"):
-        raise RevisitError(
-            "revisit: once, phase and select='random' cannot be used with speculative decoding, where the tokens in front of "
-            "a token are not known before they are accepted; leave them out, or use a server without --speculative-config."
-        )
-    return method
