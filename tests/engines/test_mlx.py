@@ -141,8 +141,9 @@ def test_steps_without_the_refiner_raise_and_the_model_is_restored(tiny: Mlx) ->
         tiny.decode(image, None, 2)
     with pytest.raises(RevisitError, match="no image tokens"), revisit.mlx.attach(model) as refine:
         list(generate_step(mx.array([[1, 5, 6]]), model, None, None, max_tokens=2, logits_processors=[refine]))
-    with pytest.raises(RevisitError, match="divergence"), revisit.mlx.attach(model, ReVisiT(divergence="kl")):
-        pass
+    for method in (ReVisiT(divergence="kl"), ReVisiT(phase="answer")):
+        with pytest.raises(RevisitError, match="supports"), revisit.mlx.attach(model, method):
+            pass
     assert model.language_model.model.norm is norm
     assert all(now is before for now, before in zip(model.language_model.model.layers, layers, strict=True))
     assert "get_input_embeddings" not in vars(model)

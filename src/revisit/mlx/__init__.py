@@ -14,7 +14,7 @@ per step; everything else stays on the device.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -24,8 +24,8 @@ from mlx import nn
 
 from revisit.errors import RevisitError
 from revisit.methods.revisit import ReVisiT
-from revisit.models.families import resolve_layers
-from revisit.models.parts import LARGEST_LOGIT
+from revisit.models.families import LOGIT_CAP, LOGIT_FACTORS, resolve_layers
+from revisit.models.parts import LARGEST_LOGIT, vision_token_ids
 from revisit.step.interface import RESOLUTION
 from revisit.step.rule import Rule
 
@@ -33,13 +33,10 @@ __all__ = ["Refiner", "attach", "refine_row"]
 
 Head = Callable[[mx.array, mx.array], mx.array]  # states (n, d), token ids (k,) -> logits (n, k)
 
-# Configuration fields of families whose logits are not a plain product of states and head.
-TRANSFORMED = ("final_logit_softcapping", "logit_scale", "logits_scaling", "logits_mup_width_multiplier")
-
 
 @contextmanager
 def attach(model: nn.Module, method: ReVisiT | None = None) -> Iterator[Refiner]:
-    """Wrap a model of mlx-vlm and yield ReVisiT's logits processor; restore the model at the end.
+    """Wrap modules of a model and yield ReVisiT's logits processor; restore the model at the end.
 
     Args:
         model: A model loaded by `mlx_vlm.load`. It decodes one prompt at a time.
@@ -52,20 +49,23 @@ def attach(model: nn.Module, method: ReVisiT | None = None) -> Iterator[Refiner]
             f"revisit.mlx does not support {config.model_type}: its decoder has no layers and final norm."
         )
     text = getattr(config, "text_config", config)
-    if transformed := [name for name in TRANSFORMED if getattr(text, name, None) not in (None, 1)]:
+    if transformed := [name for name in (LOGIT_CAP, *LOGIT_FACTORS) if getattr(text, name, None) not in (None, 1)]:
         raise RevisitError(f"revisit.mlx does not support {config.model_type}: its logits depend on {transformed[0]}.")
+    image_tokens = vision_token_ids(config)
+    if not image_tokens:
+        raise RevisitError(f"revisit.mlx does not support {config.model_type}: its configuration names no image token.")
     method = method or ReVisiT.recommended(config.model_type)
-    if not method.usual:
+    if not method.usual or method.phase != "both":
         raise RevisitError(
-            'revisit.mlx supports divergence="jsd", select="min" or "max", fusion="poe", vocabulary="subset" and '
-            'precision="float32" only.'
+            'revisit.mlx supports divergence="jsd", select="min" or "max", fusion="poe", vocabulary="subset", '
+            'precision="float32" and phase="both" only.'
         )
-    depth = len(decoder.layers)
     tied = not hasattr(language, "lm_head")
+    depth, norm, embed = len(decoder.layers), decoder.norm, model.get_input_embeddings
     layers = resolve_layers(method.layers, depth, tied)
     head = _projection(decoder.embed_tokens if tied else language.lm_head)
-    refiner = Refiner(method, head, _image_tokens(config), layers, depth)
-    embed, norm = model.get_input_embeddings, decoder.norm
+    norms = {layer: norm if layer == depth or method.norm == "final" else nn.Identity() for layer in layers}
+    refiner = Refiner(method, head, image_tokens, norms, depth)
 
     def get_input_embeddings(input_ids: mx.array, *args: Any, **kwargs: Any) -> Any:
         output = embed(input_ids, *args, **kwargs)
@@ -82,21 +82,22 @@ def attach(model: nn.Module, method: ReVisiT | None = None) -> Iterator[Refiner]
         for layer in layers:
             if layer < depth:
                 block = decoder.layers[layer]
-                observed = norm if method.norm == "final" else _unchanged
-                decoder.layers[layer] = _Observed(block, observed, partial(refiner.keep, layer))
+                decoder.layers[layer] = _Observed(block, partial(refiner.keep, layer))
                 stack.callback(decoder.layers.__setitem__, layer, block)
-        decoder.norm = _Observed(norm, norm, partial(refiner.keep, depth))
+        decoder.norm = _Observed(norm, partial(refiner.keep, depth))
         stack.callback(setattr, decoder, "norm", norm)
         yield refiner
         refiner.check()
 
 
 class Refiner:
-    """A logits processor that applies ReVisiT's step; made by `attach`."""
+    """A logits processor that applies ReVisiT's step to states of the layers in `norms`; made by `attach`."""
 
-    def __init__(self, rule: Rule, head: Head, image_tokens: set[int], layers: Sequence[int], final: int) -> None:
+    def __init__(
+        self, rule: Rule, head: Head, image_tokens: Sequence[int], norms: Mapping[int, nn.Module], final: int
+    ) -> None:
         self._rule, self._head, self._image_tokens = rule, head, image_tokens
-        self._layers, self._final = layers, final
+        self._norms, self._final = norms, final  # the norm of each layer's states, and the last layer
         self._forwards = self._calls = 0
 
     def begin(self, input_ids: mx.array) -> None:
@@ -104,10 +105,10 @@ class Refiner:
         if len(input_ids) != 1:
             raise RevisitError(f"revisit.mlx decodes one prompt at a time, not {len(input_ids)}.")
         prompt = input_ids[0].tolist()
-        self._images = [place for place, token in enumerate(prompt) if token in self._image_tokens]
+        self._images = [position for position, token in enumerate(prompt) if token in self._image_tokens]
         self._length = len(prompt)
-        self._position = dict.fromkeys((*self._layers, self._final), 0)
-        self._kept: dict[int, list[mx.array]] = {layer: [] for layer in self._layers}
+        self._position = dict.fromkeys((*self._norms, self._final), 0)
+        self._kept: dict[int, list[mx.array]] = {layer: [] for layer in self._norms}
         self._states: mx.array | None = None
         self._prompt = 0  # tokens of the prompt that mlx-vlm passes to logits processors
 
@@ -116,9 +117,9 @@ class Refiner:
         start, self._position[layer] = self._position[layer], self._position[layer] + states.shape[1]
         if layer == self._final and self._position[layer] >= self._length:
             self._forwards += 1
-        places = [place - start for place in self._images if start <= place < start + states.shape[1]]
-        if places and layer in self._kept:
-            self._kept[layer].append(states[0, mx.array(places)])
+        rows = [position - start for position in self._images if start <= position < start + states.shape[1]]
+        if rows and layer in self._kept:
+            self._kept[layer].append(states[0, mx.array(rows)])
             mx.async_eval(self._kept[layer][-1])
 
     def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
@@ -129,7 +130,7 @@ class Refiner:
                 raise RevisitError(
                     "revisit.mlx found no image tokens in the prompt: pass an image, and no prompt cache that already holds it."
                 )
-            self._states = mx.concatenate([part for layer in self._layers for part in self._kept.pop(layer)])
+            self._states = mx.concatenate([norm(mx.concatenate(self._kept.pop(i))) for i, norm in self._norms.items()])
             self._prompt = len(tokens)
         scores = refine_row(logits[0], self._states, self._head, self._rule, tokens[self._prompt :])
         return scores[None].astype(logits.dtype)
@@ -144,21 +145,17 @@ class Refiner:
 
 
 class _Observed:
-    """A module whose input, passed through `observed`, is shown to a callback."""
+    """A module whose input is passed to a callback."""
 
-    def __init__(self, module: Any, observed: Any, callback: Callable[[mx.array], None]) -> None:
-        self._module, self._observed, self._callback = module, observed, callback
+    def __init__(self, module: Any, callback: Callable[[mx.array], None]) -> None:
+        self._module, self._callback = module, callback
 
     def __call__(self, states: mx.array, *args: Any, **kwargs: Any) -> Any:
-        self._callback(self._observed(states))
+        self._callback(states)
         return self._module(states, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._module, name)
-
-
-def _unchanged(states: mx.array) -> mx.array:
-    return states
 
 
 # -- the step -----------------------------------------------------------------------------------------------------
@@ -173,11 +170,12 @@ def refine_row(logits: mx.array, states: mx.array, head: Head, rule: Rule, writt
         return logits
     ids = mx.sort(mx.argpartition(-logp, size - 1)[:size])  # (k,)
     log_p = _log_softmax(logp[ids])
-    final = log_p if size == 1 else _fuse(log_p, head(states, ids), rule, (ids[:, None] == written).any(-1))
+    repeated = (ids[:, None] == written).any(-1)
+    final = log_p if size == 1 else _fuse(log_p, head(states, ids), rule, repeated)
     return mx.put_along_axis(mx.full(logp.shape, -math.inf), ids, final, -1)
 
 
-def _fuse(log_p: mx.array, logits: mx.array, rule: Rule, written: mx.array) -> mx.array:
+def _fuse(log_p: mx.array, logits: mx.array, rule: Rule, repeated: mx.array) -> mx.array:
     """Return the product of P and the nearest vision tokens' Q.  (k,), (n, k), (k,) -> (k,)"""
     usable = (mx.abs(logits) < LARGEST_LOGIT).all(-1)  # (n,); False if a logit is NaN
     log_qs = _log_softmax(logits)
@@ -191,7 +189,7 @@ def _fuse(log_p: mx.array, logits: mx.array, rule: Rule, written: mx.array) -> m
     weight = _weight(log_p, log_q, rule.weight)
     if rule.once:
         excess = mx.maximum(log_q - mx.logsumexp(log_p + log_q), 0)
-        log_q = mx.where(written, log_q - rule.once * excess, log_q)
+        log_q = mx.where(repeated, log_q - rule.once * excess, log_q)
     fused = mx.where((count > 0) & (weight > 0), log_p + weight * log_q, log_p)
     return _log_softmax(fused) if rule.normalize else fused
 
@@ -236,12 +234,3 @@ def _projection(layer: nn.Module) -> Head:
         return product + layer.bias[ids].astype(mx.float32) if "bias" in layer else product
 
     return logits
-
-
-def _image_tokens(config: Any) -> set[int]:
-    """Return the ids of image and video placeholders in the configuration."""
-    names = ("image_token_id", "image_token_index", "video_token_id", "video_token_index")
-    found = {token for name in names if (token := getattr(config, name, None)) is not None}
-    if not found:
-        raise RevisitError(f"revisit.mlx does not support {config.model_type}: its configuration names no image token.")
-    return found
