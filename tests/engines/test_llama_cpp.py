@@ -92,8 +92,10 @@ def test_a_model_with_a_quantized_head_decodes(tmp_path: Path) -> None:
 
 def test_wrong_uses_raise_one_sentence(tiny: LlamaCpp) -> None:
     llm, library = tiny.llm, tiny.llm.chat_handler._mtmd_cpp
-    with pytest.raises(RevisitError, match="layers='last'"), revisit.llama_cpp.attach(llm, ReVisiT(layers="all")):
-        pass
+    for settings in ({"layers": "all"}, {"phase": "answer"}, {"select": "random"}):
+        (name,) = settings
+        with pytest.raises(RevisitError, match=name), revisit.llama_cpp.attach(llm, ReVisiT(**settings)):
+            pass
     with pytest.raises(RevisitError, match="without ReVisiT"), revisit.llama_cpp.attach(llm):
         tiny.decode(render(scene("usual", 77, 0)), None, 1)
     with pytest.raises(RevisitError, match="no image"), revisit.llama_cpp.attach(llm) as refine:
