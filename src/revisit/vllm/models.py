@@ -88,11 +88,12 @@ def build_worker(model: Any, plan: Plan) -> Worker:
 
 def sharded_head(owner: Any) -> ShardedHead:
     """Wrap the head of a vLLM model with the scaling and cap of its logits layer."""
-    head, cap, scale = owner.lm_head, owner.logits_processor.soft_cap, owner.logits_processor.scale
+    head = owner.lm_head
+    cap: float | None = owner.logits_processor.soft_cap
+    scale: float = owner.logits_processor.scale
 
     def transform(logits: Tensor) -> Tensor:
-        capped: Tensor = logits if cap is None else torch.tanh(logits / cap) * cap
-        return capped * scale
+        return (logits if cap is None else torch.tanh(logits / cap) * cap) * scale
 
     plain = cap is None and scale == 1
     sum_over_ranks = tensor_model_parallel_all_reduce if head.tp_size > 1 else None
