@@ -1,7 +1,7 @@
-"""A decoding method with attention, beams and a loop of its own: penalize attention on a single word of the answer.
+"""A decoding method with attention, beams and its own loop: penalize attention on a single word of the answer.
 
-The score of a beam falls by the largest attention that one of its own words gets from the newest one. Without beams, decoding goes back
-a few tokens when a word gets too much attention, and takes the second-best token there.
+The score of a beam falls by the largest attention from its newest word to one of its earlier words. Without beams, decoding goes back a
+few tokens when a word gets too much attention, and chooses the second-best token there.
 """
 
 import torch
@@ -16,9 +16,9 @@ from revisit.hooks.attention import Call
 
 class AttentionPenalty(Method):
     weight: float = 1.0  # penalty of a beam for all attention on one word
-    limit: float = 0.3  # attention on one word that makes decoding go back
-    back: int = 2  # how many tokens it goes back
-    times: int = 3  # how often at most
+    limit: float = 0.3  # decoding goes back if one word gets more attention than this
+    back: int = 2  # number of tokens to go back
+    times: int = 3  # go back at most this often
 
     name = "attention-penalty"
     summary = "penalize attention on a single word of the answer"
@@ -38,7 +38,7 @@ class AttentionPenalty(Method):
         return peak
 
     def begin(self, run: Run) -> StepFunction:
-        """With beams: use transformers' own loop, and penalize each beam."""
+        """Penalize each beam in transformers' own loop."""
         peak = self.watch(run)
         paid = torch.zeros_like(peak)  # the penalty of each beam so far
         run.on_reorder(lambda rows: paid.copy_(paid[rows]))
@@ -51,7 +51,7 @@ class AttentionPenalty(Method):
         return step
 
     def decode(self, run: Run, loop: Loop) -> object:
-        """Without beams: run a loop of its own, which goes back."""
+        """Run transformers' loop with beams, and otherwise a loop that can go back."""
         if run.beams:
             return loop(self.begin(run))
         peak, ids, back = self.watch(run), run.input_ids, 0

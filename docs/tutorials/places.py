@@ -1,4 +1,4 @@
-"""A benchmark in one file: does the description name the place? It runs on generated scenes.
+"""A benchmark in one file: does the description name the place of a generated scene?
 
 revisit eval --benchmark docs/tutorials/places.py:Places --method greedy,revisit --out runs/places
 revisit compare runs/places
@@ -20,16 +20,16 @@ class Places(Benchmark):
     max_new_tokens = 40
     metrics = (Metric("accuracy", "higher", show=100, decimals=1), Metric("words", None, decimals=1))
     headline = "accuracy"
-    data_files = ("scenes.jsonl",)  # {"image_id", "file_name", "place", ...} a line
+    data_files = ("scenes.jsonl",)  # one object per line: "image_id", "file_name", "place", ...
 
     def load(self, data_dir):
-        """The questions, with what scoring needs in `meta`."""
+        """Return the questions, with the place of each scene in `meta`."""
         rows = map(json.loads, self.files(data_dir)[0].read_text("utf-8").splitlines())
         folder = data_dir / "val2014"
         return [Item(str(r["image_id"]), self.prompt, (folder / r["file_name"],), {"place": r["place"]}) for r in rows]
 
     def score(self, items, answers):
-        """Metrics, and their terms item by item, which give the intervals and the paired tests."""
+        """Return the metrics and, for intervals and paired tests, their terms per item."""
         words = {i.id: answers[i.id].lower().replace(".", "").split() for i in items}
         terms = {
             "accuracy": {i.id: (float(i.meta["place"] in words[i.id]), 1.0) for i in items},
