@@ -1,1 +1,1 @@
-"""Our own studies, which are not of the ReVisiT paper: what docs/research reports. Not part of the wheel."""
+"""Our studies beyond the ReVisiT paper, which docs/research reports. Not part of the wheel."""

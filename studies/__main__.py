@@ -65,9 +65,9 @@ def study(
         dtype=dtype,
         device_map=device_map,
     )
-    own: dict[str, dict[str, Any]] = {"check": {"writer": writer}, "word-labels": {"labels": labels}}
+    special: dict[str, dict[str, Any]] = {"check": {"writer": writer}, "word-labels": {"labels": labels}}
     with reporter(quiet, out / CAPTIONS) as progress:
-        result = STUDIES[name].run(subject, progress, **own.get(name, {}))
+        result = STUDIES[name].run(subject, progress, **special.get(name, {}))
     path = out / f"{name}-{slug(model)}-{slug(data)}.json"
     about = {"command": command(), "settings": asdict(subject), "environment": environment()}
     write_json(path, {"study": name, **about, "result": result})

@@ -2,7 +2,7 @@
 
 A word that names nothing in the image is rendered on a sign at its bottom. Three texts quote the sign: the right word, another word, and
 the right word with one letter exchanged. AUROC compares the right words with those of each of the other texts. Without the sign, the same
-texts show what a detector prefers without reading.
+texts show the preferences of a detector that cannot read it.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 def with_sign(image: Image, word: str) -> Image:
     """Render a word in black on a white sign, as wide as the image and a fifth of its height."""
-    made = image.convert("RGB")
-    width, height = made.size
-    pen = ImageDraw.Draw(made)
+    result = image.convert("RGB")
+    width, height = result.size
+    pen = ImageDraw.Draw(result)
     pen.rectangle((0, height * 4 // 5, width, height), fill="white", outline="black")
     font = ImageFont.load_default(min(height / 7, 1.6 * width / len(word)))
     pen.text((width / 2, height * 9 / 10), word, fill="black", font=font, anchor="mm")
-    return made
+    return result
 
 
 def quoted(truth: list[str], seed: int) -> tuple[str, str, str]:

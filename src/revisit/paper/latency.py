@@ -94,7 +94,7 @@ class Timing:
 def time_call(
     model: Model, inputs: Inputs, method: Method, timing: Timing, clock: Clock, **kw: Any
 ) -> GenerateOutput | Tensor:
-    """Run one call, add its time to `timing`, and return what it generated."""
+    """Run one call, add its times to `timing`, and return its output."""
     wait(model.device)
     started = now(model.device)
     out: GenerateOutput | Tensor = generate(model, **inputs, method=method, stopping_criteria=[clock], **kw)
@@ -184,8 +184,8 @@ def time_images(subject: Subject, reporter: Reporter) -> list[Timing]:
     """
     config = EvalConfig(model=(subject.model,), method=subject.methods, data=str(subject.folder), preset="paper")
     methods = dict(zip(subject.methods, config.methods_for(subject.model), strict=True))
-    about = [PROTOCOL, {name: [m.name, m.settings()] for name, m in methods.items()}, subject.settings()]
-    folder = make_folder(Path(subject.output) / "latency" / digest(about)[:12])
+    identity = [PROTOCOL, {name: [m.name, m.settings()] for name, m in methods.items()}, subject.settings()]
+    folder = make_folder(Path(subject.output) / "latency" / digest(identity)[:12])
     total = {name: Timing(name) for name in methods}
     warmups = PROTOCOL["warmups"]
     for item in track(reporter, f"latency of {len(methods)} methods", subject.items):

@@ -24,7 +24,7 @@ METHODS = ("greedy", "dola", "vcd", "m3id", "code", "sid", "revisit")
 class PaperModel(NamedTuple):
     """A model of the paper: its Hub id and billions of parameters.
 
-    InternVL 2.5 is published in a format of its own: give a folder converted to transformers' format as NAME=FOLDER.
+    InternVL 2.5 is not published in transformers' format: pass a converted folder as NAME=FOLDER.
     """
 
     name: str
@@ -116,16 +116,16 @@ def comparison_table(
     for name, values in theirs.items():
         line: list[Cell | str] = [name]
         for metric in metrics:
-            value, own = values[metric], ours.get(name, {}).get(metric)
-            found = verdict(value, own, digits[metric])
-            counts[found] = counts.get(found, 0) + 1
+            value, measured = values[metric], ours.get(name, {}).get(metric)
+            result = verdict(value, measured, digits[metric])
+            counts[result] = counts.get(result, 0) + 1
             line.append(f"{value:.2f}")
-            if own is None:
+            if measured is None:
                 line += ["–", "not run"]
                 continue
-            measured, low, high = own
-            bounds = "" if found == "no interval" else f"[{low:.2f}, {high:.2f}]"
-            line += [Cell(f"{measured:.2f}", small=bounds), Cell(f"{measured - value:+.2f}", small=found)]
+            mean, low, high = measured
+            bounds = "" if result == "no interval" else f"[{low:.2f}, {high:.2f}]"
+            line += [Cell(f"{mean:.2f}", small=bounds), Cell(f"{mean - value:+.2f}", small=result)]
         lines.append(line)
     summary = ", ".join(f"{n} {name}" for name, n in sorted(counts.items()))
     heads = ("", *("published", "ours", "difference") * len(metrics))

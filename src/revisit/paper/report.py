@@ -81,9 +81,9 @@ def read_studies(folder: Path) -> list[dict[str, Any]]:
 
 def study_section(study: Stored) -> Section:
     """Draw a study's file as a section."""
-    about, found = study["settings"], STUDIES[study["study"]]
-    blocks = found.draw(study["result"], study.get("name") or study["study"])
-    return Section(f"{found.title} · {about['model']} · {about['data']}", [*blocks, provenance(study)], level=3)
+    settings, kind = study["settings"], STUDIES[study["study"]]
+    blocks = kind.draw(study["result"], study.get("name") or study["study"])
+    return Section(f"{kind.title} · {settings['model']} · {settings['data']}", [*blocks, provenance(study)], level=3)
 
 
 def build(folder: Path, *, resamples: int = 4999) -> Document:
@@ -113,8 +113,8 @@ def build(folder: Path, *, resamples: int = 4999) -> Document:
     sections = unfinished_section(runs) + main_sections(tables) + all_results(shown)
     if panels:
         sections.append(Section("Ablations", [Text(ablation.INTRODUCTION)]))
-    for name, own in panels.items():
-        sections += ablation.ablation_sections(own, runs[name], f"ablation-{slug(name)}")
+    for name, stored in panels.items():
+        sections += ablation.ablation_sections(stored, runs[name], f"ablation-{slug(name)}")
     if studies:
         sections += [Section("Analyses", [Text(INTRODUCTION)]), *map(study_section, studies)]
     sections.append(provenance_section(sources_of(runs) | {f"study {study['name']}": study for study in studies}))

@@ -26,7 +26,7 @@ _FILES = "https://raw.githubusercontent.com/junyangwang0410/AMBER/534babf6bbfcce
 FILES = ("annotations.json", "relation.json", "safe_words.txt", "query/query_all.json")
 _IMAGES = "https://drive.usercontent.google.com/download?id=1MaCHgtupcZUjf007anNl4_MV0o4DjXvl&export=download&confirm=t"
 THRESHOLD = 0.8
-# inference.py starts every denominator at this value; invisible at full size, kept so that printed digits agree.
+# inference.py starts every denominator at this value; without it, printed digits of small runs would differ.
 EPSILON = 0.001
 # type in annotations.json -> dimension; anything else is a relation
 KINDS = {
@@ -216,11 +216,7 @@ class Amber(Benchmark):
         Metric("Cover", "higher", 1, 1),
         Metric("Hal", "lower", 1, 1),
         Metric("Cog", "lower", 1, 1),
-        Metric("accuracy", "higher", 1, 1),
-        Metric("precision", "higher", 1, 1),
-        Metric("recall", "higher", 1, 1),
-        Metric("F1", "higher", 1, 1),
-        Metric("AMBER", "higher", 1, 1),
+        *(Metric(name, "higher", 1, 1) for name in ("accuracy", "precision", "recall", "F1", "AMBER")),
     )
 
     source = "https://github.com/junyangwang0410/AMBER (data/ and the images linked there)"
@@ -240,7 +236,7 @@ class Amber(Benchmark):
 
     def load(self, data_dir: Path) -> list[Item]:
         annotations, _, _, queries = self.files(data_dir)
-        notes: dict[str, dict[str, Any]] = {}  # id -> what scoring needs
+        notes: dict[str, dict[str, Any]] = {}  # id -> `meta` of the item
         for row in records.read_records(annotations):
             generative = row.need("type") == "generative"
             if self.part == "all" or (self.part == "generative") == generative:
@@ -256,7 +252,7 @@ class Amber(Benchmark):
         return items
 
     def image_files(self, data_dir: Path, limit: int | None = None) -> list[Remote]:
-        """Return one archive, of which only the images of the first items are kept."""
+        """Return one archive; only the images of the first items are unpacked."""
         names = {image.name for item in self.load(data_dir)[:limit] for image in item.images}
         return [Remote("amber/image/images.zip", (_IMAGES,), members=tuple(sorted(names)))]
 

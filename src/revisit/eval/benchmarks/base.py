@@ -129,9 +129,10 @@ class Scores:
         return self.metrics[metric] * scale, low * scale, high * scale
 
     def verdict(self, item: str) -> tuple[str, bool]:
-        """Return an answer's verdict, and whether it fails: by the headline metric if it is counted per item, else by accuracy.
+        """Return the verdict on an answer, such as ("wrong", True), where True marks a failure.
 
-        A part's metric ("coco_random/accuracy") is printed like the whole. Empty if neither metric is counted per item.
+        It is that of the headline metric, else of accuracy, of the whole benchmark or of a subset ("coco_random/accuracy"). It is empty if
+        neither is counted per item.
         """
         terms = {name: units[item] for name, units in self.per_item.items() if item in units}
         for wanted in ((self.headline,), ("accuracy", "acc")):

@@ -223,7 +223,7 @@ def _read_map(path: Path) -> dict[ImageId, set[str]]:
 def samples() -> dict[str, list[ImageId]]:
     """Return the lists of val2014 image ids that ship with the package, by name."""
     text = resources.files("revisit.eval.benchmarks").joinpath("data/coco_val2014_samples.json").read_text("utf-8")
-    return {name: [int(i) for i in about["ids"]] for name, about in json.loads(text).items()}
+    return {name: [int(i) for i in sample["ids"]] for name, sample in json.loads(text).items()}
 
 
 class Chair(Benchmark):
@@ -267,9 +267,9 @@ class Chair(Benchmark):
         return "chair-scenes-1" if language.missing_packages() else "chair-nltk-1"
 
     def files(self, data_dir: Path) -> list[Path]:
-        own = records.folder(data_dir, "chair", "ground_truth.json") / "ground_truth.json"
-        if own.exists():
-            return [own]
+        truth = records.folder(data_dir, "chair", "ground_truth.json") / "ground_truth.json"
+        if truth.exists():
+            return [truth]
         folder = records.folder(data_dir, "annotations", *ANNOTATIONS)
         return [self.require(folder / name) for name in ANNOTATIONS]
 
@@ -317,7 +317,7 @@ class Chair(Benchmark):
 
 def _image_names(paths: list[Path]) -> dict[ImageId, str]:
     """Return image id -> file name, sorted by id."""
-    if len(paths) > 1:  # COCO's own
+    if len(paths) > 1:  # COCO's files
         return dict(sorted(_coco(paths[0], "images")))
     keys = sorted(_read_map(paths[0]), key=lambda key: (isinstance(key, str), key))
     return {key: f"COCO_val2014_{key:012d}.jpg" if isinstance(key, int) else str(key) for key in keys}

@@ -122,7 +122,7 @@ class HallusionBench(Judged):
     """HallusionBench: yes/no questions about figures, some of them edited; with `judge=none` a rule parses yes and no.
 
     Args:
-        part: "VD" is what the ReVisiT paper reports.
+        part: The questions to use; the ReVisiT paper reports "VD".
     """
 
     judge_model: str = "gpt-4"
@@ -180,7 +180,7 @@ class HallusionBench(Judged):
         return item_key(record) if all(field in record for field in FIELDS[:5]) else answer.key()
 
     def judge_prompt(self, item: Item, answer: str) -> str:
-        """Return a prompt in our own words, with the three inputs and the three verdicts of the official one."""
+        """Return a prompt with the three inputs and the three verdicts of the official one, in our words."""
         row = item.meta["row"]
         return (
             "You are grading one answer to a question about an image. Read the question, the reference answer and the "

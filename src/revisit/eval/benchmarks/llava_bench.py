@@ -18,7 +18,7 @@ from revisit.explain import records
 
 _URL = "https://huggingface.co/datasets/liuhaotian/llava-bench-in-the-wild/resolve/main"
 FILES = ("questions.jsonl", "context.jsonl", "answers_gpt4.jsonl")
-# What the official rules stress per category, in our words.
+# The focus of the official rules in each category, in our words.
 EMPHASIS = {
     "conv": "whether the answer is right, to the point and helpful",
     "detail": "whether the description is accurate and detailed, with places, counts and relations of what is seen",

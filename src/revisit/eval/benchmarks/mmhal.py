@@ -46,7 +46,7 @@ def score_ratings(rows: Iterable[tuple[str, str, int | None]]) -> Scores:
         "informativeness": {unit: (100 * (rating - 3 * (rating >= 3)) / 3, 1.0) for unit, _, rating in ratings},
     }
     for kind in sorted({kind for _, kind, _ in rows}):
-        per_item[f"{kind}/score"] = {unit: (float(rating), 1.0) for unit, own, rating in ratings if own == kind}
+        per_item[f"{kind}/score"] = {unit: (float(rating), 1.0) for unit, other, rating in ratings if other == kind}
     bad = sum(rating is None for _, _, rating in rows)
     notes = (f"{bad} replies of the judge have no rating or several; they count as 0.",) if bad else ()
     return Scores.of(per_item, {"answers": len(rows), "unread_replies": bad}, notes)

@@ -1,7 +1,7 @@
 """MMVP: 300 questions with two options about 150 pairs of images that CLIP takes for the same; a pair counts if both are right.
 
-The published grader asks GPT-4 whether each answer is right (`judge=model`, or `judge=reviews` for its replies; the question is
-worded by us). Without a judge the option that an answer names is read by a rule of ours, under a version name of its own. Data:
+The published grader is GPT-4, which replies yes or no to each answer (`judge=model`, or `judge=reviews` for its replies; the prompt is
+ours). Without a judge, a rule of ours finds the option that an answer names; the version of such scores is `mmvp-none-1`. Data:
 Questions.csv and the folder `MMVP Images` (Hub dataset MMVP/MMVP).
 """
 

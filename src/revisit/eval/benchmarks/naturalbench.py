@@ -24,7 +24,7 @@ SUFFIXES = {
     "multiple_choice": "Please output the letter corresponding to the correct option.",
 }
 OPTIONS = {"yes_no": ("yes", "no"), "multiple_choice": ("A", "B")}
-# (question, image) -> whether the first option is the right one
+# (question, image) -> True if the first option is the right one
 RIGHT = {(0, 0): True, (0, 1): False, (1, 0): False, (1, 1): True}
 
 
@@ -39,7 +39,7 @@ def parse(answer: str, kind: str = "yes_no") -> bool | None:
 
 def score_groups(groups: Mapping[str, Mapping[tuple[int, int], bool | None]]) -> Scores:
     """Compute the four accuracies from the parsed answer to each (question, image) of every group."""
-    right = {name: {cell: said[cell] is wanted for cell, wanted in RIGHT.items()} for name, said in groups.items()}
+    right = {name: {cell: parsed[cell] is first for cell, first in RIGHT.items()} for name, parsed in groups.items()}
     parts_of: dict[str, list[tuple[tuple[int, int], ...]]] = {
         "Q_Acc": [((0, 0), (0, 1)), ((1, 0), (1, 1))],
         "I_Acc": [((0, 0), (1, 0)), ((0, 1), (1, 1))],
@@ -53,7 +53,7 @@ def score_groups(groups: Mapping[str, Mapping[tuple[int, int], bool | None]]) ->
         }
         for metric, parts in parts_of.items()
     }
-    unread = sum(said is None for cells in groups.values() for said in cells.values())
+    unread = sum(parsed is None for cells in groups.values() for parsed in cells.values())
     return Scores.of(per_item, {"groups": len(groups), "unread_answers": unread})
 
 
@@ -98,8 +98,8 @@ class NaturalBench(Benchmark):
     def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
         groups: dict[str, dict[tuple[int, int], bool | None]] = {}
         for item in items:
-            said = parse(answers[item.id], item.meta["kind"])
-            groups.setdefault(item.meta["group"], {})[tuple(item.meta["cell"])] = said
+            parsed = parse(answers[item.id], item.meta["kind"])
+            groups.setdefault(item.meta["group"], {})[tuple(item.meta["cell"])] = parsed
         whole = {name: cells for name, cells in groups.items() if len(cells) == len(RIGHT)}
         if not whole:
             raise RevisitError(

@@ -90,24 +90,21 @@ class PhD(Benchmark):
         return tuple(url for s in ("train2014", "val2014") for url in coco_image(f"COCO_{s}_{image.stem}.jpg"))
 
     def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
-        rows = [(item, (item.id, answers[item.id], item.meta["label"])) for item in items]
-        by_mode = {mode: [row for item, row in rows if item.meta["mode"] == mode] for mode in MODES}
-        parts = {mode: score_recalls(group, self.parser) for mode, group in by_mode.items() if group}
-        metrics = {m.name: sum(part.metrics[m.name] for part in parts.values()) / len(parts) for m in RECALLS}
+        groups: dict[str, list[tuple[str, str, str]]] = {}  # mode or mode/task -> its rows
+        for item in items:
+            for name in (item.meta["mode"], f"{item.meta['mode']}/{item.meta['task']}"):
+                groups.setdefault(name, []).append((item.id, answers[item.id], item.meta["label"]))
+        names = [name for mode in MODES for name in sorted(groups) if name.partition("/")[0] == mode]
+        parts = {name: score_recalls(groups[name], self.parser) for name in names}
+        modes = [part for name, part in parts.items() if name in MODES]
+        metrics = {m.name: sum(part.metrics[m.name] for part in modes) / len(modes) for m in RECALLS}
         per_item: dict[str, PerUnit] = {}
         counts: dict[str, float] = {}
-        for mode, part in parts.items():
-            tasks = sorted({item.meta["task"] for item, _ in rows if item.meta["mode"] == mode})
-            inner = {
-                f"{mode}/{task}": score_recalls(
-                    (row for item, row in rows if (item.meta["mode"], item.meta["task"]) == (mode, task)), self.parser
-                )
-                for task in tasks
-            }
-            for name, scores in ({mode: part} | inner).items():
-                metrics |= {f"{name}/{metric}": value for metric, value in scores.metrics.items()}
-                per_item |= {f"{name}/{metric}": units for metric, units in scores.per_item.items()}
-            counts |= {f"{mode}/{name}": value for name, value in part.counts.items()}
+        for name, part in parts.items():
+            metrics |= {f"{name}/{metric}": value for metric, value in part.metrics.items()}
+            per_item |= {f"{name}/{metric}": units for metric, units in part.per_item.items()}
+            if name in MODES:
+                counts |= {f"{name}/{kind}": value for kind, value in part.counts.items()}
         return Scores(metrics, per_item, counts)
 
 

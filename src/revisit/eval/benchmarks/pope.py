@@ -103,7 +103,7 @@ def cell(label: str, prediction: str, parser: str = "official") -> str:
 
 
 def _read(rows: Iterable[tuple[str, str, str]], parser: str) -> tuple[dict[str, str], dict[str, bool]]:
-    """Return each unit's cell, and whether its label is yes, from (unit, answer, label) rows."""
+    """Return unit -> cell, and unit -> True if its label is yes, from (unit, answer, label) rows."""
     parse = PARSERS[parser]
     cells, labels = {}, {}
     for unit, answer, label in rows:
@@ -228,10 +228,7 @@ class YesNo(Benchmark):
     max_new_tokens = 64
     headline = "F1"
     metrics: ClassVar[tuple[Metric, ...]] = (
-        Metric("accuracy", "higher", 100, 2),
-        Metric("precision", "higher", 100, 2),
-        Metric("recall", "higher", 100, 2),
-        Metric("F1", "higher", 100, 2),
+        *(Metric(name, "higher", 100, 2) for name in ("accuracy", "precision", "recall", "F1")),
         Metric("yes_ratio", None, 100, 2),
         Metric("words", None, 1, 1),  # in runs: the mean length of an answer
     )
@@ -321,7 +318,7 @@ class Pope(YesNo):
 
 
 class RePope(YesNo):
-    """RePOPE: POPE's three COCO settings with corrected labels, ambiguous questions removed; its own parser by default."""
+    """RePOPE: POPE's three COCO settings with corrected labels and without ambiguous questions."""
 
     parser: Parser = "repope"
 

@@ -25,7 +25,7 @@ _ZIPPED = ("v2_Questions_Val_mscoco.zip", "v2_Annotations_Val_mscoco.zip")
 SUFFIXES = {"none": "", "short": "\nAnswer the question using a single word or phrase."}
 
 # ----------------------------------------------------------------------------------------------- normalizing
-# The tables state the facts of vqaEval.py in our own form.
+# The tables have the content of those in vqaEval.py, in our form.
 
 _PUNCTUATION = ';/[]"{}()=+\\_->' + "<@`,?!"
 _COMMA_IN_NUMBER = re.compile(r"\d,\d")
@@ -99,7 +99,7 @@ def normalize(text: str) -> str:
 def ten_fold(matches: Sequence[bool]) -> float:
     """Return the mean over annotators of min(1, matches among the others / 3)."""
     total = sum(matches)
-    return sum(min(1.0, (total - own) / 3) for own in matches) / len(matches)
+    return sum(min(1.0, (total - match) / 3) for match in matches) / len(matches)
 
 
 def official_accuracy(prediction: str, answers: Sequence[str]) -> float:
