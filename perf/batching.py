@@ -1,8 +1,8 @@
-"""Images per second in batches of 8 against one at a time, through the engine that `revisit eval` uses.
+"""Compare images per second in batches of 8 and one at a time, with the engine of `revisit eval`.
 
-First every answer of the batched run is held against the single run, token for token; then both are timed, in turns,
-in one process, and the ratio of the best turns is printed. Captions differ in length, and a batch lasts as long as its
-longest answer, so they gain less than short answers of similar length do.
+Before timing, every answer of the batched run must equal that of the single run, token for token. Both are then timed in
+turns in one process, and the ratio of the best turns is printed. A batch takes as long as its longest answer, so captions,
+which differ in length, gain less than short answers.
 
     python perf/batching.py [--model tiny] [--images 64] [--batch 8] [--turns 3] [--methods greedy,revisit] [--tokens 64]
 """
@@ -48,7 +48,7 @@ TASKS = {"captions": captions, "questions": questions}
 def run(
     engine: LocalEngine, method: object, decoding: Decoding, work: Sequence[Item], batch: int
 ) -> tuple[dict[str, Answer], float]:
-    """Return all answers, and the seconds they took, decoding of the images included."""
+    """Return all answers and the seconds they took, including opening the images."""
     started = time.perf_counter()
     answers = {}
     for found in engine.stream(method, decoding, 0, [work[i : i + batch] for i in range(0, len(work), batch)]):

@@ -1,8 +1,8 @@
-"""Measure what `revisit.check` costs: texts per second against a plain batched forward pass over the same images and tokens.
+"""Compare `revisit.check` with a plain batched forward pass over the same images and tokens, in texts per second.
 
-Both read the same images, tokenize and run in batches of the same size. The plain pass is `model(**inputs)` as transformers runs it, with
-logits of every position; a second row leaves those out (`logits_to_keep=1`), which no reading of the text could do. They take turns
-at every batch, and the best processor time of each is summed, so that other work on the machine matters little.
+Both open the images, tokenize, and run in batches of the same size. The plain pass is `model(**inputs)` with the logits of every
+position; a second row omits those (`logits_to_keep=1`), although scoring the text would need them. They take turns at every batch, and
+the best processor time of each is summed, which limits the influence of other processes.
 
     python perf/check.py [--model tiny] [--texts 1000] [--batch 8] [--turns 3]
 """
@@ -26,7 +26,7 @@ from revisit.models.prompts import chat_text, prepare
 
 
 def main() -> None:
-    """Time both in turns."""
+    """Time all rows in turns and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--texts", type=int, default=1000)

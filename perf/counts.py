@@ -1,10 +1,10 @@
-"""Count what one step of ReVisiT asks of a GPU, on the device of tests/device, which computes real numbers and times nothing.
+"""Count the kernels, host waits and bytes of one ReVisiT step on the fake GPU of tests/device; no time is measured.
 
     PYTHONPATH=tests:tests/device python perf/counts.py     in an environment with Triton, such as that of `make test-triton`
 
-Kernels, host waits and bytes of our own code in one later step, for small random models: LLaVA in transformers, beyond what
-greedy decoding asks there, and requests with images of 100 vision tokens and more in vLLM's worker. Triton's kernels are
-launched and not run; their bytes are in `perf/roofline.py`.
+The counts are those of a later step of small random models: LLaVA in transformers, minus the counts of greedy decoding, and
+requests with images of at least 100 vision tokens in vLLM's worker. Triton kernels are counted but not run; `perf/roofline.py`
+computes their bytes.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ def main() -> None:
         for step in ("torch", "Triton"):
             os.environ["REVISIT_KERNEL"] = "0" if step == "torch" else "1"
             for batch in (1, 8, 64):
-                asked, waits, moved = count(batch, launched)
+                kernel_count, waits, moved = count(batch, launched)
                 size = f"{moved / 1e6:.2f}" if step == "torch" else ""
-                print(f"| {engine} | {step} | {batch} | {asked:.4g} | {waits:.4g} | {size} |", flush=True)
+                print(f"| {engine} | {step} | {batch} | {kernel_count:.4g} | {waits:.4g} | {size} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Measure what ReVisiT adds to decoding, next to greedy in one interleaved run.
+"""Measure the time that ReVisiT adds to greedy decoding, in one interleaved run.
 
-First the fast step must give the reference's tokens on the very model and profile that are timed.
+Before timing, the fast step must give the reference's tokens on the same model and profile.
 
     python perf/decode.py                       # 0.5 B text model, 200 tokens; about 25 minutes on 2 idle cores
     python perf/decode.py --part batch --part beams --tokens 20

@@ -1,9 +1,9 @@
-"""Measure what every method costs per token, next to greedy in one interleaved run on a random model of a real shape.
+"""Measure the time per token of every method and of greedy decoding, in one interleaved run on a random model of a real shape.
 
-A contrastive method runs two rows per sequence, so its yardstick is greedy at twice the batch: its step may cost at most
-1.05 of that, and never more than its own sequential mode. DoLa may cost at most 1.15 of greedy. The prompt is reported
-apart. Before anything is timed, both modes of every contrastive method must give the same tokens. Each is timed as it
-runs by default ("auto") and in the mode that it did not choose.
+A contrastive method runs two rows per sequence, so it is compared with greedy decoding at twice the batch size: its step may
+take at most 1.05 times as long, and never longer than its sequential mode. DoLa may take at most 1.15 times as long as greedy
+decoding. The prompt is reported separately. Before timing, both modes of every contrastive method must give the same tokens. Each
+is timed in its default mode ("auto") and in the mode that "auto" did not choose.
 
     python perf/methods.py                                   # 0.5 B text model; about 20 minutes on 2 idle cores
     python perf/methods.py --shape qwen2.5-vl-toy --tokens 6 --rounds 1     # a look at the script
@@ -111,7 +111,7 @@ def same_tokens(model: Any, inputs: Any, label: str, method: Method, tokens: int
         for m in (with_mode(method, "stacked"), with_mode(method, "sequential"))
     ]
     if not torch.equal(*made):
-        sys.exit(f"{label}: the stacked branches say something else than the sequential ones; nothing was measured.")
+        sys.exit(f"{label}: the stacked branches give other tokens than the sequential ones; nothing was measured.")
 
 
 def plans(names: list[str] | None, single: Any, double: Any, other: str) -> dict[str, tuple[Method, Any]]:
@@ -138,8 +138,10 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="exit with status 1 if a limit is exceeded")
     options = parser.parse_args()
     model = random_model(options.shape)
-    model.revisit_processor = words_processor(model.config.image_token_id)
-    single, double = (random_inputs(model, options.vision_tokens, batch=n * options.rows) for n in (1, 2))
+    processor = words_processor(model.config.image_token_id)
+    single, double = (
+        {**random_inputs(model, options.vision_tokens, batch=n * options.rows), "processor": processor} for n in (1, 2)
+    )
     chosen = plans(options.method, single, double, "stacked" if options.rows == 1 else "sequential")
     for label in chosen.keys() & CONTRASTIVE.keys():
         same_tokens(model, single, label, CONTRASTIVE[label], 4)

@@ -1,7 +1,7 @@
-"""Forwards that speculative decoding saves on captions of generated scenes, with the same tokens.
+"""Count the forward passes that speculative decoding saves on captions of generated scenes; the tokens are the same.
 
-Three captions of each scene: plain, with prompt lookup, and with drafts of the model's own first layers. Counted are forwards of
-the whole model; a draft by early layers costs their share of a forward on top.
+Each scene gets three captions: plain, with prompt lookup, and with drafts by the model's first layers. Only forward passes of the
+whole model are counted; a draft by early layers costs the corresponding share of a forward pass in addition.
 
     python perf/speculation.py [--model tiny] [--scenes 50] [--tokens 128]
 """

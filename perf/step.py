@@ -1,8 +1,8 @@
-"""Measure a step's own time over that of a greedy step, in processor time of one thread, compiled and in torch.
+"""Compare the processor time of ReVisiT's step, compiled and in torch, with that of a greedy step, in one thread.
 
-For machines that are too busy for a wall clock: `perf/decode.py` times whole decodes. A text model of the stated shape
-with random weights gives the greedy step and the prefill; ReVisiT's step runs on random vision states and that model's
-own head, on stated profiles, after its first steps were found equal to the reference.
+This works on machines that are too busy for wall-clock times; `perf/decode.py` times whole decoding runs. The greedy step and the
+prefill are those of a text model of the stated shape with random weights. ReVisiT's step runs on random vision states, that
+model's head and the stated profiles; its first step must equal the reference's.
 
     python perf/step.py [--steps 60] [--once]
 """
@@ -48,9 +48,12 @@ def ways(head: LinearHead, rule: Rule) -> dict[str, Step]:
     return steps
 
 
-def check(step: Step, states: Tensor, head: LinearHead, rule: Rule, logits: Tensor, written: Tensor) -> None:
+def check(
+    step: Step, states: Tensor, head: LinearHead, rule: Rule, logits: Tensor, written: Tensor | None = None
+) -> None:
     """Raise unless a step equals the reference's."""
-    expected = reference.scatter(reference.refine_row(logits, states, head, rule, written=written[0]), logits)
+    earlier = None if written is None else written[0]
+    expected = reference.scatter(reference.refine_row(logits, states, head, rule, written=earlier), logits)
     got = step.take(logits[None], PaddedStates.of_items([states]), written=written).scores[0]
     torch.testing.assert_close(got, expected, atol=1e-3, rtol=1e-3)
 

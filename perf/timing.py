@@ -1,7 +1,7 @@
-"""Measure the time that a method takes inside a call, and its memory; the scripts of this folder add this to `revisit.paper.latency`.
+"""Measure a method's own time and memory within a call, in addition to the times of `revisit.paper.latency`.
 
-The method's own time, spent inside its logits processor, is what it adds, and is not hidden by the machine's noise. The processor
-time of a step is recorded as well, because other processes inflate it less.
+The own time is spent inside the method's logits processor: it is the time that the method adds, and the noise of the machine does
+not hide it. The processor time of a step is recorded as well, because other processes affect it less.
 """
 
 from __future__ import annotations
