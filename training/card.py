@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -248,9 +248,9 @@ def measure(name: str, plan: Plan) -> dict[str, Any]:
     result["validation"] = [{**row, "repetition_rate": 100 * share} for row, share in zip(rows, repeats, strict=True)]
     log.info("%s", _table(result["validation"]))
     best = chosen(base, tried, dict(zip(grid, repeats[1:], strict=True)))
-    result["chosen"] = asdict(best)
+    result["chosen"] = best.settings()
 
-    methods = [best, replace(best, select="random", neighbors=1), replace(best, select="max")]
+    methods = [best, best.replace(select="random", neighbors=1), best.replace(select="max")]
     methods += [m for m in grid if m != best] if plan.grid_on_test else []
     found = list(describe_all(name, test, [None, *methods], plan))
     rows = [

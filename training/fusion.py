@@ -1,8 +1,8 @@
 """Does a weight that follows the agreement of image and text beat the paper's fixed weight?
 
-The protocol is in docs/research/note.md. `choose` tries the candidates on validation scenes and applies a rule that
-was written down before; `test` measures the choice on fresh scenes, beside the paper's fixed weight, fixed weights of the
-same mean, other alphas and layers, and sampling.
+The protocol is in docs/research/note.md. `choose` tries the candidates on validation scenes and applies a rule that was
+fixed in advance; `test` measures the choice on fresh scenes and compares it with the paper's fixed weight, a fixed weight of
+the same mean, other alphas and layers, and sampling.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PRESENCE_LOSS = 0.5  # points of presence accuracy that the choice may lose agai
 MAX_REPETITION = (
     1.0  # per cent of captions that may name one object three times or more, or greedy's own rate if that is higher
 )
-SIMPLER = 0.2  # points of F1 that an earlier, simpler candidate may lie behind a later one and still be chosen
+SIMPLER = 0.2  # points of F1 by which a simpler candidate may trail the best and still be chosen
 
 # In the order of simplicity: of two candidates within SIMPLER points of F1 the earlier one is chosen.
 CANDIDATES: dict[str, ReVisiT] = {
@@ -177,9 +177,11 @@ def row(name: str, made: Outcome, base: Outcome | None = None) -> dict[str, Any]
 
 
 def pick(greedy: Outcome, tried: Sequence[tuple[str, Outcome]]) -> str | None:
-    """Choose the best F1 among candidates that repeat themselves in at most 1 % of the captions (or no more often than greedy
-    decoding, where that is more), whose recall is not below greedy's and whose presence accuracy is at most half a point below;
-    the simplest within 0.2 points of it. None if no candidate is like that."""
+    """Choose the simplest candidate whose F1 is within 0.2 points of the best; None if no candidate is admitted.
+
+    A candidate is admitted if it repeats itself in at most 1 % of the captions (or no more often than greedy decoding), its
+    recall is not below greedy's, and its presence accuracy is at most half a point below greedy's.
+    """
     allowed = [
         (name, made)
         for name, made in tried
@@ -212,12 +214,12 @@ def choose(plan: Plan, out: Path) -> dict[str, Any]:
 
 
 def test(plan: Plan, out: Path) -> dict[str, Any]:
-    """Measure the stored choice on scenes that chose nothing and write test.json."""
+    """Measure the stored choice on scenes that were not used to choose it; write test.json."""
     choice = read_json(out / "choice.json")
     if choice["chosen"] is None:
         raise RevisitError(f"No candidate passed the rule in {out / 'choice.json'}, so there is none to test.")
     chosen = CANDIDATES[choice["chosen"]]
-    same_mean = replace(chosen, weight=round(float(choice["weight"]), 3))
+    same_mean = chosen.replace(weight=round(float(choice["weight"]), 3))
     main: dict[str, Method | None] = {
         "greedy": None,
         choice["chosen"]: chosen,
@@ -228,8 +230,8 @@ def test(plan: Plan, out: Path) -> dict[str, Any]:
         "greedy": None,
         choice["chosen"]: chosen,
         "agreement": CANDIDATES["agreement"],
-        **{f"{choice['chosen']}, alpha {alpha:g}": replace(chosen, alpha=alpha) for alpha in ALPHAS},
-        f"{choice['chosen']}, all layers": replace(chosen, layers="all"),
+        **{f"{choice['chosen']}, alpha {alpha:g}": chosen.replace(alpha=alpha) for alpha in ALPHAS},
+        f"{choice['chosen']}, all layers": chosen.replace(layers="all"),
     }
     few = {name: main[name] for name in ("greedy", choice["chosen"], "fixed 1")}
     fewer = replace(plan, test=min(plan.test, FEWER))

@@ -17,7 +17,7 @@ from revisit import generate, load
 from revisit.embedded.catalog import CATEGORIES
 from revisit.embedded.scenes import render, scene
 from revisit.models.prompts import generated_text, prepare
-from training.card import Plan, chosen, lens, presence, repetition_rate
+from training.card import Plan, chosen, lens, presence, repetition_rate, report
 
 PROMPT = "Please describe this image in detail."
 
@@ -108,6 +108,17 @@ def test_vision_tokens_name_their_patches(tiny) -> None:  # type: ignore[no-unty
 def test_presence_is_mostly_right(tiny) -> None:  # type: ignore[no-untyped-def]
     scores = presence(*tiny, [scene("usual", 23, i) for i in range(24)], None, Plan(batch=24))
     assert scores.metrics["accuracy"] >= 0.75
+
+
+def test_the_card_reports_the_chosen_settings(tmp_path: Path) -> None:
+    plan = Plan(usual=2, validation=2, test=2, batch=2, new_tokens=24, layers=("last",), alphas=(0.1,))
+    text = report("tiny", plan, tmp_path)
+    stored = json.loads((tmp_path / "report.json").read_text())
+    assert stored["chosen"]["alpha"] == 0.1
+    assert [row["decoding"] for row in stored["test"]][2:] == [
+        f"ReVisiT last, alpha 0.1, {s}" for s in ("random", "max")
+    ]
+    assert text == (tmp_path / "report.md").read_text()
 
 
 def test_settings_are_chosen_by_hallucination_at_equal_f1() -> None:

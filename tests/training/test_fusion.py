@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from revisit import ReVisiT
 from revisit.eval.benchmarks.base import Scores
+from revisit.explain.files import write_json
 from training import fusion
 
 
@@ -41,3 +49,19 @@ def test_validation_and_test_share_no_scene() -> None:
     keys = [{drawn.key for drawn in plan.scenes(part)} for part in ("validation", "test", "usual")]
     assert [len(part) for part in keys] == [5, 5, 5]
     assert len(set.union(*keys)) == 15
+
+
+def test_the_test_compares_the_choice_with_its_variants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[ReVisiT | None] = []
+
+    def run_all(plan: Any, scenes: Any, methods: Sequence[ReVisiT | None], **_: Any) -> list[fusion.Outcome]:
+        tried.extend(methods)
+        terms = {name: {"1": (1.0, 2.0), "2": (1.0, 3.0)} for name in (*GREEDY.chair.metrics, "accuracy")}
+        scores = Scores({**GREEDY.chair.metrics, "accuracy": 0.9}, per_item=terms)
+        return [fusion.Outcome(scores, scores, 0.0, None) for _ in methods]
+
+    monkeypatch.setattr(fusion, "run_all", run_all)
+    write_json(tmp_path / "choice.json", {"chosen": "agreement", "weight": 0.4321})
+    assert "fixed 0.432 (same mean weight)" in fusion.report("test", fusion.Plan(test=2, usual=2), tmp_path)
+    assert {method.alpha for method in tried if method} >= set(fusion.ALPHAS)
+    assert ReVisiT(weight="agreement", layers="all") in tried
