@@ -25,7 +25,7 @@ from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Item
 from revisit.eval.report.document import Block, Table
 from revisit.eval.run import Reporter
-from revisit.explain.calibration import Flags, Floats, auroc, best_threshold, candidate_layers, category, f1
+from revisit.explain.calibration import Flags, Floats, auroc, best_threshold, candidate_layers, f1
 from revisit.explain.check import THRESHOLD, settings_of
 from revisit.explain.checkable import WORD
 from revisit.explain.prefill import logit_slices
@@ -37,7 +37,7 @@ from revisit.methods.sadt import agreeing, forms, normal
 from revisit.models.parts import ModelParts
 from revisit.models.prompts import chat_text, prepare
 from revisit.paper.study import Result, Subject, images, number, percent, track
-from revisit.words import WORDS
+from revisit.words import WORDS, category
 from studies.detectors import CHECK, DETECTORS, PROBABILITY, Reading, average_precision
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Reader:
             for row, _, at, own, _ in judged
         ]
         ids = {reads[row].tokens[n] for row, _, _, own, _ in judged for n in own}.union(*firsts)
-        patches = torch.stack([reads[0].vision[state] for state in self.states])  # texts come after the image
+        patches = torch.stack([reads[0].states.vision[state] for state in self.states])  # texts come after the image
         chances, favorites = self._vision(reads[0], sorted(ids))
         for (row, name, at, own, known), group in zip(judged, firsts, strict=True):
             read, place = reads[row], own[0]
@@ -112,7 +112,7 @@ class Reader:
                 for s in self.states
             ]
             reading = Reading(
-                read.head.all_logits(states[-1, row, place][None])[0].log_softmax(-1),
+                read.states.head.all_logits(states[-1, row, place][None])[0].log_softmax(-1),
                 tokens,
                 torch.stack([chances[token] for token in tokens]),
                 patches,
@@ -153,7 +153,7 @@ class Reader:
         """Read the vision tokens through the head: token -> (states, vision tokens), late layer -> their likeliest words."""
         tables, favorites = [], {}
         for state in self.states:
-            logits = torch.cat(list(logit_slices(read.head, read.vision[state])))
+            logits = torch.cat(list(logit_slices(read.states.head, read.states.vision[state])))
             tables.append((logits[:, ids] - logits.logsumexp(-1, keepdim=True)).exp())
             if state in self.late:
                 favorites[state] = [token_text(self.tokenizer, token).strip() for token in logits.argmax(-1).tolist()]

@@ -145,7 +145,7 @@ def read_boxes(folder: Path) -> dict[str, Boxes]:
 
 def image_layout(subject: Subject, item: Item) -> Layout:
     """Return the layout of one image's vision tokens; raise RevisitError if it is unknown."""
-    found = layout_of(*subject.loaded, images(item), subject.inputs([item]))
+    found = layout_of(*subject.loaded, [images(item)], subject.inputs([item]))
     if not found.grids:
         raise RevisitError(f"Pointing cannot be measured with this model: {found.reason}")
     return found

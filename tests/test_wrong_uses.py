@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,7 @@ COMMANDS = {
     "lens photo.png --words dog": "two",
     "lens photo.png --words cat,xyzzyx": "xyzzyx",
     "lens photo.png --norm all": "--norm",
+    "check photo.png dog --threshold 3": "--threshold",
     "reproduce chair --models LLaVA-1.5-7B --model tiny": "one of the two",
     "demo --model nothing": "'photo'",
     "demo --out photo.png": "photo.png",
@@ -163,6 +165,7 @@ CALLS = {
     'ask(IMAGE, "?", revisit.Method)': "Method",
     'Named(power="x")': "power",
     'ask(IMAGE, "?", num_beams=2)': "Beam",
+    'ask(IMAGE, "?", "opera")': "uses beam search",
     'ask(IMAGE, "?", num_return_sequences=2, do_sample=True)': "num_return_sequences",
     'ask(IMAGE, "?", do_sample=True, temperature=0.0)': "temperature",
     'ask(IMAGE, "?", custom_generate=3)': "custom_generate",
@@ -170,6 +173,38 @@ CALLS = {
     'ask(IMAGE, "?").save("answer.docx")': ".html",
     'ask(IMAGE, "?").save("nothing.html/")': "nothing.html",
     'ask(IMAGE, "?").save(3)': "path",
+    'ask(IMAGE, "?").check(threshold="high")': "threshold",
+    "revisit.ask_many(PAIR, IMAGE)": "images must be a list",
+    "revisit.ask_many(PAIR, [IMAGE], batch_size=0)": "batch_size",
+    'check(IMAGE, "")': "no word to check",
+    "check(IMAGE, 5)": "text must be a valid string, not 5",
+    "check(IMAGE, None)": "text must be a valid string",
+    'check(IMAGE, "dog " * 2000)': "split the text",
+    'check(IMAGE, "A <image> of a dog")': "marks an image",
+    'check(None, "A dog.")': "NoneType",
+    'check([], "A dog.")': "No image was given",
+    'check([["photo.png"]], "A dog.")': "not list",
+    'check(IMAGE, "A dog.", 5)': "prompt",
+    'check(IMAGE, "A dog.", " ")': "prompt",
+    'check(IMAGE, "A dog.", threshold=2)': "threshold",
+    'check(IMAGE, "A dog.", threshold="high")': "threshold must be a valid number, not 'high'",
+    'check(IMAGE, "A dog.", words="contents")': "Did you mean 'content'",
+    'check(IMAGE, "A dog.", words=[])': "words",
+    'check(IMAGE, "A dog.", words=[3])': "words",
+    'check(IMAGE, "A dog.").save(["page.html"])': "path",
+    'revisit.check(("tiny",), IMAGE, "A dog.")': "pair",
+    'revisit.check_many(PAIR, [IMAGE], ["A dog.", "A cat."])': "its own image",
+    'revisit.check_many(PAIR, [IMAGE], "A dog.")': "texts must be a list",
+    'lens(IMAGE, "dog")': "words must be a list, not 'dog'",
+    "lens(IMAGE, 5)": "words must be a list",
+    "lens(IMAGE, [1, 2])": "words",
+    "lens(IMAGE, prompt=5)": "prompt",
+    "lens(IMAGE, layers=1.5)": "layers",
+    "lens(IMAGE, layers=[99])": "Layer 99",
+    'lens(IMAGE, layers="odd")': "layers",
+    "lens(IMAGE, top=0)": "top",
+    "lens(5)": "int",
+    'lens(IMAGE).save({"page.html"})': "path",
     'revisit.load("./nope")': "nope",
     'revisit.load("broken")': "broken",
     'revisit.load("tiny", dtype="float99")': "float99",
@@ -204,8 +239,10 @@ def test_a_wrong_call(call: str, folder: Path, pair: tuple[Any, Any]) -> None:
     def generate(**named: Any) -> Any:
         return revisit.generate(pair[0], **{**inputs, "method": "revisit", "max_new_tokens": 2, **named})
 
+    names = {"PAIR": pair, "INPUTS": inputs, "ask": ask, "generate": generate}
+    names |= {"check": partial(revisit.check, pair), "lens": partial(revisit.lens, pair)}
     with pytest.raises(RevisitError) as raised:
-        eval(call, globals(), {"PAIR": pair, "INPUTS": inputs, "ask": ask, "generate": generate})
+        eval(call, globals(), names)
     assert CALLS[call] in str(raised.value)
     assert len(str(raised.value).splitlines()) == 1
 

@@ -12,16 +12,17 @@ from __future__ import annotations
 import copyreg
 import importlib
 import importlib.util
+import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from functools import cache, cached_property, partial
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import cache, cached_property, partial, wraps
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, validate_call
 
 from revisit.errors import RevisitError, brief, did_you_mean, unknown
 
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from pydantic import ValidationInfo
     from typing_extensions import Self
 
+P = ParamSpec("P")
+R = TypeVar("R")
+LIST_ERRORS = {"tuple_type", "sequence_str", "is_instance_of"}  # of pydantic, for values that are not a list
 MAX_SEED = 2**63 - 1
 MAX_BEAMS = 64  # each has its own key-value cache
 
@@ -58,7 +62,7 @@ class Settings(BaseModel):
         try:
             super().__init__(**settings)
         except ValidationError as error:
-            raise _as_sentence(type(self), error, settings) from None
+            raise _as_sentence(error, type(self).__name__, settings, type(self).model_fields) from None
 
     @classmethod
     def read(cls, values: Mapping[Any, Any], where: str) -> Self:
@@ -109,24 +113,55 @@ def without_brackets(text: str) -> str:
     return text[1:-1].strip() if text[:1] + text[-1:] in ("[]", "()") else text
 
 
-def _as_sentence(cls: type[Settings], error: ValidationError, given: Mapping[str, Any]) -> RevisitError:
-    """Put pydantic's messages about the first wrong field into one sentence."""
+def _as_sentence(error: ValidationError, owner: str, given: Mapping[str, Any], known: Collection[str]) -> RevisitError:
+    """Put pydantic's messages about the first wrong field or argument into one sentence."""
     errors = error.errors(include_url=False)
-    first, owner = errors[0], cls.__name__
+    first = errors[0]
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, RevisitError):
         return cause
-    field = str(first["loc"][0]) if first["loc"] else ""
+    place = first["loc"][0] if first["loc"] else ""
+    field = [*known][place] if isinstance(place, int) else place  # positional arguments have numbers
     if first["type"] == "extra_forbidden":
         none = RevisitError(f"{owner} has no settings: remove {field}.")
-        return unknown(f"{owner} setting", field, cls.model_fields) if cls.model_fields else none
-    messages = [entry["msg"].partition(", unable")[0] for entry in errors if entry["loc"][:1] == first["loc"][:1]]
-    wanted = [text.removeprefix("Input should be ") for text in messages if text.startswith("Input should be ")]
-    if not wanted:
+        return unknown(f"{owner} setting", field, known) if known else none
+    entries = [entry for entry in errors if entry["loc"][:1] == first["loc"][:1]]
+    wanted = ["a list" if entry["type"] in LIST_ERRORS else _requirement(entry["msg"]) for entry in entries]
+    if not any(wanted):
         return RevisitError(f"{owner}: {field}{': ' * bool(field)}{first['msg'].removeprefix('Value error, ')}.")
-    allowed = " or ".join(dict.fromkeys(wanted)).replace("a valid tuple", "a list")
+    allowed = " or ".join(filter(None, dict.fromkeys(wanted)))
     near = did_you_mean(str(given.get(field)), re.findall("'([^']+)'", allowed))
     return RevisitError(f"{owner}: {field} must be {allowed}, not {given.get(field)!r:.80}.{near}")
+
+
+def _requirement(message: str) -> str:
+    """Return what a message of pydantic requires, without the details of how conversion failed; empty for other messages."""
+    start, _, allowed = message.partition("Input should be ")
+    return "" if start else re.sub(", (unable|got) .*", "", allowed)
+
+
+def validated(function: Callable[P, R]) -> Callable[P, R]:
+    """Validate the arguments of a function by their annotations, which must be importable at run time.
+
+    An argument of another type raises a RevisitError that names the function, the argument and the value.
+    """
+    names = tuple(inspect.signature(function).parameters)
+
+    @validate_call
+    @wraps(function)
+    def arguments(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return args, kwargs
+
+    @wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            valid_args, valid_kwargs = arguments(*args, **kwargs)
+        except ValidationError as error:
+            given = {**dict(zip(names, args, strict=False)), **kwargs}
+            raise _as_sentence(error, function.__name__, given, names) from None
+        return function(*valid_args, **valid_kwargs)
+
+    return checked
 
 
 S = TypeVar("S", bound=Settings)

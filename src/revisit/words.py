@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 
 _DATA = json.loads(resources.files("revisit").joinpath("words.json").read_text("utf-8"))
@@ -38,6 +38,13 @@ def object_words() -> re.Pattern[str]:
     """Return a pattern of all words with an optional plural ending, longest first."""
     words = "|".join(sorted(map(re.escape, WORDS), key=len, reverse=True))
     return re.compile(rf"\b({words})(?:e?s)?\b", re.IGNORECASE)
+
+
+@lru_cache(1 << 14)
+def category(word: str) -> str | None:
+    """Return the category that a word names, singular or plural; None for other words."""
+    found = object_words().fullmatch(word)
+    return None if found is None else WORDS[found.group(1).lower()]
 
 
 # Function words, counts, and words about the image itself, which no patch can show.

@@ -7,27 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw
 
+import families
 from revisit.decoding.trace import RowTrace, StepRecord, Trace
 from revisit.explain.record import Decode, MethodOutput
 from revisit.models.geometry import ImageGrid, Layout
 
 WORDS = re.findall(r"\S+", "A small dog and a red ball lie on the grass near a wooden bench under a tree .")
-
-
-def scene(size: tuple[int, int] = (480, 320)) -> Image.Image:
-    """Draw a meadow with a ball and a house, so that patches look different."""
-    width, height = size
-    image = Image.new("RGB", size, (150, 200, 235))
-    pen = ImageDraw.Draw(image)
-    pen.rectangle((0, height * 0.55, width, height), fill=(110, 165, 80))
-    pen.ellipse((width * 0.15, height * 0.6, width * 0.3, height * 0.83), fill=(200, 60, 50))
-    pen.rectangle((width * 0.6, height * 0.3, width * 0.85, height * 0.7), fill=(190, 150, 100))
-    pen.polygon(
-        [(width * 0.57, height * 0.3), (width * 0.88, height * 0.3), (width * 0.72, height * 0.1)], fill=(120, 60, 50)
-    )
-    return image
 
 
 def even_layout(size: tuple[int, int], rows: int, columns: int) -> Layout:
@@ -98,4 +84,4 @@ def decode(count: int = 18, rows: int = 8, columns: int = 12) -> Decode:
     size = (480, 320)
     layout = even_layout(size, rows, columns)
     answers = [answer(count, rows * columns), plain_answer(count)]
-    return Decode([scene(size)], "What is in the image?", "made-up", layout, answers)
+    return Decode([families.image(1, size)], "What is in the image?", "made-up", layout, answers)

@@ -69,17 +69,6 @@ def test_images_of_a_list_share_a_prompt() -> None:
     pair, images = families.llava(), [families.image(n, (40, 40)) for n in range(2)]
     assert len(revisit.ask(pair, images, "What is it?", max_new_tokens=2).images) == 2
     assert [len(one.images) for one in revisit.ask_many(pair, images, max_new_tokens=2)] == [1, 1]
-    with pytest.raises(revisit.RevisitError, match="for one image use ask"):
-        revisit.ask_many(pair, images[0])
-
-
-def test_runs_that_cannot_be_shown_raise() -> None:
-    for options, message in (
-        ({"num_beams": 2}, "Beam search cannot be shown"),
-        ({"method": "opera"}, "uses beam search"),
-    ):
-        with pytest.raises(revisit.RevisitError, match=message):
-            revisit.ask(families.llava(), families.image(1), **options)
 
 
 def test_all_displays_count_steps_from_1(answer: revisit.Answer) -> None:

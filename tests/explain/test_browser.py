@@ -21,10 +21,10 @@ from revisit.explain.record import Decode
 pytestmark = pytest.mark.browser
 
 
-def at_rest(seen: Any, path: Path) -> None:
-    """Assert that there were no errors, and no request but for the file itself."""
+def at_rest(seen: Any) -> None:
+    """Check that there were no errors and no request except for the file itself."""
     assert seen.errors == []
-    assert [url for url in seen.requests if not url.startswith("data:")] == [path.as_uri()]
+    assert [url for url in seen.requests if not url.startswith("data:")] == [seen.path.as_uri()]
 
 
 def spot(target: Any) -> tuple[float, float, float, float]:
@@ -40,11 +40,16 @@ def place(token: int, rows: int = 8, columns: int = 12) -> tuple[float, float, f
     return column / columns, row / rows, (column + 1) / columns, (row + 1) / rows
 
 
+def show(seen: Any, folder: Path, decode: Decode, anchor: str = "") -> Any:
+    """Write the page of a decode and open it."""
+    seen.path = page.write(folder / "decode.html", decode)
+    seen.page.goto(seen.path.as_uri() + anchor)
+    return seen.page
+
+
 @pytest.fixture
 def opened(seen: Any, tmp_path: Path) -> Any:
-    path = page.write(tmp_path / "decode.html", made_up.decode())
-    seen.page.goto(path.as_uri())
-    seen.path = path
+    show(seen, tmp_path, made_up.decode())
     return seen
 
 
@@ -62,7 +67,7 @@ def test_clicking_a_token_moves_the_highlight_to_its_patch(opened: Any) -> None:
     tokens.nth(2).click()  # nothing was decided here
     assert opened.page.locator(".spot:visible").count() == 0
     assert "Only one token was plausible" in opened.page.locator(".where").inner_text()
-    at_rest(opened, opened.path)
+    at_rest(opened)
 
 
 def test_keyboard_navigation(opened: Any) -> None:
@@ -85,7 +90,7 @@ def test_keyboard_navigation(opened: Any) -> None:
     keyboard.press("Home")
     keyboard.press("ArrowUp")
     assert "Step 1:" in opened.page.locator(".why h2").inner_text()
-    at_rest(opened, opened.path)
+    at_rest(opened)
 
 
 def test_one_tab_stop_per_answer_group(opened: Any) -> None:
@@ -100,10 +105,10 @@ def test_one_tab_stop_per_answer_group(opened: Any) -> None:
     assert any(name.endswith("|Heat map") for name in names)
     assert any(name.startswith("tok") for name in names)
     assert any("other0" in name for name in names)  # the list of changes
-    at_rest(opened, opened.path)
+    at_rest(opened)
 
 
-def test_the_heat_map_is_brighter_where_a_patch_agrees(opened: Any) -> None:
+def test_the_heat_map_is_brighter_where_a_patch_agrees_and_can_be_hidden(opened: Any) -> None:
     opened.page.locator(".answer").first.locator(".tok").nth(0).click()
     pixel = """([x, y]) => { const c = document.querySelector('.stage canvas');
       const pen = new OffscreenCanvas(1, 1).getContext('2d', { willReadFrequently: true });
@@ -120,23 +125,16 @@ def test_the_heat_map_is_brighter_where_a_patch_agrees(opened: Any) -> None:
     assert opened.page.locator(".stage img").evaluate("e => getComputedStyle(e).filter") == "none"
     assert opened.page.evaluate(pixel, elsewhere)[3] == 0
     assert opened.page.get_by_role("button", name="Heat map").get_attribute("aria-pressed") == "false"
-    at_rest(opened, opened.path)
+    button = opened.page.get_by_role("button", name="Image", exact=True)
+    for press, alone in ((button.click, True), (lambda: opened.page.keyboard.press("o"), False)):
+        press()
+        assert button.get_attribute("aria-pressed") == str(alone).lower()
+        assert (opened.page.locator(".stage > :not(img):visible").count() == 0) is alone
+        assert opened.page.locator(".stage img").is_visible()
+    at_rest(opened)
 
 
-def test_a_button_shows_the_image_alone(opened: Any) -> None:
-    button, image = opened.page.get_by_role("button", name="Image", exact=True), opened.page.locator(".stage img")
-    assert opened.page.locator(".stage canvas").is_visible()
-    button.click()
-    assert button.get_attribute("aria-pressed") == "true"
-    assert image.is_visible()
-    assert opened.page.locator(".stage > :not(img):visible").count() == 0
-    opened.page.keyboard.press("o")
-    assert button.get_attribute("aria-pressed") == "false"
-    assert opened.page.locator(".stage canvas").is_visible()
-    at_rest(opened, opened.path)
-
-
-def test_the_table_explains_why_neither_favorite_won(browser: Any, tmp_path: Path) -> None:
+def test_the_table_explains_why_neither_favorite_won(seen: Any, tmp_path: Path) -> None:
     decode = made_up.decode()
     step = decode.answers[0].steps[1]
     assert step.vision is not None
@@ -144,8 +142,7 @@ def test_the_table_explains_why_neither_favorite_won(browser: Any, tmp_path: Pat
     step.base[1], step.vision[1], step.final[1] = 0.35, 0.05, 0.1
     step.texts[11] = " wall"
     step.base[11], step.vision[11], step.final[11] = 0.0003, 0.75, 0.001
-    opened = browser.new_page()
-    opened.goto(page.write(tmp_path / "reason.html", decode).as_uri() + "#step=2")
+    opened = show(seen, tmp_path, decode, "#step=2")
     first, second = opened.locator(".reason").all_inner_texts()
     gives = "The vision token gives it 5.00 % and “small” 70.0 %, so “small” wins."
     assert first == f"The model prefers “other0” (35.0 %). {gives}"
@@ -165,7 +162,7 @@ def test_candidates_and_changes_are_shown(opened: Any) -> None:
     assert middle / small == pytest.approx(0.7 / 0.25, rel=0.05)
     assert large / small == pytest.approx(0.8 / 0.25, rel=0.05)
     assert opened.page.locator(".tok.differs").all_inner_texts() == ["dog", "bench", "cat", "table"]
-    at_rest(opened, opened.path)
+    at_rest(opened)
 
 
 def test_only_content_words_that_an_answer_lacks_are_marked(seen: Any, tmp_path: Path) -> None:
@@ -176,8 +173,7 @@ def test_only_content_words_that_an_answer_lacks_are_marked(seen: Any, tmp_path:
         steps = [made_up.step(number, f" {word}") for number, word in enumerate(text.split())]
         answers.append(made_up.output(name, [*steps, made_up.step(99, "</s>")]))
     layout = made_up.even_layout((480, 320), 2, 2)
-    seen.page.goto(page.write(tmp_path / "d.html", Decode([made_up.scene()], "?", "m", layout, answers)).as_uri())
-    marked = seen.page.locator(".tok.differs")
+    marked = show(seen, tmp_path, Decode([families.image(1)], "?", "m", layout, answers)).locator(".tok.differs")
     assert marked.all_inner_texts() == ["cat", "sleep", "bed", "cat", "sleep"]
     titles = [mark.get_attribute("title").partition("not in the answer of ")[2] for mark in marked.all()]
     assert titles == ["vcd", "greedy", "revisit, vcd", "vcd", "greedy"]
@@ -188,7 +184,7 @@ def test_thoughts_are_marked_where_there_are_any(seen: Any, tmp_path: Path, thou
     decode = made_up.decode()
     for step in decode.answers[0].steps[:thoughts]:
         step.thought = True
-    seen.page.goto(page.write(tmp_path / "d.html", decode).as_uri())
+    show(seen, tmp_path, decode)
     assert seen.page.locator(".tok.thought").count() == thoughts
     assert seen.page.locator(".marks .thought").first.is_visible() == (thoughts > 0)
 
@@ -199,14 +195,12 @@ def test_layout_and_contrast(opened: Any, width: int, scheme: str) -> None:
     opened.page.set_viewport_size({"width": width, "height": 844})
     opened.page.emulate_media(color_scheme=scheme)
     assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
-    colours = opened.page.evaluate(
-        "['color', 'backgroundColor'].map(p => getComputedStyle(p === 'color' ? document.body : document.body)[p])"
-    )
-    light = [sum(map(int, colour[4:-1].split(",")[:3])) / 765 for colour in colours]
+    colors = opened.page.evaluate("['color', 'backgroundColor'].map(p => getComputedStyle(document.body)[p])")
+    light = [sum(map(int, color[4:-1].split(",")[:3])) / 765 for color in colors]
     assert (light[0] > 0.8 and light[1] < 0.2) if scheme == "dark" else (light[0] < 0.2 and light[1] > 0.8)
     image = opened.page.locator(".stage").bounding_box()
     assert image["width"] / image["height"] == pytest.approx(1.5, rel=0.02)
-    at_rest(opened, opened.path)
+    at_rest(opened)
 
 
 def test_on_a_phone_the_candidates_do_not_cover_the_word(opened: Any) -> None:
@@ -232,13 +226,12 @@ def test_on_a_phone_the_candidates_do_not_cover_the_word(opened: Any) -> None:
     assert opened.errors == []
 
 
-def test_the_last_column_is_explained_by_the_weight_of_the_step(browser: Any, tmp_path: Path) -> None:
+def test_the_last_column_is_explained_by_the_weight_of_the_step(seen: Any, tmp_path: Path) -> None:
     decode = made_up.decode()
     decode.answers[0].method["neighbors"] = 4
     for step in decode.answers[0].steps:
         step.weight = 0.442
-    opened = browser.new_page()
-    opened.goto(page.write(tmp_path / "weight.html", decode).as_uri())
+    opened = show(seen, tmp_path, decode)
     told = opened.locator(".formula").inner_text()
     assert "model × vision token0.442" in told
     assert "the mean of 4 patches" in told
@@ -250,36 +243,32 @@ def test_the_last_column_is_explained_by_the_weight_of_the_step(browser: Any, tm
 def test_a_long_trace_needs_few_elements(seen: Any, tmp_path: Path) -> None:
     """512 tokens × 2,000 vision tokens; an element for each pair would take the browser many seconds."""
     layout = made_up.even_layout((480, 320), 40, 50)
-    answers = [made_up.answer(512, 2000)]
-    path = page.write(tmp_path / "long.html", Decode([made_up.scene()], "?", "m", layout, answers))
     tools = seen.page.context.new_cdp_session(seen.page)
     tools.send("Performance.enable")
-    seen.page.goto(path.as_uri())
+    show(seen, tmp_path, Decode([families.image(1)], "?", "m", layout, [made_up.answer(512, 2000)]))
     seen.page.locator(".spot:visible").wait_for()
     metrics = {entry["name"]: entry["value"] for entry in tools.send("Performance.getMetrics")["metrics"]}
     print(metrics["Nodes"])
     assert 0 < metrics["Nodes"] < 10_000
     assert seen.page.locator(".tok").count() == 512
-    at_rest(seen, path)
+    at_rest(seen)
 
 
 def test_the_lens_page(seen: Any, tmp_path: Path) -> None:
     model, processor = families.build("llava")
     looked = revisit.lens((model, processor), families.image(1, (60, 60)), ["a", "b", "c"])
-    path = looked.save(tmp_path / "lens.html")
-    seen.page.goto(path.as_uri())
-    first = looked.readings[1].maps
-    assert first is not None  # map, patch and sentence begin with the word that some patch says most
-    loud = int((first[4] * 255).round().amax(0).argmax())
+    seen.path = looked.save(tmp_path / "lens.html")
+    seen.page.goto(seen.path.as_uri())
+    maps, top = looked.readings[1].maps, looked.readings[1].top
+    assert maps is not None  # map, patch and sentence begin with the word that has the largest share of a patch
+    loud = int((maps[4] * 255).round().amax(0).argmax())
     assert seen.page.locator('.words [aria-pressed="true"]').inner_text().split()[0] == "abc"[loud]
-    assert spot(seen.page) == pytest.approx(place(int((first[4, :, loud] * 255).round().argmax()), 4, 4), abs=0.01)
+    assert spot(seen.page) == pytest.approx(place(int((maps[4, :, loud] * 255).round().argmax()), 4, 4), abs=0.01)
     assert "no patch has more of it" in seen.page.locator(".where").inner_text()
     assert "Shares among these 3 words only" in seen.page.locator(".card").inner_text()
     stage = seen.page.locator(".stage").bounding_box()
     seen.page.mouse.click(stage["x"] + stage["width"] * 0.9, stage["y"] + stage["height"] * 0.1)
     assert spot(seen.page) == pytest.approx(place(3, 4, 4), abs=0.01)
-    maps, top = looked.readings[1].maps, looked.readings[1].top
-    assert maps is not None
     best = looked.readings[1].entries[int(top[4, 3, 0])]
     word, share = "abc"[loud], f"{100 * float(maps[4, 3, loud]):.1f} %"
     told = seen.page.locator(".where").inner_text()
@@ -303,15 +292,15 @@ def test_the_lens_page(seen: Any, tmp_path: Path) -> None:
     table = seen.page.locator(".says").bounding_box()
     cells = [cell.bounding_box() for cell in seen.page.locator(".says tr").first.locator("td").all()]
     assert all(cell["x"] + cell["width"] <= table["x"] + table["width"] + 1 for cell in cells)
-    at_rest(seen, path)
+    at_rest(seen)
 
 
 @pytest.mark.parametrize("width", [1280, 390])
 def test_a_check_shows_the_patch_of_the_word_under_the_pointer(seen: Any, tmp_path: Path, width: int) -> None:
     found = revisit.check("tiny", sample("demo").path, f"A {sample('demo').nouns[0]} and a surfboard.")
-    path = found.save(tmp_path / "check.html")
+    seen.path = found.save(tmp_path / "check.html")
     seen.page.set_viewport_size({"width": width, "height": 700})
-    seen.page.goto(path.as_uri())
+    seen.page.goto(seen.path.as_uri())
     assert seen.page.locator("h1").inner_text() == "The image does not support ‘surfboard’"
     assert seen.page.locator("rect:visible").count() == 0
     seen.page.locator(".word").first.hover()
@@ -325,7 +314,7 @@ def test_a_check_shows_the_patch_of_the_word_under_the_pointer(seen: Any, tmp_pa
     seen.page.get_by_role("button", name="Light / dark").click()
     assert seen.page.evaluate("getComputedStyle(document.body).backgroundColor") != dark
     assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
-    at_rest(seen, path)
+    at_rest(seen)
 
 
 def test_a_comparison_fits_a_screen_and_a_phone(seen: Any, tmp_path: Path) -> None:

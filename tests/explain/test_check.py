@@ -185,41 +185,11 @@ def test_support_uses_the_models_own_logit_cap(monkeypatch: pytest.MonkeyPatch) 
     )
 
 
-WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"text": ""}, "no word to check"),
-    ({"text": None}, "must be a string, not NoneType"),
-    ({"text": "dog " * 1000}, "split the text"),
-    ({"text": "A <image> of a dog"}, "marks an image"),
-    ({"image": None}, "No image was given"),
-    ({"image": "nowhere.jpg"}, "nowhere.jpg"),
-    ({"prompt": ""}, "question that the text answers"),
-    ({"threshold": 2}, "from 0 to 1"),
-    ({"words": "verbs"}, "'objects', 'content' or a list"),
-    ({"words": []}, "is empty"),
-    ({"model": ("tiny",)}, "the pair"),
-]
-
-
-@pytest.mark.parametrize(("wrong", "sentence"), WRONG)
-def test_wrong_uses_are_one_sentence(pair: Any, wrong: dict[str, Any], sentence: str) -> None:
-    use = {"model": pair, "image": sample("demo").path, "text": TEXT, **wrong}
-    with pytest.raises(RevisitError, match=sentence) as error:
-        revisit.check(**use)
-    assert "\n" not in str(error.value)
-
-
 def test_a_model_without_vision_tokens_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = families.llava()
     monkeypatch.setattr("revisit.models.families.VISION_TOKEN_IDS", ())  # as if its configuration declared none
     with pytest.raises(RevisitError, match="keeps no vision tokens"):
         revisit.check(pair, families.image(1, (40, 40)), "A dog.")
-
-
-def test_images_and_texts_must_be_pairs(pair: Any) -> None:
-    with pytest.raises(RevisitError, match="Each text needs its own image"):
-        check_many(pair, [sample("demo").path], ["a dog", "a cat"])
-    with pytest.raises(RevisitError, match="Each text needs its own image"):
-        check_many(pair, [sample("demo").path], "a dog")
 
 
 @pytest.mark.parametrize("entry", [5, {"layer": 99}, {"layer": "x"}, {"threshold": 3}, {"auroc": 2}])

@@ -92,8 +92,3 @@ def test_tables(seen: revisit.Lens) -> None:
     assert row[1] == f"{float(reading.maps[4, best, 0]):.1%}"
     assert row[2] == f"{best // 4 + 1},{best % 4 + 1}"
     assert "16 of 16 patches" in table_markdown(patches_table(seen, seen.readings[0], 4))
-
-
-def test_one_text_is_not_a_list_of_words() -> None:
-    with pytest.raises(RevisitError, match="list of words"):
-        revisit.lens(families.build("llava"), IMAGE, words="dog")

@@ -45,15 +45,12 @@ def test_an_answer_equals_that_of_generate(decoded: record.Decode) -> None:
     assert len(shown.changed) == trace.rows[0].changed
 
 
-def test_plain_decoding_records_candidates_and_changes_nothing(decoded: record.Decode) -> None:
+def test_plain_decoding_changes_nothing_and_the_layout_covers_the_image(decoded: record.Decode) -> None:
     plain = decoded.answers[1]
     assert plain.name == "greedy"
     assert plain.changed == []
     assert all(step.shift == pytest.approx(0) and step.vision_token is None for step in plain.steps)
     assert all(step.ids[0] == step.token for step in plain.steps)
-
-
-def test_the_layout_covers_the_image(decoded: record.Decode) -> None:
     assert decoded.layout.tokens == 16
     region = decoded.layout.region(0)
     assert region is not None
@@ -81,6 +78,9 @@ def test_wrong_words_by_hand() -> None:
     assert answer.wrong(["cat"]) == {1, 2}
     assert answer.wrong([]) == {1, 2, 4}
     assert answer.wrong(None) == set()
+    text = "Two dogs and a hot dog on a bench."
+    assert [text[start:end] for start, end in record.wrong_spans(text, ["bench"])] == ["dogs", "hot dog"]
+    assert record.wrong_spans(text, ["dog", "hot dog", "bench"]) == []
 
 
 def test_texts_wait_for_complete_characters() -> None:
@@ -91,5 +91,6 @@ def test_texts_wait_for_complete_characters() -> None:
 
 
 def test_labels_contain_settings_other_than_the_defaults() -> None:
-    assert record.label({"name": "revisit", **ReVisiT().settings()}) == "revisit"
-    assert record.label({"name": "revisit", **ReVisiT(alpha=0.1).settings()}) == "revisit:alpha=0.1"
+    plain, changed = (made_up.output("revisit", [], **method.settings()) for method in (ReVisiT(), ReVisiT(alpha=0.1)))
+    assert (plain.label, plain.settings) == ("revisit", "")
+    assert (changed.label, changed.settings) == ("revisit:alpha=0.1", "alpha=0.1")

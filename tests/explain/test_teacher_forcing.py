@@ -36,7 +36,7 @@ def test_forced_logits_equal_those_of_decoding(family: str) -> None:
         output_logits=True,
     )
     tokens = out.sequences[0, inputs["input_ids"].shape[1] :].tolist()
-    states = force(model, prompt_inputs(family), [tokens])[0].states
+    states = force(model, prompt_inputs(family), [tokens])[0].text
     assert len(states) == len(tokens)
     logits = parts.head.all_logits(states)
     expected = torch.cat(out.logits)
@@ -51,7 +51,7 @@ def test_without_vision_equals_a_text_prompt(family: str) -> None:
     parts = ModelParts.of(model)
     inputs = prompt_inputs(family)
     tokens = [60, 61, 62, 63]
-    states = force(model, without_vision(inputs, parts.vision_ids), [tokens])[0].states
+    states = force(model, without_vision(inputs, parts.vision_ids), [tokens])[0].text
     ids = inputs["input_ids"][0]
     kept = ids[~torch.isin(ids, torch.tensor(parts.vision_ids))]
     assert 0 < len(kept) < len(ids)
@@ -60,7 +60,7 @@ def test_without_vision_equals_a_text_prompt(family: str) -> None:
     with torch.inference_mode():
         plain = model(input_ids=whole, attention_mask=torch.ones_like(whole), **extra, output_hidden_states=True)
     torch.testing.assert_close(states, plain.hidden_states[-1][0, len(kept) - 1 :], atol=1e-4, rtol=1e-4)
-    with_image = force(model, prompt_inputs(family), [tokens])[0].states
+    with_image = force(model, prompt_inputs(family), [tokens])[0].text
     assert not torch.allclose(states, with_image, atol=1e-2)
 
 
@@ -79,9 +79,7 @@ def test_inputs_grow_by_the_caption_and_lose_the_image() -> None:
     assert without_vision(inputs, [9]).keys() == {"input_ids", "attention_mask", "token_type_ids"}
     assert without_vision(inputs, [9])["input_ids"].tolist() == [[1, 4]]
 
-
-def test_shorter_texts_are_padded_on_the_right_and_masked() -> None:
-    ids = torch.tensor([[0, 9, 4], [9, 9, 4]])
+    ids = torch.tensor([[0, 9, 4], [9, 9, 4]])  # shorter texts are padded on the right and masked
     longer = forced_inputs({"input_ids": ids, "attention_mask": (ids != 0).long()}, [[7], [7, 8]])
     assert longer["input_ids"].tolist() == [[0, 9, 4, 7, 4], [9, 9, 4, 7, 8]]
     assert longer["attention_mask"].tolist() == [[0, 1, 1, 1, 0], [1, 1, 1, 1, 1]]

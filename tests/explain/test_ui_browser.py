@@ -104,7 +104,7 @@ def test_upload_ask_stream_inspect_change_download(opened: Any, server: tuple[st
     model, processor = families.build("llava")
     picture = families.image(1, (90, 60))
     inputs = prepare(processor, ["What is this?"], [[picture]], model.device)
-    region = layout_of(model, processor, [picture], inputs).region(steps[number]["i"])
+    region = layout_of(model, processor, [[picture]], inputs).region(steps[number]["i"])
     assert region is not None
     stage, spot = page.locator(".stage").bounding_box(), page.locator(".spot:visible").bounding_box()
     assert (spot["x"] - stage["x"]) / stage["width"] * 90 == pytest.approx(region.box[0], abs=0.6)

@@ -111,5 +111,5 @@ def test_layers_that_reuse_keys_and_values_run_for_every_position() -> None:
     vision = inputs["input_ids"][0] == model.config.image_token_id
     (captured,) = forced.vision.values()
     torch.testing.assert_close(captured, expected[vision], atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(forced.states[0], expected[-1], atol=1e-5, rtol=1e-5)
-    assert len(forced.states) == 3
+    torch.testing.assert_close(forced.text[0], expected[-1], atol=1e-5, rtol=1e-5)
+    assert len(forced.text) == 3

@@ -49,13 +49,13 @@ def test_states_are_the_models_own(family: str) -> None:
     handle = model.get_output_embeddings().register_forward_hook(
         lambda _m, _a, out: projected.append(out[..., 0].numel())
     )
-    seen = prefill.prefill_states(model, inputs, range(parts.depth + 1))
+    (seen,) = prefill.force(model, inputs, layers=range(parts.depth + 1))
     handle.remove()
     assert projected == [1]
     with torch.inference_mode():
         hidden = model(**inputs, output_hidden_states=True).hidden_states
     mask = torch.isin(inputs["input_ids"][0], torch.tensor(parts.vision_ids))
-    for layer, states in enumerate(seen.states):
+    for layer, states in seen.vision.items():
         torch.testing.assert_close(states, hidden[layer][0, mask], atol=1e-5, rtol=1e-5)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from revisit import RevisitError
-from revisit.embedded.samples import names, sample
+from revisit.embedded.samples import SAMPLES, sample
 from revisit.eval.run import Reporter
 from revisit.paper.study import Subject
 from studies.detectors import CHECK, DETECTORS
@@ -106,7 +106,7 @@ def test_scores_by_hand() -> None:
 def test_detectors_on_labeled_words(tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
     rows = []
-    for name in names():
+    for name in SAMPLES:
         sample(name).image().save(tmp_path / f"images/{name}.png")
         text = tagged(f"A [zebra] and a {sample(name).nouns[0]}.")
         rows.append({"filename": f"{name}.png", "description_tag": text})

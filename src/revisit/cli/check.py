@@ -29,7 +29,7 @@ def check(
     model: str = options.MODEL,
     prompt: str = typer.Option(None, "--prompt", "-p", help="The question that the text answers."),
     threshold: float = typer.Option(
-        None, help="Flag words with less support than this, from 0 to 1; by default the model's own threshold."
+        None, min=0, max=1, help="Flag words with less support than this; by default the model's own threshold."
     ),
     words: str = typer.Option(None, help="objects (the default), content, or a list such as dog,cat,cup."),
     field: str = typer.Option(None, help="Field of the file that contains the text, if there are several."),
@@ -81,7 +81,7 @@ def check(
     if text is None and (html is not None or as_json or output is None or output.is_file()):
         raise RevisitError("A file of texts needs a folder --out DIR for its results, instead of --html and --json.")
     from revisit.explain.check_files import read_captions
-    from revisit.explain.checkable import check_options, need_words
+    from revisit.explain.checkable import need_words
     from revisit.explain.document import check_page
     from revisit.models.images import open_image
 
@@ -91,7 +91,6 @@ def check(
         "threshold": threshold,
         "words": (words or "objects") if listed else [word for word in words.split(",") if word.strip()],
     }
-    check_options(**settings)
     if html is not None:
         check_page(html, [source])
     if text is not None:

@@ -29,7 +29,7 @@ def demo(
     from revisit import ask
     from revisit.eval.report.document import Cell, Table
     from revisit.eval.report.terminal import print_table
-    from revisit.explain import page, record
+    from revisit.explain import page
     from revisit.explain.files import make_folder
     from revisit.models import photo
 
@@ -39,7 +39,7 @@ def demo(
     decode = answer.decode
     console = Console()
     console.print(f"\nThe image ({output / 'demo.png'}) shows: [bold]{', '.join(nouns)}[/] (place: {place}).\n")
-    rows = [(Cell(a.name, 1, record.own_settings(a.method)), a.text) for a in reversed(decode.answers)]
+    rows = [(Cell(a.name, 1, a.settings), a.text) for a in reversed(decode.answers)]
     print_table(Table(("decoding", f"“{DESCRIBE}”"), rows, "", left=2), console)
     for step, token, other in answer.changed:
         console.print(f"Step {step}: [bold]{token.strip()}[/] instead of {other.strip()}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from revisit.errors import RevisitError
-from revisit.explain.prefill import prefill_states
+from revisit.explain.prefill import force
 from revisit.models.prompts import prepare
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ MIN_CONFIDENCE = 0.009
 @torch.no_grad()
 def confidence(model: Model, processor: Processor, image: Image) -> float:
     """Return the mean probability of the likeliest word of each patch, at the projector's output."""
-    seen = prefill_states(model, prepare(processor, "?", image, model.device), (0,))
-    logits = seen.head.all_logits(seen.states[0].to(seen.head.device))  # (patches, V)
+    (states,) = force(model, prepare(processor, "?", image, model.device), layers=[0])
+    logits = states.head.all_logits(states.vision[0].to(states.head.device))  # (patches, V)
     return float((logits.amax(-1) - logits.logsumexp(-1)).exp().mean())
 
 

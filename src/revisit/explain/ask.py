@@ -13,133 +13,26 @@ from revisit.decoding.method import as_method
 from revisit.errors import RevisitError
 from revisit.explain import page
 from revisit.explain.check import Check, check_text, settings_of
-from revisit.explain.document import notebook_frame, save_as
+from revisit.explain.document import check_page, notebook_frame, write_page
 from revisit.explain.prefill import watch_prefill
-from revisit.explain.record import Decode, MethodOutput, instead_of, label, outputs_of, patch_words
-from revisit.explain.support import ModelText
+from revisit.explain.record import Decode, MethodOutput, instead_of, outputs_of, patch_words
+from revisit.explain.support import answer_text
 from revisit.models import DESCRIBE
 from revisit.models.config import name_of
-from revisit.models.images import open_image
+from revisit.models.images import open_images
 from revisit.models.loading import loaded_pair
 from revisit.models.parts import ModelParts
-from revisit.models.prompts import prepare
+from revisit.models.prompts import need_question, prepare
+from revisit.models.types import ImageLike, Model, Processor
+from revisit.registry import Count, Share, validated
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
     from revisit.decoding.method import MethodLike
     from revisit.decoding.trace import Trace
-    from revisit.models.types import ImageLike, Model, Processor
-
-
-def ask(
-    model: str | Path | Model | tuple[Model, Processor],
-    image: ImageLike | Sequence[ImageLike],
-    question: str = DESCRIBE,
-    method: MethodLike = "revisit",
-    *,
-    compare_with: MethodLike | Sequence[MethodLike] = (),
-    objects: Sequence[str] | None = None,
-    max_new_tokens: int = 256,
-    **generate_kwargs: Any,
-) -> Answer:
-    """Ask a model about an image and record how it chose each word.
-
-    Each method takes one vision pass and one prefill, as in `generate`. A model given by name is loaded for this call only, so
-    load it once if you have several questions:
-
-        model = revisit.load("HuggingFaceTB/SmolVLM-256M-Instruct")
-        answer = revisit.ask(model, "photo.jpg", "What is on the table?")
-        print(answer)
-        answer.save("page.html")
-
-    Args:
-        model: A Hub id, a folder, "tiny" (the embedded model), or the pair (model, processor) that `revisit.load` returns.
-        image: A path, bytes, a PIL image or an array of pixels; or a list of them, which share one prompt (`ask_many` asks about
-            each one separately).
-        question: The question; by default, a request to describe the image.
-        method: A decoding method: an object such as `revisit.ReVisiT(alpha=1e-3)`, a class, or a name with settings such as
-            "revisit:alpha=1e-3". Classes and names use the settings recommended for the model.
-        compare_with: A method, or a list of methods, whose answers are shown next to this one ("greedy" is plain decoding).
-        objects: The objects in the image, if known; words for other objects are marked as wrong.
-        max_new_tokens: The longest answer, in tokens.
-        **generate_kwargs: Passed to `generate`, for example `do_sample=True`.
-
-    Returns:
-        The answer: `str(answer)` is its text, `answer.save("page.html")` writes a page, and notebooks display it.
-
-    Raises:
-        RevisitError: If the model, the image, the method or an argument cannot be used.
-    """
-    options = {"compare_with": compare_with, "objects": objects, "max_new_tokens": max_new_tokens, **generate_kwargs}
-    return ask_many(model, [image], question, method, **options)[0]
-
-
-def ask_many(
-    model: str | Path | Model | tuple[Model, Processor],
-    images: Sequence[ImageLike | Sequence[ImageLike]],
-    question: str = DESCRIBE,
-    method: MethodLike = "revisit",
-    *,
-    compare_with: MethodLike | Sequence[MethodLike] = (),
-    objects: Sequence[str] | None = None,
-    max_new_tokens: int = 256,
-    batch_size: int = 8,
-    **generate_kwargs: Any,
-) -> list[Answer]:
-    """Ask the same question about many images, each in its own prompt; an entry that is a list puts its images into one.
-
-        for answer in revisit.ask_many(model, sorted(Path("photos").glob("*.jpg")), "What is on the table?"):
-            print(answer)
-
-    `batch_size` images are decoded together; in float32 on a CPU the answers do not depend on it, unless tokens are sampled. The
-    other arguments are those of `ask`.
-    """
-    if not isinstance(images, (list, tuple)):
-        raise RevisitError(f"ask_many needs a list of images, not {type(images).__name__}; for one image use ask.")
-    if not isinstance(question, str) or not question.strip():
-        raise RevisitError(f"The question must be a non-empty string, not {question!r}.")
-    given: list[list[Any]] = [list(entry) if isinstance(entry, (list, tuple)) else [entry] for entry in images]
-    if not given or not all(given):
-        raise RevisitError("No image was given; pass at least one.")
-    if isinstance(objects, str):
-        raise RevisitError(f"objects must be a list of the objects in the image, such as ['cat'], not {objects!r}.")
-    if set_here := {"method", "trace", "processor", "custom_generate", "num_return_sequences"} & generate_kwargs.keys():
-        raise RevisitError(f"{', '.join(sorted(set_here))} is set by `ask`; remove it (the trace is always kept).")
-    as_method(method)  # before loading, so that mistakes fail at once
-    opened = [[open_image(image) for image in entry] for entry in given]
-    loaded, processor = loaded_pair(model, "ask")
-    if beams_asked(loaded, generate_kwargs) > 1:
-        raise RevisitError(
-            "Beam search cannot be shown step by step, because beams are reordered; remove num_beams, or use revisit.generate."
-        )
-    name = str(model) if isinstance(model, (str, Path)) and not Path(model).is_dir() else name_of(loaded)
-    others: list[Any] = list(compare_with) if isinstance(compare_with, (list, tuple)) else [compare_with]
-    methods = [as_method(entry, loaded) for entry in (method, *others)]
-    for each in methods:
-        if each.own_beams > 1:
-            raise RevisitError(f"{each.name} uses beam search and cannot be shown step by step; use another method.")
-    options = {"max_new_tokens": max_new_tokens, "do_sample": False, **generate_kwargs}
-    layers = sorted({settings_of(loaded)[0], ModelParts.of(loaded).depth})
-    found: list[Answer] = []
-    for start in range(0, len(opened), batch_size):
-        batch = opened[start : start + batch_size]
-        inputs = prepare(processor, [question] * len(batch), batch, loaded.device)
-        with watch_prefill(loaded, inputs, layers) as seen:
-            outputs = [outputs_of(loaded, processor, inputs, methods[0], **options)]
-        outputs += [outputs_of(loaded, processor, inputs, other, **options) for other in methods[1:]]
-        for row, own in enumerate(batch):
-            answers = [of_method[row] for of_method in outputs]
-            tokens = [step.token for step in answers[0].steps if step.token is not None and not step.thought]
-            text = ModelText.from_prefill(loaded, processor, inputs, row, batch, seen, answers[0].text, tokens)
-            for step in (step for answer in answers for step in answer.steps):
-                region = None if step.vision_token is None else text.layout.region(step.vision_token)
-                if region is not None:
-                    step.patch_row, step.patch_col = region.row + 1, region.column + 1
-            words = patch_words(seen.head, text.vision[layers[-1]], processor.tokenizer)
-            check = check_text(loaded, processor.tokenizer, text)
-            found.append(Answer(Decode(own, question, name, text.layout, answers, objects, words, check)))
-    return found
+else:
+    MethodLike = Any  # `as_method` validates methods
 
 
 @dataclass
@@ -184,7 +77,7 @@ class Answer:
     @property
     def compared(self) -> dict[str, str]:
         """The texts of the other methods, by their labels."""
-        return {label(other.method): other.text for other in self.decode.answers[1:]}
+        return {other.label: other.text for other in self.decode.answers[1:]}
 
     @property
     def changed(self) -> list[tuple[int, str, str]]:
@@ -192,14 +85,15 @@ class Answer:
         changed = [step for step in self._output.steps if step.changed]
         return [(step.step, str(step.text), str(instead_of(step))) for step in changed]
 
-    def check(self, threshold: float | None = None) -> Check:
+    @validated
+    def check(self, threshold: Share | None = None) -> Check:
         """Check which words of the answer the image supports, without a forward pass; see `revisit.check`."""
         assert self.decode.check is not None
         return self.decode.check if threshold is None else replace(self.decode.check, threshold=threshold)
 
     def save(self, path: str | Path) -> Path:
         """Write the page (.html); return the path."""
-        return save_as(path, lambda: page.render(self.decode))
+        return write_page(check_page(path), page.render(self.decode))
 
     def __str__(self) -> str:
         return self.text
@@ -212,3 +106,109 @@ class Answer:
     def _repr_html_(self) -> str:
         frame = notebook_frame(page.render(self.decode), "The decoding run, step by step")
         return f"<p>{html.escape(self.text)}</p>{frame}"
+
+
+@validated
+def ask(
+    model: str | Path | Model | tuple[Model, Processor],
+    image: ImageLike | Sequence[ImageLike],
+    question: str = DESCRIBE,
+    method: MethodLike = "revisit",
+    *,
+    compare_with: MethodLike | Sequence[MethodLike] = (),
+    objects: Sequence[str] | None = None,
+    max_new_tokens: Count = 256,
+    **generate_kwargs: Any,
+) -> Answer:
+    """Ask a model about an image and record how it chose each word.
+
+    Each method takes one vision pass and one prefill, as in `generate`. A model given by name is loaded for this call only, so
+    load it once if you have several questions:
+
+        model = revisit.load("HuggingFaceTB/SmolVLM-256M-Instruct")
+        answer = revisit.ask(model, "photo.jpg", "What is on the table?")
+        print(answer)
+        answer.save("page.html")
+
+    Args:
+        model: A Hub id, a folder, "tiny" (the embedded model), or the pair (model, processor) that `revisit.load` returns.
+        image: A path, bytes, a PIL image or an array of pixels; or a list of them, which share one prompt (`ask_many` asks about
+            each one separately).
+        question: The question; by default, a request to describe the image.
+        method: A decoding method: an object such as `revisit.ReVisiT(alpha=1e-3)`, a class, or a name with settings such as
+            "revisit:alpha=1e-3". Classes and names use the settings recommended for the model.
+        compare_with: A method, or a list of methods, whose answers are shown next to this one ("greedy" is plain decoding).
+        objects: The objects in the image, if known; words for other objects are marked as wrong.
+        max_new_tokens: The longest answer, in tokens.
+        **generate_kwargs: Passed to `generate`, for example `do_sample=True`.
+
+    Returns:
+        The answer: `str(answer)` is its text, `answer.save("page.html")` writes a page, and notebooks display it.
+
+    Raises:
+        RevisitError: If the model, the image, the method or an argument cannot be used.
+    """
+    options = {"compare_with": compare_with, "objects": objects, "max_new_tokens": max_new_tokens, **generate_kwargs}
+    return ask_many(model, [image], question, method, **options)[0]
+
+
+@validated
+def ask_many(
+    model: str | Path | Model | tuple[Model, Processor],
+    images: Sequence[ImageLike | Sequence[ImageLike]],
+    question: str = DESCRIBE,
+    method: MethodLike = "revisit",
+    *,
+    compare_with: MethodLike | Sequence[MethodLike] = (),
+    objects: Sequence[str] | None = None,
+    max_new_tokens: Count = 256,
+    batch_size: Count = 8,
+    **generate_kwargs: Any,
+) -> list[Answer]:
+    """Ask the same question about many images, each in its own prompt; an entry that is a list puts its images into one.
+
+        for answer in revisit.ask_many(model, sorted(Path("photos").glob("*.jpg")), "What is on the table?"):
+            print(answer)
+
+    `batch_size` images are decoded together; in float32 on a CPU the answers do not depend on it, unless tokens are sampled. The
+    other arguments are those of `ask`.
+    """
+    need_question(question)
+    if not images:
+        raise RevisitError("No image was given; pass at least one.")
+    if set_here := {"method", "trace", "processor", "custom_generate", "num_return_sequences"} & generate_kwargs.keys():
+        raise RevisitError(f"{', '.join(sorted(set_here))} is set by `ask`; remove it (the trace is always kept).")
+    as_method(method)  # before loading, so that mistakes fail at once
+    opened = [open_images(entry) for entry in images]
+    loaded, processor = loaded_pair(model, "ask")
+    if beams_asked(loaded, generate_kwargs) > 1:
+        raise RevisitError(
+            "Beam search cannot be shown step by step, because beams are reordered; remove num_beams, or use revisit.generate."
+        )
+    name = str(model) if isinstance(model, (str, Path)) and not Path(model).is_dir() else name_of(loaded)
+    others: list[Any] = list(compare_with) if isinstance(compare_with, (list, tuple)) else [compare_with]
+    methods = [as_method(entry, loaded) for entry in (method, *others)]
+    for each in methods:
+        if each.own_beams > 1:
+            raise RevisitError(f"{each.name} uses beam search and cannot be shown step by step; use another method.")
+    options = {"max_new_tokens": max_new_tokens, "do_sample": False, **generate_kwargs}
+    layers = sorted({settings_of(loaded)[0], ModelParts.of(loaded).depth})
+    found: list[Answer] = []
+    for start in range(0, len(opened), batch_size):
+        batch = opened[start : start + batch_size]
+        inputs = prepare(processor, [question] * len(batch), batch, loaded.device)
+        with watch_prefill(loaded, inputs, layers) as states:
+            outputs = [outputs_of(loaded, processor, inputs, methods[0], **options)]
+        outputs += [outputs_of(loaded, processor, inputs, other, **options) for other in methods[1:]]
+        for row, own in enumerate(batch):
+            answers = [of_method[row] for of_method in outputs]
+            tokens = [step.token for step in answers[0].steps if step.token is not None and not step.thought]
+            text = answer_text(loaded, processor, inputs, row, batch, states[row], answers[0].text, tokens)
+            for step in (step for answer in answers for step in answer.steps):
+                region = None if step.vision_token is None else text.layout.region(step.vision_token)
+                if region is not None:
+                    step.patch_row, step.patch_col = region.row + 1, region.column + 1
+            words = patch_words(states[row], layers[-1], processor.tokenizer)
+            check = check_text(loaded, processor.tokenizer, text)
+            found.append(Answer(Decode(own, question, name, text.layout, answers, objects, words, check)))
+    return found

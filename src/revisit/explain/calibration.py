@@ -17,12 +17,12 @@ from revisit.decoding.generate import generate
 from revisit.errors import RevisitError
 from revisit.explain.check import settings_of
 from revisit.explain.checkable import is_object
-from revisit.explain.support import first_tokens, read_texts, token_support
+from revisit.explain.support import read_texts, support
 from revisit.models import DESCRIBE
 from revisit.models.images import open_image
 from revisit.models.parts import ModelParts
 from revisit.models.prompts import chat_text, encode, generated_text
-from revisit.words import WORDS, object_words
+from revisit.words import category, object_words
 
 if TYPE_CHECKING:
     from revisit.models.types import ImageLike, Model, Processor
@@ -72,13 +72,11 @@ def calibrate(
             read = read_texts(model, processor, inputs, prompts, shown, [captions[row] for row in kept], layers)
             for row, text in zip(kept, read, strict=True):
                 number = start + row
-                words = [(text.text[a:b], at[0]) for a, b, at in text.words if is_object(text.text[a:b])]
-                firsts = [first_tokens(processor.tokenizer, word, text.tokens[at]) for word, at in words]
-                ids = sorted({token for group in firsts for token in group})
-                found = [token_support(text.head, text.vision[layer], ids) for layer in layers] if ids else []
-                for (word, _), group in zip(words, firsts, strict=True):
-                    supports[number >= half].append([max(at[token][0] for token in group) for at in found])
-                    present[number >= half].append(category(word) in objects[number])
+                by_layer = [support(text, layer, processor.tokenizer, is_object) for layer in layers]
+                for word, *others in zip(*by_layer, strict=True):
+                    if word.checkable:
+                        supports[number >= half].append([word.support, *(other.support for other in others)])
+                        present[number >= half].append(category(word.text) in objects[number])
         advance(min(batch_size, len(images) - start))
     if any(len(set(labels)) < 2 for labels in present):
         raise RevisitError(
@@ -93,12 +91,6 @@ def calibrate(
         len(held_out),
         int((~held_out).sum()),
     )
-
-
-def category(word: str) -> str | None:
-    """Return the COCO category that an object word names, singular or plural; None for other words."""
-    found = object_words().fullmatch(word)
-    return None if found is None else WORDS[found.group(1).lower()]
 
 
 def candidate_layers(model: Model) -> list[int]:

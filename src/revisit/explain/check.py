@@ -5,30 +5,28 @@
 
 from __future__ import annotations
 
-import html
 import json
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from revisit.errors import RevisitError
-from revisit.explain.checkable import Words, check_options, need_words, word_test
-from revisit.explain.document import asset, data_uri, save_as, static_page
+from revisit.explain.checkable import Words, need_words, word_test
+from revisit.explain.document import asset, check_page, data_uri, fill, static_page, write_page
 from revisit.explain.support import ModelText, Word, read_texts, support
 from revisit.models import DESCRIBE
 from revisit.models.config import name_of
-from revisit.models.images import open_image
+from revisit.models.images import open_images
 from revisit.models.loading import loaded_pair
 from revisit.models.parts import ModelParts
-from revisit.models.prompts import chat_text, check_no_image_tokens, encode
+from revisit.models.prompts import chat_text, check_no_image_tokens, encode, need_question
+from revisit.models.types import ImageLike, Model, Processor, Tokenizer
+from revisit.registry import Count, Share, validated
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-    from revisit.models.types import ImageLike, Model, Processor, Tokenizer
 
 THRESHOLD = 0.05  # for models that recommend none
 TRUSTED = 0.8  # below this AUROC, measured on the model itself, a check carries a warning
@@ -90,7 +88,7 @@ class Check:
 
     def save(self, path: str | Path) -> Path:
         """Write the page (.html); return the path."""
-        return save_as(path, lambda: page([self]))
+        return write_page(check_page(path), page([self]))
 
     def __repr__(self) -> str:
         words = ", ".join(word.text for word in self.flagged()) or "none"
@@ -100,13 +98,14 @@ class Check:
         return fragment(self)
 
 
+@validated
 def check(
     model: str | Path | Model | tuple[Model, Processor],
     image: ImageLike | Sequence[ImageLike],
     text: str,
     prompt: str | None = None,
     *,
-    threshold: float | None = None,
+    threshold: Share | None = None,
     words: Words = "objects",
 ) -> Check:
     """Check each word of a text, from any source, against an image in one forward pass.
@@ -129,43 +128,39 @@ def check(
         The words with their support.
 
     Raises:
-        RevisitError: If the model, the image or the text cannot be used.
+        RevisitError: If the model, the image, the text or an argument cannot be used.
     """
     return check_many(model, [image], [text], prompt, threshold=threshold, words=words)[0]
 
 
+@validated
 def check_many(
     model: str | Path | Model | tuple[Model, Processor],
     images: Sequence[ImageLike | Sequence[ImageLike]],
     texts: Sequence[str],
     prompt: str | None = None,
     *,
-    threshold: float | None = None,
+    threshold: Share | None = None,
     words: Words = "objects",
-    batch_size: int = 8,
+    batch_size: Count = 8,
 ) -> list[Check]:
     """Check several texts, each against its own image or list of images, `batch_size` in one forward pass; see `check`."""
-    if isinstance(texts, str) or len(images) != len(texts):
+    if len(images) != len(texts):
         raise RevisitError(f"Each text needs its own image, but there are {len(images)} images and {len(texts)} texts.")
     for text in texts:
         need_words(text)
-    check_options(prompt, threshold, words)
-    opened = []
-    for entry in images:
-        several: list[Any] = list(entry) if isinstance(entry, (list, tuple)) else [entry]
-        if not several or any(image is None for image in several):
-            raise RevisitError("No image was given; a text is checked against an image.")
-        opened.append([open_image(image) for image in several])
+    question = DESCRIBE if prompt is None else need_question(prompt)
+    opened = [open_images(entry) for entry in images]
     loaded, processor = loaded_pair(model, "check")
-    check_no_image_tokens(processor, "prompt", prompt or "")
-    layer, found = settings_of(loaded)[0], list[Check]()
+    check_no_image_tokens(processor, "prompt", question)
+    layer, checks = settings_of(loaded)[0], list[Check]()
     for start in range(0, len(texts), batch_size):
         batch = opened[start : start + batch_size]
-        prompts = [chat_text(processor, prompt or DESCRIBE, len(own)) for own in batch]
+        prompts = [chat_text(processor, question, len(own)) for own in batch]
         inputs = encode(processor, prompts, batch, loaded.device)
-        some = read_texts(loaded, processor, inputs, prompts, batch, texts[start : start + batch_size], [layer])
-        found += [check_text(loaded, processor.tokenizer, text, threshold, words) for text in some]
-    return found
+        read = read_texts(loaded, processor, inputs, prompts, batch, texts[start : start + batch_size], [layer])
+        checks += [check_text(loaded, processor.tokenizer, text, threshold, words) for text in read]
+    return checks
 
 
 def check_text(
@@ -219,7 +214,7 @@ def page(checks: Sequence[Check], lead: str = "", names: Sequence[str] = ()) -> 
     title = (
         headline(checks[0]) if len(checks) == 1 else f"{flagged} of the {len(checks)} texts shown have flagged words"
     )
-    body = "".join(fragment(check, name) for check, name in zip_longest(checks, names, fillvalue=""))  # type: ignore[arg-type]
+    body = "".join(map(fragment, checks, names or [""] * len(checks)))
     return static_page(title, body, "check.css", lead or f"Checked with {checks[0].model}")
 
 
@@ -237,46 +232,11 @@ def headline(check: Check) -> str:
 
 def fragment(check: Check, name: str = "") -> str:
     """Render one check as HTML for a notebook or a page: the image, the text, and a bar for each word."""
-    key = f"c{zlib.crc32(json.dumps(check.to_dict()).encode()):08x}"
-    flagged = check.flagged()
-    shown = [(n, word) for n, word in enumerate(check.words) if word.checkable]
-    rules = "".join(
-        f"#{key}:has(.w{n}:hover) .p{n}, #{key}:has(.w{n}:focus) .p{n} {{ visibility: visible }}" for n, _ in shown
-    )
-    text, bars, at = "", "", 0
-    for n, word in shown:
-        marked = _marked(word, n, word in flagged)
-        text += html.escape(check.text[at : word.start]) + marked
-        track = f'<dd class="track"><i style="width: {100 * word.support:.1f}%"></i></dd>'
-        bars += f"<dt>{marked}</dt>{track}<dd>{word.support:.2f}</dd>"
-        at = word.end
-    text += html.escape(check.text[at:])
-    notes = "".join(f"<p class=note>{html.escape(note)}</p>" for note in check.notes)
-    legend = f"Support from 0 to 1. Words below the dashed line ({check.threshold:.2f}) are flagged; point at another to see its patch."
-    images = "".join(_image(check, number, shown) for number in range(len(check.images)))
-    head = f"<h2>{html.escape(name)}</h2>" if name else ""
-    chart = (
-        f'<dl class=supports style="--threshold: {100 * check.threshold:.1f}%">{bars}</dl><p class=legend>{legend}</p>'
-    )
-    parts = f"{head}<p class=text>{text}</p>{chart if shown else ''}{notes}"
-    return f"<style>{asset('check.css')}{rules}</style><div class=check id={key}>{images}<div>{parts}</div></div>"
-
-
-def _marked(word: Word, number: int, flagged: bool) -> str:
-    title = f"support {word.support:.2f}"
-    kind = "word flagged" if flagged else "word"
-    return f'<span class="{kind} w{number}" tabindex=0 title="{title}">{html.escape(word.text)}</span>'
-
-
-def _image(check: Check, number: int, shown: Sequence[tuple[int, Word]]) -> str:
-    image = check.images[number]
-    boxes = ""
-    for n, word in shown:  # the best patch of a flagged word shows nothing
-        if word.box is not None and word.image == number + 1 and word.support >= check.threshold:
-            x0, y0, x1, y1 = word.box
-            boxes += f'<rect class="p{n}" x="{x0}" y="{y0}" width="{x1 - x0:.1f}" height="{y1 - y0:.1f}"/>'
-    size = f'width="{image.width}" height="{image.height}"'
-    return (
-        f'<svg viewBox="0 0 {image.width} {image.height}" {size} role="img" aria-label="The image">'
-        f'<image href="{data_uri(image)}" {size}/>{boxes}</svg>'
+    return fill(
+        "check.html",
+        check=check,
+        name=name,
+        key=f"c{zlib.crc32(json.dumps(check.to_dict()).encode()):08x}",
+        images=list(zip(check.images, map(data_uri, check.images), strict=True)),
+        style=asset("check.css"),
     )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from typing import Annotated, Literal
 
-from revisit.errors import Incomplete, RevisitError
-from revisit.words import FUNCTION_WORDS, WORDS, object_words
+from pydantic import Field
 
-Words = str | Sequence[str]  # "objects", "content", or a list
+from revisit.errors import Incomplete
+from revisit.words import FUNCTION_WORDS, WORDS, category
+
+Words = Literal["objects", "content"] | Annotated[Sequence[str], Field(min_length=1)]
 # A run of letters and digits, or an object name of two words, because a hot dog is not a dog.
 _NAMES = "|".join(sorted(name for name in WORDS if " " in name))
 WORD = re.compile(rf"\b(?:{_NAMES})(?:e?s)?\b|[^\W_]+(?:['’-][^\W_]+)*", re.IGNORECASE)
@@ -21,18 +23,13 @@ def word_test(words: Words) -> Callable[[str], bool]:
         return is_object
     if words == "content":
         return is_content
-    if isinstance(words, str) or not isinstance(words, Iterable) or not all(isinstance(word, str) for word in words):
-        raise RevisitError(f"words must be 'objects', 'content' or a list of words, not {words!r}.")
     listed = {word.strip().lower() for word in words}
-    if not listed - {""}:
-        raise RevisitError("The list of words to check is empty.")
     return lambda word: word.lower() in listed
 
 
-@lru_cache(1 << 14)
 def is_object(word: str) -> bool:
     """Return whether a word is in CHAIR's list, singular or plural."""
-    return object_words().fullmatch(word) is not None
+    return category(word) is not None
 
 
 def is_content(word: str) -> bool:
@@ -41,18 +38,8 @@ def is_content(word: str) -> bool:
     return letters.isalpha() and word.lower() not in FUNCTION_WORDS and (len(letters) > 1 or not letters.isascii())
 
 
-def need_words(text: object) -> None:
-    """Raise RevisitError if a text has no words."""
-    if not isinstance(text, str):
-        raise RevisitError(f"The text to check must be a string, not {type(text).__name__}.")
+def need_words(text: str) -> str:
+    """Return the text; raise Incomplete if it has no words."""
     if not WORD.search(text):
         raise Incomplete(f"There is no word to check in the text {text[:40]!r}.")
-
-
-def check_options(prompt: str | None, threshold: float | None, words: Words) -> None:
-    """Raise RevisitError for options that are invalid for every model."""
-    if prompt is not None and not prompt.strip():
-        raise RevisitError(f"The prompt must be the question that the text answers, not {prompt!r}.")
-    if threshold is not None and not 0 <= threshold <= 1:
-        raise RevisitError(f"The threshold must be a support from 0 to 1, not {threshold!r}.")
-    word_test(words)
+    return text

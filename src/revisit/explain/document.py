@@ -6,7 +6,7 @@ import base64
 import html
 import io
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -17,7 +17,7 @@ from revisit.explain.files import write_text
 from revisit.words import FUNCTION_WORDS
 
 if TYPE_CHECKING:
-    from jinja2 import Template
+    from jinja2 import Environment
     from PIL.Image import Image
 
     from revisit.models.geometry import Layout
@@ -42,7 +42,8 @@ def script_page(
     policy: str = OFFLINE,
 ) -> str:
     """Render a page drawn by the named scripts and then `start`, which finds the data as `data` and the element to fill as `main`."""
-    return _render(
+    return fill(
+        "page.html",
         title=title,
         heading=heading or title,
         meta=meta,
@@ -55,27 +56,22 @@ def script_page(
 
 def static_page(title: str, body: str, style: str, meta: str | None = None) -> str:
     """Render a page without scripts; `body` is escaped HTML, and `style` names an asset. With `meta` the title is its heading."""
-    heading = "" if meta is None else title
-    return _render(
-        title=title, heading=heading, meta=meta or "", body=body, style=asset("base.css") + asset(style), policy=OFFLINE
-    )
+    heading, styles = "" if meta is None else title, asset("base.css") + asset(style)
+    return fill("page.html", title=title, heading=heading, meta=meta, policy=OFFLINE, style=styles, body=body)
 
 
-def _render(*, title: str, heading: str = "", meta: str = "", **trusted: str) -> str:
-    """Fill in the template; title, heading and meta are escaped, `trusted` parts are inserted as they are."""
-    from markupsafe import Markup
-
-    safe = {name: Markup(text) for name, text in trusted.items()}
-    return _template().render(title=title, heading=heading, meta=meta, **safe)
+def fill(template: str, **values: object) -> str:
+    """Fill in a template of the assets; values are escaped unless the template marks them as safe."""
+    return _environment().get_template(template).render(values)
 
 
 @cache
-def _template() -> Template:
-    from jinja2 import Environment, StrictUndefined
+def _environment() -> Environment:
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-    environment = Environment(autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True)
-    environment.globals.update(body="", script="", style="", data="")
-    return environment.from_string(asset("page.html"))
+    return Environment(
+        loader=FunctionLoader(asset), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
 
 
 def asset(name: str) -> str:
@@ -133,7 +129,7 @@ def images_payload(images: list[Image], layout: Layout) -> dict[str, Any]:
 
 def check_writable(path: str | Path) -> Path:
     """Return the path of a file to write; raise RevisitError for a folder, or if its folder does not exist."""
-    path = Path(path)
+    path = as_path(path)
     if path.is_dir():
         raise RevisitError(f"{path} is a folder: use a file in it, such as {path / 'page.html'}.")
     if not path.parent.is_dir():
@@ -141,13 +137,14 @@ def check_writable(path: str | Path) -> Path:
     return path
 
 
-def check_page(path: Path, inputs: Iterable[str | Path]) -> None:
-    """Raise RevisitError unless a page can be written there without replacing an input."""
-    if path.suffix.lower() not in (".html", ".htm") and not path.is_dir():
+def check_page(path: str | Path, inputs: Iterable[str | Path] = ()) -> Path:
+    """Return the path of a page to write; raise RevisitError unless its name ends in .html and it replaces no input."""
+    path = check_writable(path)
+    if path.suffix.lower() not in (".html", ".htm"):
         raise RevisitError(f"{path} is not a page: its name must end in .html.")
-    check_writable(path)
     if path.exists() and any(Path(name).exists() and path.samefile(name) for name in inputs):
         raise RevisitError(f"{path} is the input file and would be overwritten: use another output name.")
+    return path
 
 
 def write_page(path: str | Path, text: str) -> Path:
@@ -155,11 +152,3 @@ def write_page(path: str | Path, text: str) -> Path:
     path = check_writable(path)
     write_text(path, text)
     return path
-
-
-def save_as(path: str | Path, page: Callable[[], str]) -> Path:
-    """Write a page, whose name must end in .html; return the path."""
-    path = as_path(path)
-    if path.suffix.lower() not in (".html", ".htm"):
-        raise RevisitError(f"Cannot save {path}; its name must end in .html.")
-    return write_page(path, page())

@@ -17,22 +17,22 @@ import torch
 from torch import Tensor
 
 from revisit.errors import RevisitError
-from revisit.explain.document import images_payload, notebook_frame, save_as, script_page
-from revisit.explain.prefill import logit_slices, prefill_states
+from revisit.explain.document import check_page, images_payload, notebook_frame, script_page, write_page
+from revisit.explain.prefill import force, logit_slices
 from revisit.explain.tokens import token_text
 from revisit.models import DESCRIBE
 from revisit.models.config import name_of
 from revisit.models.families import resolve_layers
 from revisit.models.geometry import Layout, layout_of
-from revisit.models.images import open_image
+from revisit.models.images import open_images
 from revisit.models.loading import loaded_pair
 from revisit.models.parts import Head, ModelParts
 from revisit.models.prompts import prepare
+from revisit.models.types import ImageLike, Model, Processor, Tokenizer
+from revisit.registry import Count, validated
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-    from revisit.models.types import ImageLike, Model, Processor, Tokenizer
 
 
 @dataclass
@@ -80,7 +80,7 @@ class Lens:
 
     def save(self, path: str | Path) -> Path:
         """Write the page (.html); return the path."""
-        return save_as(path, self._page)
+        return write_page(check_page(path), self._page())
 
     def finding(self) -> str:
         """Return the words that most patches predict at the last layer, in one line."""
@@ -113,6 +113,7 @@ class Lens:
         return notebook_frame(self._page(), "The lens, layer by layer")
 
 
+@validated
 def lens(
     model: str | Path | Model | tuple[Model, Processor],
     image: ImageLike | Sequence[ImageLike],
@@ -120,7 +121,7 @@ def lens(
     *,
     prompt: str = DESCRIBE,
     layers: str | Sequence[int] | None = None,
-    top: int = 5,
+    top: Count = 5,
 ) -> Lens:
     """Read which words each vision token predicts through the model's head, in one forward pass.
 
@@ -141,10 +142,7 @@ def lens(
     Raises:
         RevisitError: If fewer than two of the words are single tokens, or the model keeps no vision tokens.
     """
-    if isinstance(words, str):
-        raise RevisitError(f"words must be a list of words, such as [{words!r}, …], not one text.")
-    given: list[Any] = list(image) if isinstance(image, (list, tuple)) else [image]
-    images = [open_image(one) for one in given]
+    images = open_images(image)
     loaded, processor = loaded_pair(model, "lens")
     parts = ModelParts.of(loaded)
     chosen = resolve_layers(range(parts.depth + 1) if layers is None else layers, parts.depth, parts.tied)
@@ -155,10 +153,11 @@ def lens(
         )
     notes = [f"Left out {', '.join(left_out)}: the tokenizer has no single token for it."] if left_out else []
     inputs = prepare(processor, [prompt], [images], loaded.device)
-    seen = prefill_states(loaded, inputs, chosen)
-    readings = [whole_vocabulary(seen.head, seen.states, processor.tokenizer, top)]
-    readings += [_within(seen.head, seen.states, variants, top)] if words else []
-    return Lens(images, layout_of(loaded, processor, images, inputs), name_of(loaded), chosen, readings, notes)
+    (prompt_states,) = force(loaded, inputs, layers=chosen)
+    head, states = prompt_states.head, torch.stack([prompt_states.vision[layer] for layer in chosen])
+    readings = [whole_vocabulary(head, states, processor.tokenizer, top)]
+    readings += [_within(head, states, variants, top)] if words else []
+    return Lens(images, layout_of(loaded, processor, [images], inputs), name_of(loaded), chosen, readings, notes)
 
 
 @torch.no_grad()

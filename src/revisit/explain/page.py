@@ -12,8 +12,8 @@ import numpy as np
 
 from revisit.decoding.trace import StepRecord
 from revisit.explain.document import images_payload, script_page, write_page
-from revisit.explain.record import Decode, MethodOutput, instead_of, own_settings, wrong_spans
-from revisit.words import WORDS, object_words
+from revisit.explain.record import Decode, MethodOutput, instead_of, wrong_spans
+from revisit.words import category
 
 MOST_PATCHES = 5  # listed at every step
 SHOWN_CANDIDATES = 12
@@ -62,8 +62,8 @@ def headline(decode: Decode) -> str:
 def absent_objects(answer: MethodOutput, objects: Sequence[str]) -> dict[str, str]:
     """Return the objects that an answer names although they are absent, with the word for each."""
     text = "".join(step.text or "" for step in answer.steps)
-    matches = [object_words().match(text, start) for start, _ in wrong_spans(text, objects)]
-    return {WORDS[found[1].lower()]: found[0].lower() for found in matches if found}
+    words = [text[start:end].lower() for start, end in wrong_spans(text, objects)]
+    return {str(category(word)): word for word in words}
 
 
 def payload(decode: Decode) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def answer_payload(answer: MethodOutput, wrong: set[int]) -> dict[str, Any]:
         steps.append(entry)
     return {
         "name": answer.name,
-        "settings": own_settings(answer.method),  # other than the defaults
+        "settings": answer.settings,
         "method": answer.method,
         "text": answer.text,
         "layers": list(answer.trace.layers),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from revisit.decoding.batch import decode_texts
@@ -11,17 +12,16 @@ from revisit.decoding.generate import generate
 from revisit.decoding.method import Method, method_text
 from revisit.decoding.trace import StepRecord, Trace, row_trace
 from revisit.explain.lens import whole_vocabulary
-from revisit.explain.tokens import token_text, token_texts
-from revisit.models.parts import Head
+from revisit.explain.tokens import token_text, token_texts, tokens_in
 from revisit.models.prompts import new_tokens
 from revisit.models.thoughts import Thoughts, thoughts_of
 from revisit.words import WORDS, object_words
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-    from torch import Tensor
 
     from revisit.explain.check import Check
+    from revisit.explain.prefill import PromptStates
     from revisit.models.geometry import Layout
     from revisit.models.types import Inputs, Model, Processor, Tokenizer
 
@@ -46,6 +46,16 @@ class MethodOutput:
         return str(self.method.get("name", "greedy"))
 
     @property
+    def label(self) -> str:
+        """The method as it is typed, without settings that are its defaults."""
+        return method_text(self.name, {key: value for key, value in self.method.items() if key != "name"})
+
+    @property
+    def settings(self) -> str:
+        """The settings that are not the method's defaults, as they are typed."""
+        return self.label.removeprefix(self.name).removeprefix(":")
+
+    @property
     def steps(self) -> list[StepRecord]:
         """The record of each token."""
         return self.trace.rows[0].records
@@ -58,13 +68,10 @@ class MethodOutput:
     def wrong(self, objects: Sequence[str] | None) -> set[int]:
         """Return the steps, from 0, that write words for objects outside `objects`; none if these are not known."""
         texts = [step.text or "" for step in self.steps]
-        spans, found, start = [] if objects is None else wrong_spans("".join(texts), objects), set(), 0
-        for number, text in enumerate(texts):
-            end = start + len(text)
-            if any(start < last and end > first for first, last in spans):
-                found.add(number)
-            start = end
-        return found
+        ends = list(accumulate(map(len, texts)))
+        spans = list(zip([0, *ends], ends, strict=False))
+        wrong = [] if objects is None else wrong_spans("".join(texts), objects)
+        return {step for span in wrong for step in tokens_in(spans, *span)}
 
 
 @dataclass
@@ -81,9 +88,9 @@ class Decode:
     check: Check | None = None  # of the first answer
 
 
-def patch_words(head: Head, states: Tensor, tokenizer: Tokenizer) -> list[list[tuple[str, float]]]:
-    """Return the likeliest tokens of vision tokens, from their states (tokens, d)."""
-    reading = whole_vocabulary(head, states[None], tokenizer, top=5)
+def patch_words(states: PromptStates, layer: int, tokenizer: Tokenizer) -> list[list[tuple[str, float]]]:
+    """Return the likeliest tokens of each vision token at a layer."""
+    reading = whole_vocabulary(states.head, states.vision[layer][None], tokenizer, top=5)
     pairs = zip(reading.top[0].tolist(), reading.probabilities[0].tolist(), strict=True)
     return [[(reading.entries[n], p) for n, p in zip(*pair, strict=True)] for pair in pairs]
 
@@ -125,13 +132,3 @@ def wrong_spans(text: str, objects: Sequence[str]) -> list[tuple[int, int]]:
     """Find the words of a text for objects (CHAIR's words, singular or plural) that are not among `objects`."""
     present = {WORDS.get(name, name) for name in objects}
     return [found.span() for found in object_words().finditer(text) if WORDS[found.group(1).lower()] not in present]
-
-
-def label(method: Mapping[str, Any]) -> str:
-    """Return a method as it is typed, without the settings that are its defaults."""
-    return method_text(method.get("name", "greedy"), {key: value for key, value in method.items() if key != "name"})
-
-
-def own_settings(method: Mapping[str, Any]) -> str:
-    """Return the settings of a method that are not its defaults as text; empty if there are none."""
-    return label(method).removeprefix(method.get("name", "greedy")).removeprefix(":")

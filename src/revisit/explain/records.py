@@ -8,6 +8,7 @@ import io
 import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -132,18 +133,6 @@ def record(value: Any, where: str) -> Record:
     return Record(value, where)
 
 
-def read_map(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object in a file, or None for an array or JSON lines."""
-    text = read_text(path)
-    if not text.lstrip().startswith("{"):
-        return None
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):  # JSON lines, or broken: their reader says where
-        return None
-    return value if isinstance(value, dict) else None
-
-
 def folder(data_dir: Path, name: str, *inside: str) -> Path:
     """Return `data_dir/name`, or `data_dir` itself if there is no such folder and one of the files `inside` is here."""
     sub = data_dir / name
@@ -193,8 +182,11 @@ def read_answers(path: Path, field: str | None = None) -> list[AnswerRow]:
         path: JSON lines, a JSON array, a JSON map of ids to texts, a .csv or .tsv table, or a log of `revisit eval`.
         field: The field with the generated text; without it, rows must have exactly one of `TEXTS`.
     """
-    whole = read_map(path) if ".json" in path.suffixes else None
-    if whole is not None and not {*TEXTS, field} & whole.keys():
+    whole: Any = None
+    if ".json" in path.suffixes:
+        with suppress(ValueError, RecursionError):  # JSON lines; other errors are raised below, with their place
+            whole = json.loads(read_text(path))
+    if isinstance(whole, dict) and not {*TEXTS, field} & whole.keys():
         field = "text"
         rows = [Record({"id": key, field: text}, f"{path} entry {key!r}") for key, text in whole.items()]
     else:

@@ -6,7 +6,7 @@ a word's first token a probability over the whole vocabulary. The support of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +15,9 @@ from torch import Tensor
 
 from revisit.errors import RevisitError
 from revisit.explain.checkable import WORD
-from revisit.explain.prefill import PrefillStates, force, logit_slices
+from revisit.explain.prefill import PromptStates, force, logit_slices
 from revisit.explain.tokens import Span, token_spans, tokens_in, word_tokens
-from revisit.models.geometry import Layout, layout
+from revisit.models.geometry import Layout, layout_of
 from revisit.models.parts import Head
 from revisit.models.prompts import check_no_image_tokens
 
@@ -60,41 +60,37 @@ class Word:
 
 @dataclass(frozen=True)
 class ModelText:
-    """A text in a model's tokens, with the vision tokens that the model computed for its images."""
+    """A text in a model's tokens, with the states of the prompt that it answers."""
 
     text: str
     tokens: Sequence[int]
     spans: Sequence[Span]  # the characters of the text that each token covers
     images: list[Image]
-    vision: Mapping[int, Tensor]  # layer -> (vision tokens, d)
-    head: Head
     layout: Layout
-
-    @classmethod
-    def from_prefill(
-        cls,
-        model: Model,
-        processor: Processor,
-        inputs: Inputs,
-        row: int,
-        images: Sequence[Sequence[Image]],
-        seen: PrefillStates,
-        text: str,
-        tokens: Sequence[int],
-    ) -> ModelText:
-        """Build the text of an answer, or of its beginning, from the prefill of its row."""
-        whole, spans = token_spans(processor.tokenizer, tokens)
-        stripped = len(whole) - len(whole.lstrip())
-        shifted = [(a - stripped, b - stripped) for a, b in spans]
-        vision = seen.row(row)
-        places = row_layout(model, processor, inputs, row, images, len(vision[seen.layers[0]]))
-        return cls(text, tokens, shifted, list(images[row]), vision, seen.head, places)
+    states: PromptStates
 
     @property
     def words(self) -> list[tuple[int, int, list[int]]]:
         """Start, end and token positions of each word."""
         found = [(*match.span(), tokens_in(self.spans, *match.span())) for match in WORD.finditer(self.text)]
-        return [place for place in found if place[2]]
+        return [word for word in found if word[2]]
+
+
+def answer_text(
+    model: Model,
+    processor: Processor,
+    inputs: Inputs,
+    row: int,
+    images: Sequence[Sequence[Image]],
+    states: PromptStates,
+    text: str,
+    tokens: Sequence[int],
+) -> ModelText:
+    """Return an answer, or its beginning, that the model generated for one row of a batch."""
+    whole, spans = token_spans(processor.tokenizer, tokens)
+    stripped = len(whole) - len(whole.lstrip())
+    shifted = [(start - stripped, end - stripped) for start, end in spans]
+    return ModelText(text, tokens, shifted, list(images[row]), layout_of(model, processor, images, inputs, row), states)
 
 
 def read_texts(
@@ -109,11 +105,12 @@ def read_texts(
     """Run texts behind their rendered prompts, which `inputs` encodes, in one forward pass; keep the vision states of `layers`."""
     encoded = [encode_text(processor, prompt, text) for prompt, text in zip(prompts, texts, strict=True)]
     forced = force(model, inputs, [tokens for tokens, _ in encoded], layers)
-    found = []
-    for row, (_, vision, head) in enumerate(forced):
-        grid = row_layout(model, processor, inputs, row, images, len(vision[layers[0]]))
-        found.append(ModelText(texts[row], *encoded[row], list(images[row]), vision, head, grid))
-    return found
+    return [
+        ModelText(
+            texts[row], *encoded[row], list(images[row]), layout_of(model, processor, images, inputs, row), states
+        )
+        for row, states in enumerate(forced)
+    ]
 
 
 def encode_text(processor: Processor, prompt: str, text: str) -> tuple[list[int], list[Span]]:
@@ -132,24 +129,6 @@ def encode_text(processor: Processor, prompt: str, text: str) -> tuple[list[int]
         if b > at
     ]
     return [token for token, _ in pairs], [span for _, span in pairs]
-
-
-def row_layout(
-    model: Model,
-    processor: Processor,
-    inputs: Inputs,
-    row: int,
-    images: Sequence[Sequence[Image]],
-    tokens: int,
-) -> Layout:
-    """Return the layout of one row of a batch, from the processor's values for its own images."""
-    total, first = sum(map(len, images)), sum(map(len, images[:row]))
-    own = {
-        name: value[first : first + len(images[row])] if isinstance(value, Tensor) and len(value) == total else value
-        for name, value in inputs.items()
-    }
-    sizes = [image.size for image in images[row]]
-    return layout(model.config, getattr(processor, "image_processor", None), sizes, tokens, own)
 
 
 @torch.no_grad()
@@ -173,7 +152,9 @@ def support(text: ModelText, layer: int, tokenizer: Tokenizer, is_checked: Calla
         first_tokens(tokenizer, word, text.tokens[at[0]]) if own else [text.tokens[at[0]]]
         for word, own, (*_, at) in zip(words, checked, places, strict=True)
     ]
-    supports = token_support(text.head, text.vision[layer], sorted({token for group in firsts for token in group}))
+    supports = token_support(
+        text.states.head, text.states.vision[layer], sorted({token for group in firsts for token in group})
+    )
     found = []
     for word, own, first, (start, end, _) in zip(words, checked, firsts, places, strict=True):
         value, nearest = max(supports[token] for token in first)

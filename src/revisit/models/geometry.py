@@ -89,10 +89,18 @@ def layout(
     )
 
 
-def layout_of(model: Model, processor: Processor, images: Sequence[Image], inputs: Inputs) -> Layout:
-    """Locate the vision tokens of a prepared prompt on its images."""
-    tokens = int(
-        torch.isin(inputs["input_ids"][:1], torch.tensor(vision_token_ids(model.config)).to(inputs["input_ids"])).sum()
-    )
-    sizes = [image.size for image in images]
-    return layout(model.config, processor.image_processor, sizes, tokens, dict(inputs))
+def layout_of(
+    model: Model, processor: Processor, images: Sequence[Sequence[Image]], inputs: Inputs, row: int = 0
+) -> Layout:
+    """Locate the vision tokens of one prompt of a prepared batch; `images` are those of every prompt."""
+    ids = inputs["input_ids"][row]
+    tokens = int(torch.isin(ids, torch.tensor(vision_token_ids(model.config)).to(ids)).sum())
+    total, first = sum(map(len, images)), sum(map(len, images[:row]))
+    own = {
+        name: value[first : first + len(images[row])]
+        if isinstance(value, torch.Tensor) and len(value) == total
+        else value
+        for name, value in inputs.items()
+    }
+    sizes = [image.size for image in images[row]]
+    return layout(model.config, getattr(processor, "image_processor", None), sizes, tokens, own)

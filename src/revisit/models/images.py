@@ -59,6 +59,14 @@ def open_image(source: ImageLike, *, max_pixels: int = MAX_PIXELS) -> Image:
     return read_image(bytes(source), "given as bytes", max_pixels=max_pixels)
 
 
+def open_images(source: ImageLike | Sequence[ImageLike]) -> list[Image]:
+    """Open an image, or every image of a list, which must not be empty."""
+    sources: list[Any] = list(source) if isinstance(source, (list, tuple)) else [source]
+    if not sources:
+        raise RevisitError("No image was given; pass at least one.")
+    return [open_image(image) for image in sources]
+
+
 def _read_file(name: str) -> bytes:
     if name.startswith(("http://", "https://")):
         raise RevisitError(f"{name[:200]!r} is a URL, which is not downloaded: save the image first.")

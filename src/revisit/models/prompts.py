@@ -148,6 +148,13 @@ def encode(
     return inputs if device is None else inputs.to(device)  # type: ignore[no-any-return]
 
 
+def need_question(prompt: str) -> str:
+    """Return the prompt; raise RevisitError if it is blank."""
+    if not prompt.strip():
+        raise RevisitError(f"The prompt must be a question or a request, not {prompt!r}.")
+    return prompt
+
+
 def check_no_image_tokens(processor: Processor, what: str, text: str) -> None:
     """Raise RevisitError if a text contains a token that stands for an image."""
     for token in vision_texts(processor):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from revisit.eval.report.document import Block, Cell, Table, Text
 from revisit.eval.run import Reporter
-from revisit.explain.prefill import logit_slices, prefill_states
+from revisit.explain.prefill import force, logit_slices
 from revisit.hooks.states import normed
 from revisit.models.parts import Head, ModelParts
 from revisit.paper.figures import Plot, Series, curves, recall_curve
@@ -53,12 +53,12 @@ def projection(subject: Subject, reporter: Reporter) -> Result:
     units = empty = 0
     for item in track(reporter, "vision tokens", items):
         truth = vocabulary.indices(item.meta["ground_truth"])
-        seen = prefill_states(subject.loaded[0], subject.inputs([item]), range(parts.depth + 1))
-        units += seen.states.shape[1]
+        (seen,) = force(subject.loaded[0], subject.inputs([item]), layers=range(parts.depth + 1))
+        units += len(seen.vision[0])
         if not truth:  # nothing can be found: all tokens are misses
-            empty += seen.states.shape[1]
+            empty += len(seen.vision[0])
             continue
-        for layer, states in enumerate(seen.states):
+        for layer, states in seen.vision.items():
             variants = {True: states}
             if layer < parts.depth:
                 variants = {False: states, True: normed(parts.final_norm, states)}

@@ -105,7 +105,7 @@ class Subject:
         inputs = self.inputs([caption.item])
         if not vision:
             inputs = without_vision(inputs, ModelParts.of(model).vision_ids)
-        return force(model, inputs, [caption.tokens])[0].states
+        return force(model, inputs, [caption.tokens])[0].text
 
     def captions(self, reporter: Reporter) -> list[Caption]:
         """Return the model's captions of all items; they are decoded once and stored like any evaluation."""

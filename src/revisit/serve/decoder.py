@@ -17,7 +17,7 @@ from revisit.explain.check import check_text, settings_of
 from revisit.explain.page import payload
 from revisit.explain.prefill import watch_prefill
 from revisit.explain.record import Decode, method_output, patch_words
-from revisit.explain.support import ModelText, read_texts
+from revisit.explain.support import ModelText, answer_text, read_texts
 from revisit.models.parts import ModelParts
 from revisit.models.prompts import check_no_image_tokens, encode, end_tokens, render
 from revisit.models.thoughts import Thoughts, thoughts_of
@@ -137,12 +137,12 @@ class Decoder:
             request, check, page = requests[number], None, dict[str, JsonValue]()
             if seen is not None:
                 shown, tokens = row.text.shown, row.text.tokens
-                text = ModelText.from_prefill(self.model, self.processor, inputs, number, images, seen, shown, tokens)
+                text = answer_text(self.model, self.processor, inputs, number, images, seen[number], shown, tokens)
                 check = None if request.chat.check is None else self._checked(request, text)
             if request.record and seen is not None:
                 assert request.chat.decoding is not None
                 output = method_output(trace, number, answer.tokens, self.processor, thoughts, opened[number])
-                words = patch_words(seen.head, text.vision[layers[-1]], self.processor.tokenizer)
+                words = patch_words(text.states, layers[-1], self.processor.tokenizer)
                 objects = request.chat.decoding.objects
                 page["page"] = finite(payload(Decode(images[number], "", "", text.layout, [output], objects, words)))
             counters = {name: int(count) for name, count in answer.counters().items() if name != "plausible_tokens"}
@@ -172,7 +172,7 @@ class Decoder:
     def _checked(self, request: ChatRequest, text: ModelText) -> Json:
         choice = request.chat.check
         assert choice is not None
-        check = check_text(self.model, self.processor.tokenizer, text, choice.threshold, choice.chosen)
+        check = check_text(self.model, self.processor.tokenizer, text, choice.threshold, choice.words)
         return {name: finite(value) for name, value in check.to_dict().items() if name != "model"}
 
 

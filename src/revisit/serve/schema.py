@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from revisit.explain.checkable import Words, need_words, word_test
+from revisit.explain.checkable import need_words
 from revisit.models import DESCRIBE, prompts
 
 FIELDS = 64  # of an object, far more than any has
@@ -57,13 +57,9 @@ def _listed(value: object) -> object:
 
 
 def _words(value: object) -> object:
-    word_test(value)  # type: ignore[arg-type]
-    return _listed(value)
-
-
-def _checkable(text: str) -> str:
-    need_words(text)
-    return text
+    if value not in ("objects", "content") and not (isinstance(value, list) and value):
+        raise ValueError("words must be 'objects', 'content' or a list of words")
+    return value
 
 
 OneOrMore = BeforeValidator(_listed)  # a text alone means a list of one
@@ -133,13 +129,10 @@ class DecodingChoice(Body):
 class CheckChoice(Body):
     """The words to check, and the support below which they are flagged."""
 
-    words: Annotated[list[Name], Field(max_length=64), BeforeValidator(_words)] = ["objects"]
+    words: Annotated[
+        Annotated[list[Name], Field(max_length=64)] | Literal["objects", "content"], BeforeValidator(_words)
+    ] = "objects"
     threshold: float | None = Field(default=None, ge=0, le=1)
-
-    @property
-    def chosen(self) -> Words:
-        """The words as `revisit.check` takes them."""
-        return self.words[0] if self.words in (["objects"], ["content"]) else self.words  # type: ignore[return-value]
 
 
 class JsonSchema(Body, extra="ignore"):
@@ -236,7 +229,7 @@ class CheckBody(CheckChoice):
 
     model: str
     image: Annotated[list[str], Field(min_length=1, max_length=IMAGES), OneOrMore]
-    text: Annotated[str, Field(max_length=CHARACTERS), AfterValidator(_checkable)]
+    text: Annotated[str, Field(max_length=CHARACTERS), AfterValidator(need_words)]
     prompt: str = Field(DESCRIBE, min_length=1, max_length=CHARACTERS)
 
     def question(self) -> ChatBody:

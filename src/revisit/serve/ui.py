@@ -59,7 +59,7 @@ def page(service: Service) -> str:
 
 def sample_image(number: int) -> Json:
     """Return a sample image, the one of `revisit demo` first."""
-    names = samples.names()
+    names = list(samples.SAMPLES)
     shipped = samples.sample(names[number % len(names)])
     return {"src": data_uri(shipped.image()), "objects": list(shipped.nouns)}
 

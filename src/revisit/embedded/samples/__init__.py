@@ -37,15 +37,10 @@ class Sample:
 
 
 _FACTS = json.loads((FOLDER / "samples.json").read_text("utf-8"))
-SAMPLES = {
+SAMPLES = {  # that of `revisit demo` first
     name: Sample(name, facts["place"], tuple(dict.fromkeys(entry["noun"] for entry in facts["objects"])))
     for name, facts in _FACTS.items()
 }
-
-
-def names() -> list[str]:
-    """List the samples, that of `revisit demo` first."""
-    return list(SAMPLES)
 
 
 def sample(name: str = "demo") -> Sample:

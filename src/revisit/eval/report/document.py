@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
-from revisit.explain.document import asset, static_page
+from revisit.explain.document import fill, static_page
 from revisit.explain.files import make_folder, write_text
 
 SUPERSCRIPT = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -188,11 +188,7 @@ def _escape_latex(text: str) -> str:
 
 def to_html(document: Document) -> str:
     """Write a document as one page that needs nothing else: style and figures are inside."""
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"anchor": anchor, "base64": lambda text: base64.b64encode(text.encode()).decode()}
-    body = environment.from_string(asset("report.html")).render(document=document)
+    body = fill("report.html", document=document, anchor=anchor, base64=base64.b64encode)
     return static_page(document.title, body, "report.css")
 
 
