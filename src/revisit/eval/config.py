@@ -24,7 +24,7 @@ from revisit.eval.spec import benchmark_label, label
 from revisit.models.config import EMBEDDED, describe_model, name_of
 from revisit.registry import Beams, Count, PositiveShare, Seed, Settings, Temperature, parse_list
 
-# `--preset paper`: the ReVisiT paper's protocol, as far as it is stated; docs/reproduce.md lists what the paper leaves open.
+# `--preset paper`: the ReVisiT paper's protocol, as far as it is stated; docs/research/reproduce.md lists what the paper leaves open.
 PAPER_TOKENS = 512
 PAPER_OPTIONS: Mapping[str, Mapping[str, str]] = {
     "chair": {"ids": "auto"},  # the list seed42-500 if the annotations contain it

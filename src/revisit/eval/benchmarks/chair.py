@@ -1,7 +1,7 @@
 """CHAIR: which COCO objects a caption mentions, and which of them are not in the image.
 
 The rule is the one current papers report (OPERA, RITUAL, ReVisiT, lmms-eval): NLTK tokens, tags and lemmas. The
-original script singularizes every token with pattern.en instead; docs/benchmarks.md lists what that changes, and its
+original script singularizes every token with pattern.en instead; docs/research/scorers.md lists what that changes, and its
 numbers are not computed here. Data: COCO val2014 images, and captions_val2014.json plus instances_val2014.json (or a
 map of image ids to category names) as ground truth.
 """
