@@ -146,6 +146,13 @@ def test_data_for_each_benchmark() -> None:
         parse_data(["mmmu=a", "b"], names)
 
 
+def test_folders_may_be_called_like_scenes_and_downloads() -> None:
+    for name in ("scenes_of_mine", "downloads/coco"):
+        with pytest.raises(RevisitError, match="does not exist"):
+            EvalConfig(benchmark="pope", data=name).check()
+    assert EvalConfig(benchmark="chair", data="scenes_of_mine").needs_nltk_data
+
+
 def test_scenes_by_name() -> None:
     assert parse_scenes("scenes") == ("unusual", 100, 0)
     assert parse_scenes("scenes:usual:20:3") == ("usual", 20, 3)

@@ -14,7 +14,7 @@ from revisit.eval.benchmarks.base import BENCHMARKS, Benchmark, find
 from revisit.eval.benchmarks.io.places import (
     DEFAULT_SCENES,
     DOWNLOAD,
-    SCENES,
+    is_scenes,
     parse_data,
     resolve_data,
     scene_packages,
@@ -76,7 +76,7 @@ class EvalConfig(Settings):
             raise RevisitError(f"A loaded model needs the local engine, not {self.engine}.")
         _ = self.decoding, self.engine_options
         for name, place in self._places.items():
-            if not place.startswith((SCENES, DOWNLOAD)):
+            if place != DOWNLOAD and not is_scenes(place):
                 resolve_data(place, name)
         for kind, keys in (
             ("model", list(self.models)),
@@ -176,7 +176,7 @@ class EvalConfig(Settings):
     def needs_nltk_data(self) -> bool:
         """Whether a score needs NLTK's data; the embedded model's captions of generated scenes do not."""
         scored = [self._places[benchmark.name] for benchmark in self.benchmarks if benchmark.needs_nltk]
-        return any(set(self.models) != {EMBEDDED} or not place.startswith(SCENES) for place in scored)
+        return any(set(self.models) != {EMBEDDED} or not is_scenes(place) for place in scored)
 
     def packages(self) -> list[str]:
         """Return the packages that the data, the scores and the engine need, so that all missing ones can be reported at once."""

