@@ -14,17 +14,6 @@ import revisit.embedded
 
 # The special tokens of the embedded model's tokenizer, by those that SmolLM2 has.
 RENAMED = {"<s>": "<|im_start|>", "</s>": "<|im_end|>", "<pad>": "<|endoftext|>", "<image>": "<jupyter_start>"}
-NAMES = {
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
 
 
 def random_llama(vocabulary: int) -> LlamaForCausalLM:
@@ -86,12 +75,11 @@ def write_language(path: Path) -> LlamaForCausalLM:
 
 
 def _add_weights(writer: gguf.GGUFWriter, model: LlamaForCausalLM) -> None:
-    weights = {name: value.numpy() for name, value in model.model.state_dict().items()}
-    writer.add_tensor("token_embd.weight", weights["embed_tokens.weight"])
-    writer.add_tensor("output_norm.weight", weights["norm.weight"])
-    heads = {"self_attn.q_proj": model.config.num_attention_heads, "self_attn.k_proj": model.config.num_key_value_heads}
-    for number in range(model.config.num_hidden_layers):
-        for ours, theirs in NAMES.items():
-            value = weights[f"layers.{number}.{ours}.weight"]
-            value = _interleaved(value, heads[ours]) if ours in heads else value
-            writer.add_tensor(f"blk.{number}.{theirs}.weight", np.ascontiguousarray(value))
+    config = model.config
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    for name, weight in model.model.state_dict(prefix="model.").items():
+        heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads}.get(
+            name.removesuffix("_proj.weight")[-1]
+        )
+        value = weight.numpy() if "self_attn" not in name or heads is None else _interleaved(weight.numpy(), heads)
+        writer.add_tensor(names.get_name(name, (".weight",)), np.ascontiguousarray(value))

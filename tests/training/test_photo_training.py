@@ -14,17 +14,18 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from transformers import CLIPVisionConfig, CLIPVisionModel, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 pytest.importorskip("gguf", reason="needs the extra photo")
+pytest.importorskip("onnx", reason="needs the extra photo")
 sys.path.insert(0, str(Path(__file__).parents[1] / "embedded"))
 
 import language_files
+import tower_files
 
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks import chair, pope
 from revisit.eval.benchmarks.base import Scores
-from revisit.models import photo as parts
 from revisit.models.photo import read_language
 from revisit.words import CATEGORIES
 from training.fitting import Stage
@@ -49,27 +50,6 @@ CAPTIONS = ["A dog runs across a green field today.", "Two people stand next to 
 pytestmark = pytest.mark.usefixtures("nltk_data")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def small_tower() -> pytest.MonkeyPatch:
-    """Two blocks of random weights instead of the installed tower."""
-
-    def read(path: Path) -> CLIPVisionModel:
-        torch.manual_seed(1)
-        config = CLIPVisionConfig(
-            hidden_size=12,
-            intermediate_size=24,
-            num_attention_heads=2,
-            num_hidden_layers=2,
-            image_size=parts.SIZE,
-            patch_size=parts.PATCH,
-        )
-        return CLIPVisionModel(config).eval().requires_grad_(False)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts, "read_tower", read)
-        yield patch
-
-
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Sources:
     folder = tmp_path_factory.mktemp("sources")
@@ -83,6 +63,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Sources:
     for command in (("init", "-q"), ("add", "."), (*name, "commit", "-q", "-m", "photos")):
         subprocess.run(["git", *command], cwd=folder, check=True)
     language_files.write_language(folder / "small.gguf")
+    tower_files.write_tower(folder / "tower.onnx")
     objects = {photo: [photo % 5, 10 + photo % 3] for photo in ids}
     lists = data.Lists(captioned=(1, 2, 3, 4), labelled=(5, 6, 8), validation=(9, 10, 11), test=(7, 14))
     return Sources(
