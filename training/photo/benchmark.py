@@ -1,4 +1,4 @@
-"""Folders in the form of CHAIR's and POPE's own data, of photos that were never trained on, for `revisit eval --data`."""
+"""Write photos that were never trained on in the formats of CHAIR and POPE, for `revisit eval --data`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ SETTINGS = {"random": 0.0, "adversarial": 1.0}  # share of absent objects that a
 
 
 def write_benchmark(folder: Path, photos: Photos, labels: Labels, ids: Sequence[int], seed: int) -> None:
-    """Write the photos, CHAIR's ground truth, and for each photo with objects a question with yes and one with no.
+    """Write the photos, CHAIR's ground truth, and two questions for each photo with objects, one answered by yes and one by no.
 
-    Photos keep the names of val2014; the questions have POPE's form but are drawn here: one present object, one absent one.
+    Photos are named as in val2014. The questions have POPE's form, but their objects are drawn here.
     """
     (folder / "val2014").mkdir(parents=True, exist_ok=True)
     for name in ("chair", "pope"):

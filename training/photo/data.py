@@ -1,14 +1,12 @@
-"""Which photos are trained on, and where their pixels, objects and captions come from.
+"""Training data of `photo`: COCO photos, their objects and their captions, and the lists of photos by use.
 
-Nothing of these data is part of this repository. Photos are read from a git repository of COCO photos named by their id, as its
-objects; labels from a map of CHAIR's objects; captions from lists of records with a file name and captions.
+None of these data are part of this repository. Photos are read from the objects of a git repository whose files are named by COCO
+id, labels from a map of CHAIR's objects, and captions from lists of records with a file name and captions.
 """
 
 from __future__ import annotations
 
-import gzip
 import io
-import json
 import random
 import re
 import subprocess
@@ -21,6 +19,7 @@ from typing import Any
 from PIL import Image
 
 from revisit.errors import RevisitError
+from revisit.explain import records
 from revisit.words import CATEGORIES
 
 VALIDATION = 800  # photos of val2014 that choose settings
@@ -28,7 +27,7 @@ HELD_OUT_EVERY = 7  # val2014 photos whose id this divides are never trained on
 
 
 def photo_id(name: str) -> int:
-    """The COCO id in a photo's file name: the digits before its extension."""
+    """Return the COCO id in a photo's file name: the digits before its extension."""
     found = re.search(r"(\d+)\.\w+$", name)
     if found is None:
         raise RevisitError(f"{name!r} has no COCO id before its extension.")
@@ -36,16 +35,11 @@ def photo_id(name: str) -> int:
 
 
 def read_json(path: Path) -> Any:
-    """A JSON file, a file of JSON lines, or either of them compressed with gzip."""
+    """Return the value of a JSON file, or the objects of JSON lines; either may be compressed with gzip."""
     try:
-        data = path.read_bytes()
-        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
-        try:
-            return json.loads(text)
-        except json.JSONDecodeError:
-            return [json.loads(line) for line in text.splitlines() if line.strip()]
-    except (OSError, ValueError, EOFError) as error:
-        raise RevisitError(f"{str(path)!r} cannot be read as JSON: {error}") from None
+        return records.read_json(path)
+    except RevisitError:
+        return records.read_records(path)
 
 
 @dataclass(frozen=True)
@@ -57,7 +51,7 @@ class Labels:
 
     @classmethod
     def read(cls, path: Path) -> Labels:
-        """From a file with `categories`, and for `train2014` and `val2014` the indices of each photo's objects."""
+        """Read a file with `categories`, and with the indices of each photo's objects in `train2014` and `val2014`."""
         data = read_json(path)
         try:
             order = [CATEGORIES.index(name) for name in data["categories"]]
@@ -73,7 +67,7 @@ class Labels:
 
 
 def read_captions(paths: Iterable[Path]) -> dict[int, list[str]]:
-    """Human captions by photo: records with `image` or `file_path`, and `caption` or `captions`."""
+    """Return human captions by photo, from records with `image` or `file_path`, and `caption` or `captions`."""
     out: dict[int, list[str]] = {}
     for path in paths:
         for record in read_json(path):
@@ -86,7 +80,7 @@ def read_captions(paths: Iterable[Path]) -> dict[int, list[str]]:
 
 
 def read_held_out(paths: Iterable[Path]) -> set[int]:
-    """COCO ids of benchmark files: lists of ids, and records with `image` or `image_id`, at any depth; other images have none."""
+    """Return the COCO ids that benchmark files name: in lists of ids, and in records with `image` or `image_id`, at any depth."""
     whole: set[int] = set()
 
     def visit(value: Any, found: set[int]) -> None:
@@ -156,7 +150,7 @@ class Photos:
         self._blobs = {photo_id(name): blob for _, _, blob, name in rows}
 
     def ids(self) -> list[int]:
-        """All photos."""
+        """Return the ids of all photos."""
         return list(self._blobs)
 
     def __enter__(self) -> Photos:
@@ -171,11 +165,11 @@ class Photos:
         self._reader.communicate()
 
     def read(self, photo: int) -> Image.Image:
-        """One photo in RGB."""
+        """Return a photo in RGB."""
         return Image.open(io.BytesIO(self.data(photo))).convert("RGB")
 
     def data(self, photo: int) -> bytes:
-        """One photo's file."""
+        """Return the bytes of a photo's file."""
         sent, back = self._reader.stdin, self._reader.stdout
         assert sent is not None
         assert back is not None
@@ -186,6 +180,6 @@ class Photos:
 
 
 def batches(items: Sequence[int], size: int) -> Iterator[Sequence[int]]:
-    """Consecutive parts of a list."""
+    """Yield consecutive parts of a list."""
     for start in range(0, len(items), size):
         yield items[start : start + size]

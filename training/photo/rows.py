@@ -1,7 +1,7 @@
-"""Training sequences: one photo, then several questions that do not see each other.
+"""Training sequences: one photo, then several questions that do not attend to each other.
 
-A row holds the photo's vision tokens once. Each question with its answer is a branch: it attends to the photo and to itself, and its
-positions go on where the photo ends, as if it were the only one. So the photo, half of the tokens, is computed once.
+A row contains the photo's vision tokens once. Each question with its answer is a branch: it attends to the photo and to itself, and
+its positions continue where the photo ends, as if it were alone. So the photo, half of the tokens, is computed once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Row:
 
     ids: list[int]
     positions: list[int]
-    branches: list[int]  # 0: the photo, which all see
+    branches: list[int]  # 0: the photo, to which all attend
     labels: list[int] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
     named: list[tuple[int, list[int]]] = field(default_factory=list)  # (position of a noun, nouns named before it)
@@ -49,7 +49,7 @@ class Batch:
 
 
 class Writer:
-    """Turns questions and answers about a photo into rows in SmolLM2's chat format."""
+    """Writer of questions and answers about photos in SmolLM2's chat format."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, slots: int) -> None:
         self._tokenizer, self.slots = tokenizer, slots
@@ -73,11 +73,11 @@ class Writer:
         return tuple(self._tokenizer.encode(text))
 
     def first(self, word: str) -> int:
-        """The first token of a word inside a sentence."""
+        """Return the first token of a word inside a sentence."""
         return self.encode(f" {word}")[0]
 
     def row(self, turns: Sequence[Turn]) -> Row:
-        """A photo's tokens with a branch for each turn."""
+        """Return a photo's tokens with a branch for each turn."""
         head = [*self.before, *[self.image] * self.slots, *self.after]
         size = len(head)
         row = Row(head, list(range(size)), [0] * size, [UNTRAINED] * size, [0.0] * size)
@@ -94,7 +94,7 @@ class Writer:
         return row
 
     def _named_before(self, start: int, answer: Sequence[int]) -> list[tuple[int, list[int]]]:
-        """For each object of an answer that starts at `start`: its position and the tokens that named others before it."""
+        """Return the position of each object in an answer that starts at `start`, with the tokens that named others before it."""
         out: list[tuple[int, list[int]]] = []
         seen: dict[int, str] = {}
         for offset, token in enumerate(answer):
@@ -105,7 +105,7 @@ class Writer:
         return out
 
     def _weights(self, kind: str, answer: Sequence[int]) -> list[float]:
-        """Words that only the photo can tell count most, then whether something is left to say; the last is the end's."""
+        """Return the weights of an answer and its end: largest for words that depend on the photo, then for whether it continues."""
         if kind == "checklist":  # its arbitrary choice of objects hardly counts
             return [*(1.5 if token in self.verdicts else 0.05 for token in answer), 0.1]
         if kind == "presence":
@@ -117,7 +117,7 @@ class Writer:
         return [*weights, 1.5]
 
     def batch(self, rows: Sequence[Row]) -> Batch:
-        """Rows of one length."""
+        """Pad rows to one length."""
         length = max(len(row.ids) for row in rows)
 
         def padded(columns: Sequence[Sequence[float]], fill: float, dtype: torch.dtype) -> Tensor:

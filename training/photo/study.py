@@ -1,4 +1,4 @@
-"""Which decoding to recommend for photographs: a rule, applied to runs of `revisit eval`.
+"""Choose the decoding method to recommend for photographs, by a rule applied to runs of `revisit eval`.
 
 The runs have the benchmarks chair and pope on photos that no stage trained on, with greedy decoding, the paper's setting and the
 candidates, which set `once`, the simplest first.
@@ -12,7 +12,7 @@ from pathlib import Path
 from revisit.errors import RevisitError
 from revisit.eval.log import read_logs
 
-GREEDY, PAPER, CANDIDATE = "greedy", "revisit", "once="  # labels of two methods, and what is in a candidate's
+GREEDY, PAPER, CANDIDATE = "greedy", "revisit", "once="  # labels of two methods, and a part of every candidate's label
 METRICS = {
     "CHAIRs": "CHAIR_S",
     "CHAIRi": "CHAIR_I",
@@ -29,7 +29,7 @@ Outcome = dict[str, float]  # metric -> percent
 
 
 def outcomes(runs: Sequence[Path]) -> dict[str, Outcome]:
-    """Return what each method gave, by its label, in the order of the runs."""
+    """Return the metrics of each method by its label, in the order of the runs."""
     out: dict[str, Outcome] = {}
     for log in (log for run in runs for log in read_logs(run)):
         found = out.setdefault(log.spec.method, {})

@@ -1,4 +1,4 @@
-"""What training says about a photo: human captions that go on with what they left out, checklists, and yes/no questions."""
+"""Training texts about a photo: human captions completed by the objects they omit, checklists, and yes/no questions."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ Scores = NDArray[np.float32]
 
 
 def phrase(name: str) -> str:
-    """The object with its article."""
+    """Return an object with its article."""
     return name if name in PLURAL else f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
 def presence_question(name: str) -> str:
-    """The question in POPE's form."""
+    """Return the question in POPE's form."""
     return f"Is there {phrase(name)} in the image?"
 
 
 def sentence(caption: str) -> str:
-    """A human caption with one capital letter at least and one full stop at the end."""
+    """Return a human caption with a capital first letter and one full stop at the end."""
     words = " ".join(caption.split()).strip('" ').rstrip(" .!,")
     return f"{words[:1].upper()}{words[1:]}."
 
 
 def also(names: Sequence[str]) -> str:
-    """A sentence that adds objects to a caption; nothing without objects."""
+    """Return a sentence that adds objects to a caption; empty without objects."""
     if not names:
         return ""
     *first, last = map(phrase, names)
@@ -51,7 +51,7 @@ def also(names: Sequence[str]) -> str:
 
 
 class Texts:
-    """The turns of any photo: `objects` and `captions` by photo; with objects that the tower scores, by photo."""
+    """Questions and answers about photos, from their objects and captions."""
 
     def __init__(self, objects: Mapping[int, Sequence[int]], captions: Mapping[int, Sequence[str]]) -> None:
         self.objects, self.captions = objects, captions
@@ -64,7 +64,7 @@ class Texts:
         self._together = together / np.maximum(1, often)[:, None]
 
     def absent(self, photo: int, dice: random.Random, likely: float = LIKELY) -> int:
-        """An object that is not on the photo; with probability `likely`, one that is seen together with those that are."""
+        """Draw an object that is not in the photo; with probability `likely`, one that often occurs with those that are."""
         present = list(self.objects[photo])
         odds = np.ones(len(CATEGORIES))
         if dice.random() < likely:
@@ -73,7 +73,7 @@ class Texts:
         return dice.choices(range(len(CATEGORIES)), odds.tolist())[0]
 
     def turns(self, photo: int, scores: Scores, key: str) -> list[Turn]:
-        """A long caption, a short one, a checklist and presence questions; `key` makes them differ from use to use."""
+        """Return a long caption, a short one, a checklist and presence questions; `key` varies them from one use to the next."""
         dice, present = random.Random(key), list(self.objects[photo])
         captions = [made for made in map(sentence, self.captions.get(photo, ())) if 6 <= len(made.split()) <= 17]
         dice.shuffle(captions)
@@ -99,6 +99,6 @@ class Texts:
 
 
 def words_of(captions: Sequence[str]) -> set[str]:
-    """The words of some captions, and the singular of those that end in s."""
+    """Return the words of some captions, and the singular of those that end in s."""
     words = {word for caption in captions for word in re.findall("[a-z]+", caption.lower())}
     return words | {word[:-1] for word in words if word.endswith("s")}

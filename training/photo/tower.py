@@ -1,7 +1,7 @@
-"""What the vision tower sees, and a head that learns what single patches show.
+"""Features of the vision tower, and a head that learns the words of single patches.
 
-Labels say what is on a photo, not where. So every patch scores every word, a photo's score of a word is a soft maximum over its
-patches, and only that is compared with the labels (multiple-instance learning).
+Labels name the objects of a photo but not their places. So every patch scores every word, the photo's score of a word is a soft
+maximum over its patches, and only this score is compared with the labels (multiple-instance learning).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from revisit.words import CATEGORIES
 
 SLOTS = (SIZE // PATCH) ** 2  # vision tokens
 
-# What a patch can show: CHAIR's objects, and frequent words of captions that are none of them.
+# The words of patches: CHAIR's objects, and other frequent words of captions.
 # fmt: off
 SCENE_WORDS: tuple[str, ...] = (
     "street", "field", "room", "water", "grass", "food", "city", "plate", "road", "board", "snow",
@@ -38,14 +38,14 @@ PATCH_WORDS: tuple[str, ...] = (*CATEGORIES, *SCENE_WORDS)
 
 
 def pixels(photo: Image.Image) -> Tensor:
-    """A photo squeezed to a square, normalized. (3, SIZE, SIZE)"""
+    """Resize a photo to a square and normalize it. (3, SIZE, SIZE)"""
     small = photo.resize((SIZE, SIZE), Image.Resampling.BICUBIC)
     values = torch.frombuffer(bytearray(small.tobytes()), dtype=torch.uint8).view(SIZE, SIZE, 3).permute(2, 0, 1)
     return (values.float() / 255 - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
 
 
 def see(tower: CLIPVisionModel, images: Tensor) -> Tensor:
-    """Return what the projector reads: one of the tower's hidden states without its class token. (photos, SLOTS, width)"""
+    """Return the projector's input: one of the tower's hidden states without its class token. (photos, SLOTS, width)"""
     with torch.no_grad():
         states: Tensor = tower(images.to(tower.dtype), output_hidden_states=True).hidden_states[LAYER]
     return states[:, 1:]
@@ -62,7 +62,7 @@ class PatchWords(nn.Module):
         self.sharpness = nn.Parameter(torch.tensor(1.1))  # logarithm
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits of photos (photos, words) and of patches (photos, patches, words)."""
+        """Return the logits of photos (photos, words) and of patches (photos, patches, words)."""
         with torch.autocast("cpu", torch.bfloat16):
             patches = self.second(F.gelu(self.first(self.norm(features.float())))).float()
         sharp = self.sharpness.exp()
@@ -71,14 +71,14 @@ class PatchWords(nn.Module):
 
 
 def words_loss(scores: Tensor, labels: Tensor, known: Tensor) -> Tensor:
-    """Binary cross entropy, summed over words; scene words count half, and not at all where a photo has no captions."""
+    """Compute the binary cross entropy, summed over words; scene words count half, and not at all for photos without captions."""
     each = F.binary_cross_entropy_with_logits(scores, labels * 0.96 + 0.01, reduction="none") * known
     objects = len(CATEGORIES)
     return each[:, :objects].sum(1).mean() + 0.5 * each[:, objects:].sum(1).mean()
 
 
 def mean_average_precision(scores: Tensor, labels: Tensor) -> float:
-    """Over the words that at least three photos have."""
+    """Return the mean average precision over the words of at least three photos."""
     found = []
     for score, label in zip(scores.T, labels.T, strict=True):
         if label.sum() < 3:

@@ -1,13 +1,13 @@
-"""The recipe of `photo`: between a pretrained vision transformer and a pretrained language model, small parts learn.
+"""The recipe of `photo`: small trained parts between a pretrained vision transformer and a pretrained language model.
 
-features   the tower's output, computed once for every photo.
-words      a head that is thrown away later learns which words the patches show.
-projector  the output for each patch approaches the mixture of word embeddings that the head gives it, with a part of every
-           word's prior removed (otherwise each patch would say "person"). No pass through the language model.
-adapter    low-rank adapters in the upper decoder layers learn captions, checklists and presence questions; every vision token
-           predicts its patch's words.
+features   computes the tower's output once for every photo.
+words      trains a temporary head to predict the words of patches.
+projector  trains the projector to output, for each patch, the mixture of word embeddings that the head predicts, with part of
+           every word's prior removed (otherwise each patch would predict "person"). The language model is not run.
+adapter    trains low-rank adapters in the upper decoder layers on captions, checklists and presence questions; every vision
+           token also predicts the words of its patch.
 
-Matrix products run in bfloat16, which needs a CPU that has it to be fast. Every stage can be interrupted and goes on where it was.
+Matrix products run in bfloat16, which is fast only on CPUs that support it. Every stage can be interrupted and resumed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ STAGES = ("features", "words", "projector", "adapter")
 LOGGED = STAGES[1:]
 PRIOR = 0.6  # part of a word's prior that is removed from its patches
 PRIOR_PHOTOS = 512  # photos that the prior is measured on
-SHARPER = 2.0  # factor of the logits of a patch's words: otherwise many patches say a little of everything
+SHARPER = 2.0  # factor of the logits of a patch's words; without it many patches predict a little of everything
 NEAR = 0.1  # temperature of the choice between words, in mean squared distances between them
 BLOCK = 32  # photos at once where nothing is trained
 LLAMA = {"self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"), "mlp": ("gate_proj", "up_proj", "down_proj")}
@@ -64,7 +64,7 @@ class Recipe:
     vision_loss: float = 0.1  # weight of the loss that makes vision tokens predict the words of their patches
 
     def shortened(self, steps: int) -> Recipe:
-        """The same recipe with at most this many steps a stage, on as many photos as they need."""
+        """Return the recipe with at most this many steps per stage, on as many photos as they need."""
         stages = {name: replace(getattr(self, name), steps=min(steps, getattr(self, name).steps)) for name in LOGGED}
         most = max(stage.steps * stage.rows for stage in stages.values())
         return replace(self, photos=min(self.photos, most), captioned=min(self.captioned, most), **stages)
@@ -72,7 +72,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Sources:
-    """What is trained on."""
+    """The data and the pretrained models."""
 
     photos: Photos
     labels: Labels
@@ -84,7 +84,7 @@ class Sources:
 
 
 class Rows:
-    """A growing file of equal arrays, one a photo, and the photos in it; it goes on where it was interrupted."""
+    """A growing file of arrays of one shape, one per photo; an interrupted run resumes it."""
 
     def __init__(self, path: Path, shape: tuple[int, ...], kind: str) -> None:
         self.path, self.shape, self.kind = path, shape, np.dtype(kind)
@@ -94,24 +94,24 @@ class Rows:
         return self.path.stat().st_size // self._size if self.path.exists() else 0
 
     def append(self, values: NDArray[Any]) -> None:
-        """More photos; a part that an interruption left is cut off."""
+        """Append photos; an incomplete array at the end is cut off."""
         with self.path.open("r+b" if self.path.exists() else "w+b") as file:
             file.seek(len(self) * self._size)
             file.truncate()
             file.write(np.ascontiguousarray(values, self.kind).tobytes())
 
     def read(self) -> NDArray[Any]:
-        """All of them. (photos, *shape)"""
+        """Return all arrays. (photos, *shape)"""
         return np.memmap(self.path, self.kind, "r", shape=(len(self), *self.shape))
 
 
 def as_bfloat16(stored: NDArray[Any]) -> Tensor:
-    """Stored bits as numbers."""
+    """Convert stored bits to numbers."""
     return torch.from_numpy(np.ascontiguousarray(stored)).view(torch.bfloat16)
 
 
 def bits(values: Tensor) -> NDArray[Any]:
-    """bfloat16 numbers as what NumPy can store."""
+    """Convert numbers to the bits of bfloat16, which NumPy can store."""
     out: NDArray[Any] = values.to(torch.bfloat16).contiguous().view(torch.int16).numpy()
     return out
 
@@ -139,7 +139,7 @@ class Trainer:
 
     @cached_property
     def width(self) -> int:
-        """Of the tower's hidden states."""
+        """The width of the tower's hidden states."""
         return int(self.tower.config.hidden_size)
 
     def new_head(self) -> vision.PatchWords:
@@ -156,11 +156,11 @@ class Trainer:
 
     @cached_property
     def writer(self) -> Writer:
-        """Of the training texts."""
+        """The writer of the training sequences."""
         return Writer(self.language[1], vision.SLOTS)
 
     def new_projector(self) -> nn.Module:
-        """A fresh projector from the tower's width to the language model's, named as LLaVA names its parts."""
+        """Build a fresh projector from the tower's width to the language model's, with LLaVA's names of its parts."""
         wide = self.language[0].config.hidden_size
         torch.manual_seed(self.recipe.seed)
         projector = nn.Sequential()
@@ -173,7 +173,7 @@ class Trainer:
         return projector
 
     def checkpoint(self, name: str) -> Checkpoint:
-        """Of a stage, with the settings that it depends on."""
+        """Return the checkpoint of a stage, with the settings that it depends on."""
         whole = asdict(self.recipe)
         seen = ("seed", "photos", "captioned", "words")
         needed = {
@@ -204,7 +204,7 @@ class Trainer:
         return Rows(self.folder / "features.bin", (vision.SLOTS, self.width), "int16")
 
     def features(self) -> None:
-        """Compute what the tower gives for every photo."""
+        """Compute the tower's output for every photo."""
         with self.sources.photos as photos:
             for part in batches(self.order[len(self.rows) :], BLOCK):
                 images = torch.stack([vision.pixels(photos.read(photo)) for photo in part])
@@ -214,7 +214,7 @@ class Trainer:
 
     @cached_property
     def seen(self) -> NDArray[Any]:
-        """What the stage features computed. (photos, slots, width)"""
+        """The output of the stage `features`. (photos, slots, width)"""
         if len(self.rows) < len(self.order):
             raise RevisitError(f"The stage 'features' is not finished in {self.folder}; run it first.")
         return self.rows.read()
@@ -257,12 +257,12 @@ class Trainer:
         return torch.cat(means).mean(0).logit()
 
     def mixtures(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores of photos (photos, words), and what each patch shows, as shares of words (photos, slots, words)."""
+        """Return the scores of photos (photos, words), and the shares of words in each patch (photos, slots, words)."""
         scores, logits = self.head(features)
         return scores, (SHARPER * (logits - PRIOR * self.prior)).softmax(-1)
 
     def projector(self) -> None:
-        """Train the projector: patches become words."""
+        """Train the projector to output the embeddings of the words of a patch."""
         recipe, projector = self.recipe, self.new_projector()
         embedding: Tensor = self.language[0].model.embed_tokens.weight
         tokens = [torch.tensor(self.writer.encode(f" {word}")) for word in vision.PATCH_WORDS]
@@ -286,7 +286,7 @@ class Trainer:
         fit(self.checkpoint("projector"), recipe.projector, weights, loss_of, self.every, self.progress, decay=0.01)
 
     def adapter(self) -> None:
-        """Train the adapter: the language model learns to talk about photos."""
+        """Train the adapters of the language model on texts about photos."""
         recipe, writer = self.recipe, self.writer
         projector = self.new_projector()
         projector.load_state_dict(self.checkpoint("projector").finished(recipe.projector.steps))
@@ -330,7 +330,7 @@ class Trainer:
 
 
 def draw(seed: int, step: int, rows: int, count: int) -> NDArray[Any]:
-    """The places of a step's photos: all of them in a new order in every pass. (rows,)"""
+    """Return the indices of a step's photos; every pass over the photos has a new order. (rows,)"""
     places = np.arange(step * rows, (step + 1) * rows)
     orders = {
         number: np.random.default_rng([seed, number]).permutation(count) for number in set((places // count).tolist())
@@ -339,7 +339,7 @@ def draw(seed: int, step: int, rows: int, count: int) -> NDArray[Any]:
 
 
 def hidden_states(model: LlamaForCausalLM, writer: Writer, batch: Batch, projected: Tensor) -> Tensor:
-    """The last hidden states of a batch with the projector's outputs in the slots. (rows, length, width)"""
+    """Return the last hidden states of a batch, with the projector's outputs in the slots. (rows, length, width)"""
     embedded: Tensor = model.get_input_embeddings()(batch.ids)
     embedded = embedded.masked_scatter((batch.ids == writer.image)[..., None], projected.to(embedded.dtype))
     hidden_from = torch.finfo(embedded.dtype).min
@@ -359,7 +359,7 @@ def language_loss(
     slot_words: Tensor,
     vision_loss: float,
 ) -> tuple[Tensor, dict[str, float]]:
-    """The weighted loss of the answers, of every slot's own words, and of naming an object twice.
+    """Compute the weighted loss of the answers, of the words of every slot, and of naming an object twice.
 
     The whole head is only applied where an answer is predicted; slots choose among the patch words.
     """
@@ -386,7 +386,7 @@ def language_loss(
 
 
 def repetition(logits: Tensor, trained: Tensor, batch: Batch) -> Tensor:
-    """The probability that a noun repeats one that was named before; unlikelihood training makes it small. (nouns,)"""
+    """Return the probability that a noun repeats an earlier one, which unlikelihood training reduces. (nouns,)"""
     if not batch.named:
         return logits.new_zeros(1)
     order = trained.flatten().cumsum(0).view_as(trained) - 1  # place of a position among the trained ones

