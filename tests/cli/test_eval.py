@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from families import build
+import families
 from revisit import ReVisiT, evaluate, load, read_logs
 from revisit.cli.main import app
 
@@ -23,11 +23,7 @@ KITS = Path(__file__).parents[2] / "docs" / "research" / "kits.md"
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    made, processor = build("llava")
-    made.save_pretrained(path)
-    processor.save_pretrained(path)
-    return path
+    return families.save("llava", tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(autouse=True)

@@ -6,21 +6,18 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
+from command_line import Run
 from PIL import Image
 
 import families
 from revisit import ReVisiT
-from revisit.cli.main import main
 from revisit.embedded.samples import sample
 from revisit.models.config import describe_model
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "models"))
 
 
 @pytest.fixture(scope="module")
@@ -35,26 +32,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-class Done(NamedTuple):
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-@pytest.fixture
-def run(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
-    """Run the command line in this process, because importing torch again takes seconds."""
-
-    def call(*arguments: str) -> Done:
-        monkeypatch.chdir(folder)
-        monkeypatch.setattr(sys, "argv", ["revisit", *arguments])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out = capsys.readouterr()
-        return Done(int(ended.value.code or 0), out.out, out.err)
-
-    return call
+@pytest.fixture(autouse=True)
+def in_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
 
 
 def page_data(path: Path) -> Any:
@@ -63,12 +43,12 @@ def page_data(path: Path) -> Any:
     return json.loads(found[1])
 
 
-def test_json_for_two_images(run: Callable[..., Done]) -> None:
+def test_json_for_two_images(run: Run) -> None:
     done = run(
         "generate", "a.png", "b.png", "--model", "model", "--set", "alpha=1e-2", "--max-new-tokens", "4", "--json"
     )
-    assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.status == 0, done.err
+    lines = [json.loads(line) for line in done.out.splitlines()]
     assert [line["images"] for line in lines] == [["a.png"], ["b.png"]]
     for line in lines:
         assert line["method"]["name"] == "revisit"
@@ -77,23 +57,22 @@ def test_json_for_two_images(run: Callable[..., Done]) -> None:
         assert line["counters"]["applied"] > 0
 
 
-def test_tiny_raises_an_error_for_images_unlike_its_scenes(run: Callable[..., Done]) -> None:
+def test_tiny_raises_an_error_for_images_unlike_its_scenes(run: Run) -> None:
     """The error names other models and the flag that overrides it; scenes print nothing on stderr."""
     own = run("generate", "scene.png", "--max-new-tokens", "2")
-    assert (own.returncode, own.stderr) == (0, "")
+    assert (own.status, own.err) == (0, "")
     other = run("generate", "noise.png", "--max-new-tokens", "2")
-    assert (other.returncode, other.stdout) == (2, "")
-    assert len(other.stderr.splitlines()) == 1
+    assert (other.status, other.out) == (2, "")
     for part in ("noise.png", "--model photo", "SmolVLM", "--any-image"):
-        assert part in other.stderr
-    assert run("generate", "noise.png", "--max-new-tokens", "2", "--any-image").returncode == 0
-    assert run("lens", "noise.png").returncode == run("check", "noise.png", "A dog.").returncode == 2
+        assert part in other.sentence
+    assert run("generate", "noise.png", "--max-new-tokens", "2", "--any-image").status == 0
+    assert run("lens", "noise.png").status == run("check", "noise.png", "A dog.").status == 2
 
 
-def test_a_page_per_answer(run: Callable[..., Done], tmp_path: Path) -> None:
+def test_a_page_per_answer(run: Run, tmp_path: Path) -> None:
     options = ("--model", "model", "--max-new-tokens", "5", "--set", "alpha=0.05", "--compare-with", "greedy")
     done = run("generate", "a.png", "b.png", *options, "--html", str(tmp_path / "out.html"))
-    assert done.returncode == 0
+    assert done.status == 0
     for number, width in ((1, families.image(0).width), (2, 30)):
         data = page_data(tmp_path / f"out-{number}.html")
         assert data["images"][0]["w"] == width
@@ -102,9 +81,9 @@ def test_a_page_per_answer(run: Callable[..., Done], tmp_path: Path) -> None:
         assert data["answers"][0]["method"]["alpha"] == 0.05
 
 
-def test_compared_methods_use_the_models_recommendation(run: Callable[..., Done], tmp_path: Path) -> None:
+def test_compared_methods_use_the_models_recommendation(run: Run, tmp_path: Path) -> None:
     options = ("--max-new-tokens", "2", "--method", "greedy", "--compare-with", "revisit")
-    assert run("generate", "scene.png", *options, "--html", str(tmp_path / "page.html")).returncode == 0
+    assert run("generate", "scene.png", *options, "--html", str(tmp_path / "page.html")).status == 0
     neighbors = page_data(tmp_path / "page.html")["answers"][1]["method"]["neighbors"]
     assert neighbors == ReVisiT.recommended(describe_model("tiny")).neighbors
     assert neighbors != ReVisiT().neighbors
@@ -113,14 +92,10 @@ def test_compared_methods_use_the_models_recommendation(run: Callable[..., Done]
 @pytest.mark.parametrize(
     "command",
     [
-        *(
-            "generate",
-            "generate nope.jpg",
-            "generate a.png --method nope",
-            "lens",
-            "check nope.jpg x",
-        ),
+        *("generate", "generate nope.jpg", "generate a.png --method nope", "lens", "check nope.jpg x"),
         *("serve --method nope", "serve --host 0.0.0.0", "serve --limits nope=1", "doctor --image-size 3"),
+        *("doctor ./nope", "bench --method greedy,nope", "bench --image nope.jpg", "report nope"),
+        *("ablate z", "ablate --benchmark nope"),
     ],
 )
 def test_usage_errors_do_not_import_torch(folder: Path, command: str) -> None:
@@ -134,10 +109,10 @@ def test_usage_errors_do_not_import_torch(folder: Path, command: str) -> None:
     assert done.stdout == "2 False\n"
 
 
-def test_listings(run: Callable[..., Done]) -> None:
-    methods = json.loads(run("methods", "--json").stdout)
+def test_listings(run: Run) -> None:
+    methods = json.loads(run("methods", "--json").out)
     assert {"greedy", "revisit"} <= {row["name"] for row in methods}
     assert all(row["summary"] and row["cost"] and row["source"] for row in methods)
-    models = {row["family"]: row["layers"] for row in json.loads(run("models", "--json").stdout)}
+    models = {row["family"]: row["layers"] for row in json.loads(run("models", "--json").out)}
     assert set(families.ALL) == set(models)
     assert models["qwen2_5_vl"] == "all"

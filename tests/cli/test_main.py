@@ -1,10 +1,8 @@
-"""Bad paths, missing packages and interruptions end every command with one sentence and nothing half-written."""
+"""Help, completion, missing packages, busy ports and interruptions."""
 
 from __future__ import annotations
 
-import base64
 import io
-import json
 import logging
 import os
 import signal
@@ -12,15 +10,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
+import typer.main
+from command_line import Run
 from huggingface_hub.utils import are_progress_bars_disabled
 from typer.testing import CliRunner
 
-import families
 import revisit
 from revisit import RevisitError, errors
 from revisit.cli import options
@@ -34,56 +32,23 @@ from revisit.registry import Registry
 from revisit.settings import hide_progress_bars
 
 
-class Done(NamedTuple):
-    status: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
-    """Run a command in a folder of its own, which contains an image."""
-    families.image(0, (96, 96)).save(tmp_path / "photo.png")
-    monkeypatch.chdir(tmp_path)
-
-    def command(*arguments: object) -> Done:
-        monkeypatch.setattr(sys, "argv", ["revisit", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            main()
-        out, err = capsys.readouterr()
-        return Done(int(end.value.code or 0), out, err)
-
-    return command
-
-
-def one_sentence(done: Done) -> str:
-    assert done.status == 2, done
-    said = [line for line in done.err.splitlines() if line.startswith("revisit: ")]
-    assert len(said) == 1, done.err
-    assert "Traceback" not in done.err
-    return said[0]
-
-
-def test_version(run: Callable[..., Done]) -> None:
+def test_version(run: Run) -> None:
     assert run("--version") == (0, f"revisit {revisit.__version__}\n", "")
 
 
 @pytest.mark.parametrize(
-    ("command", "package", "extra"),
-    [
-        ("compare runs", "statsmodels", "eval"),
-        ("eval --limit 1", "scipy", "eval"),
-        ("report runs", "matplotlib", "eval"),
-    ],
+    ("command", "package"),
+    [("compare runs", "statsmodels"), ("eval --limit 1", "scipy"), ("report runs", "matplotlib")],
 )
 def test_a_missing_extra_is_named_before_the_work(
-    run: Callable[..., Done], command: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
+    run: Run, command: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find = errors.find_spec
     monkeypatch.setattr(errors, "find_spec", lambda name: None if name == package else find(name))
-    said = one_sentence(run(*command.split()))
-    assert f"needs {package}" in said
-    assert f"revisit-decoding[{extra}]" in said
+    done = run(*command.split())
+    assert done.status == 2
+    assert f"needs {package}" in done.sentence
+    assert "revisit-decoding[eval]" in done.sentence
 
 
 def test_a_missing_extra_without_an_early_check(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,27 +68,29 @@ def test_the_methods_of_a_command_line() -> None:
         chosen_method("revisit:all", [])
 
 
-def test_the_log_is_on_stderr_with_the_traceback_of_internal_errors(run: Callable[..., Done]) -> None:
+def test_the_log_is_on_stderr_with_the_traceback_of_internal_errors(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
     """`revisit serve` logs failed batches; the cause must be in its log."""
     assert run("--version").status == 0
     try:
         raise KeyError("cause")
     except KeyError as error:
         logging.getLogger("revisit.serve.batcher").error("A batch failed", exc_info=error)
-    said = run("--version").err
-    assert said.startswith("revisit: A batch failed\nTraceback")
-    assert "KeyError: 'cause'" in said
+    err = capsys.readouterr().err
+    assert err.startswith("revisit: A batch failed\nTraceback")
+    assert "KeyError: 'cause'" in err
 
 
-def test_a_busy_port(run: Callable[..., Done]) -> None:
+def test_a_busy_port(run: Run) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
         for command in ("serve", "ui"):
-            said = one_sentence(run(command, "--port", port))
-            assert f"Cannot listen on 127.0.0.1:{port}" in said
-            assert "choose another --port" in said
+            done = run(command, "--port", port)
+            assert done.status == 2
+            assert f"Cannot listen on 127.0.0.1:{port}" in done.sentence
 
 
 def test_interrupted_scenes_leave_nothing(tmp_path: Path) -> None:
@@ -158,73 +125,46 @@ def test_an_interrupted_evaluation_reports_what_is_stored(tmp_path: Path) -> Non
     assert said.value.status == 130
 
 
-def test_serve_uses_recommended_settings(run: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recommendations fill in the settings that the command line and a request leave out."""
+def test_serve_uses_recommended_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recommendations fill in the settings that the command line leaves out."""
     from revisit.serve import server
     from revisit.serve.app import Service
     from revisit.serve.limits import Limits
 
-    made: list[Service] = []
-
-    class Stop(Exception):
-        pass
+    services: list[Service] = []
 
     def build(service: Service) -> None:
-        made.append(service)
-        raise Stop
+        services.append(service)
+        raise KeyboardInterrupt
 
     monkeypatch.setattr("revisit.serve.app.build", build)
     for settings, neighbors in (({}, 8), ({"neighbors": "2"}, 2)):
-        with pytest.raises(Stop):
+        with pytest.raises(KeyboardInterrupt):
             server.serve("tiny", host="127.0.0.1", port=0, limits=Limits(), settings=settings)
-        assert made[-1].method.settings()["neighbors"] == neighbors
-    image = {"type": "image_url", "image_url": {"url": png_uri(families.image(0))}}
-    body = {"model": "tiny", "messages": [{"role": "user", "content": [image, {"type": "text", "text": "hi"}]}]}
-    for settings, neighbors in (({}, 8), ({"neighbors": 3}, 3)):
-        asked = {**body, "decoding": {"method": "revisit", "settings": settings}}
-        request, _ = made[-1].read(json.dumps(asked).encode())
-        assert request.method.settings()["neighbors"] == neighbors
-
-
-def png_uri(image: Any) -> str:
-    out = io.BytesIO()
-    image.save(out, format="PNG")
-    return f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}"
+        assert services[-1].method.settings()["neighbors"] == neighbors
 
 
 def test_the_same_option_has_the_same_name_everywhere() -> None:
     """Every command uses --out, --limit and --batch-size, and no short option has two meanings."""
-    import typer.main
-
-    def options(command: Any, path: str = "") -> Iterator[tuple[str, str]]:
-        for parameter in getattr(command, "params", []):
-            yield from ((path, name) for name in (*parameter.opts, *parameter.secondary_opts))
-        for name, inner in getattr(command, "commands", {}).items():
-            yield from options(inner, f"{path} {name}")
-
-    listed = list(options(typer.main.get_command(app)))
+    commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    names = [[name for name in parameter.opts if name[0] == "-"] for c in commands.values() for parameter in c.params]
+    assert {"--output", "--n", "--batch", "--new-tokens"}.isdisjoint(name for option in names for name in option)
     short: dict[str, set[str]] = {}
-    for command in typer.main.get_command(app).commands.values():  # type: ignore[attr-defined]
-        for parameter in command.params:
-            names = [name for name in parameter.opts if name.startswith("-")]
-            for name in names:
-                if len(name) == 2:
-                    short.setdefault(name, set()).add(next(other for other in names if other.startswith("--")))
-    assert {name: longs for name, longs in short.items() if len(longs) > 1} == {}
-    others = ("--output", "--n", "--batch", "--new-tokens")
-    assert [entry for entry in listed if entry[1] in others] == []
-    for path in (" eval", " ablate", " demo", " report", " analyze"):
-        assert (path, "--out") in listed
+    for long, *others in (sorted(option, key=len, reverse=True) for option in names if option):
+        for other in others:
+            short.setdefault(other, set()).add(long)
+    assert short["-o"] == {"--out"}
+    assert [option for option, meanings in short.items() if len(meanings) > 1] == []
 
 
-def test_commands_are_in_panels_and_can_be_completed(run: Callable[..., Done]) -> None:
+def test_commands_are_in_panels_and_can_be_completed(run: Run) -> None:
     done = run("--help")
     panels = [line.split()[1] for line in done.out.splitlines() if line.startswith("╭─")]
     assert panels == ["Options", "Try", "Measure", "Study", "Serve", "Maintain"]
     assert "--install-completion" in done.out
 
 
-def test_help_names_values_in_plain_words(run: Callable[..., Done]) -> None:
+def test_help_names_values_in_plain_words(run: Run) -> None:
     for command in ("", "generate", "eval", "bench", "data get"):
         shown = run(*command.split(), "-h").out
         assert "Usage:" in shown
@@ -232,8 +172,7 @@ def test_help_names_values_in_plain_words(run: Callable[..., Done]) -> None:
 
 
 def test_completion_offers_the_last_of_several_names() -> None:
-    assert "revisit,vcd" in options.complete_methods("revisit,vc")
-    assert options.complete_benchmarks("pop") == ["pope"]
+    assert "revisit,vcd" in options.completion(METHODS)("revisit,vc")
     found = CliRunner().invoke(
         app, env={"_REVISIT_COMPLETE": "complete_bash", "COMP_WORDS": "revisit eval --benchmark pop", "COMP_CWORD": "3"}
     )
@@ -255,7 +194,7 @@ def test_characters_outside_the_terminals_encoding(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(("command", "registry"), [("methods", METHODS), ("benchmarks", BENCHMARKS)])
 def test_every_setting_is_shown_with_its_default_and_its_meaning(
-    run: Callable[..., Done], command: str, registry: Registry[Any]
+    run: Run, command: str, registry: Registry[Any]
 ) -> None:
     for name in registry.names():
         assert [entry["name"] for entry in describe(registry.find(name)) if not entry["about"]] == [], name

@@ -1,32 +1,37 @@
-"""`revisit analyze`: the paper's studies on any model and images, one command each."""
+"""`revisit analyze`: run the paper's studies on any model and images."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
 import typer
 
 from revisit.cli import options
 from revisit.errors import RevisitError, need, unknown
+from revisit.eval.benchmarks.io.places import DEFAULT_SCENES, scene_packages
+from revisit.eval.report.terminal import print_section
+from revisit.models.config import EMBEDDED
 
 NAMES = ("hallucinated-steps", "gt-vs-hal", "projection", "case-study")
 
 
 def analyze(
     context: typer.Context,
-    study: str = typer.Argument(..., help=f"One of: {', '.join(NAMES)}."),
+    study: str = typer.Argument(..., help=f"Study: {', '.join(NAMES)}."),
     model: str = options.MODEL,
     data: str = typer.Option(
         None,
-        help="Folder with COCO val2014 images and annotations, or scenes:SPLIT:NUMBER:SEED to generate them (the embedded "
-        "model's default is scenes:unusual:100).",
+        metavar="SOURCE",
+        help="Folder with COCO's val2014 images and annotations, or scenes:SPLIT:NUMBER:SEED to generate scenes. Default for "
+        "'tiny': scenes:unusual:100.",
     ),
-    limit: int = typer.Option(None, min=1, help="Use only the first images."),
+    limit: int = typer.Option(None, min=1, help="Use only this many images."),
     output: Path = typer.Option(Path("results"), "--out", "-o", help="Folder for captions and results."),
     method: str = typer.Option(
         None,
-        help="How captions are decoded (default: greedy). For case-study: ReVisiT with the settings to study, such as "
+        help="Decoding method of the captions; by default greedy. For case-study: ReVisiT with settings, for example "
         "revisit:alpha=0.01.",
     ),
     max_new_tokens: int = typer.Option(512, min=1, help="Maximum length of a caption, in tokens."),
@@ -37,29 +42,26 @@ def analyze(
 ) -> None:
     """Run one of the paper's studies, store the results and print tables.
 
-    hallucinated-steps: when a caption names an absent object, how high does a word for a present one rank?
+    hallucinated-steps: the rank of words for present objects at steps that name an absent one.
 
-    gt-vs-hal: probability of words for present and absent objects, with and without the image.
+    gt-vs-hal: the probability of words for present and absent objects, with and without the image.
 
-    projection: what single vision tokens predict, by layer, over the whole vocabulary and over object words.
+    projection: the predictions of single vision tokens by layer, over the whole vocabulary and over object words.
 
-    case-study: every step that ReVisiT changed, by kind, with the candidates of some of them.
+    case-study: all steps that ReVisiT changed, by kind, some of them with their candidates.
 
     Examples:
 
       revisit analyze projection --data scenes:unusual:300 --out runs/studies
-
       revisit analyze case-study --method revisit:alpha=1e-3 --data scenes:unusual:100 --out runs/studies
     """
     if study not in NAMES:
         raise unknown("study", study, NAMES)
     for name in ("method", "max_new_tokens", "batch_size"):
-        if study == "projection" and options.typed(context, name):
+        source: Any = context.get_parameter_source(name)  # compared by name: typer may have its own copy of click
+        if study == "projection" and source.name != "DEFAULT":
             raise RevisitError(f"--{name.replace('_', '-')} cannot be used with projection, which decodes nothing.")
     from revisit.cli.progress import reporter
-    from revisit.eval.benchmarks.io.places import DEFAULT_SCENES, scene_packages
-    from revisit.eval.report.terminal import print_section
-    from revisit.models.config import EMBEDDED
     from revisit.paper.report import STUDIES, run_study, study_section
     from revisit.paper.study import CAPTIONS, Subject
 

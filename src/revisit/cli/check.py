@@ -1,4 +1,4 @@
-"""`revisit check`: check which words of a text its image supports."""
+"""`revisit check`: check which words of a text are supported by its image."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import typer
 
 from revisit.cli import options
 from revisit.errors import Incomplete, RevisitError
+from revisit.eval.report.document import Table
+from revisit.eval.report.terminal import print_table
+from revisit.explain.document import check_page
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -20,25 +23,25 @@ if TYPE_CHECKING:
 
 
 def check(
-    source: Path = typer.Argument(None, help="An image, followed by its text; or a file of texts with --images."),
-    text: str = typer.Argument(None, help="The text to check against the image."),
+    source: Path = typer.Argument(None, help="An image, or a file of texts (with --images)."),
+    text: str = typer.Argument(None, help="Text about the image."),
     images: Path = typer.Option(None, help="Folder with the images of a file of texts."),
     output: Path = typer.Option(
-        None, "--out", "-o", help="Folder for the results of a file of texts; an existing one is resumed."
+        None, "--out", "-o", help="Folder for the results of a file of texts; rerun the command to resume."
     ),
     model: str = options.MODEL,
-    prompt: str = typer.Option(None, "--prompt", "-p", help="The question that the text answers."),
+    prompt: str = typer.Option(None, "--prompt", "-p", help="Question that the text answers."),
     threshold: float = typer.Option(
-        None, min=0, max=1, help="Flag words with less support than this; by default the model's own threshold."
+        None, min=0, max=1, help="Flag words with less support than this; by default the model's threshold."
     ),
-    words: str = typer.Option(None, help="objects (the default), content, or a list such as dog,cat,cup."),
-    field: str = typer.Option(None, help="Field of the file that contains the text, if there are several."),
-    batch_size: int = typer.Option(8, min=1, help="Texts in one forward pass."),
+    words: str = typer.Option("objects", help="Words to check: objects, content, or a list like dog,cat,cup."),
+    field: str = typer.Option(None, help="Field of the file that contains the text, if there are several candidates."),
+    batch_size: int = typer.Option(8, min=1, help="Number of texts per forward pass."),
     calibrate: str = typer.Option(
         None,
-        metavar="DATA",
-        help="Measure how well the model can check, on images whose objects are known (a folder with COCO's annotations, or "
-        "scenes:…), and print the entry for its generation_config.json.",
+        metavar="SOURCE",
+        help="Measure how well the model can check, on images with known objects (a folder with COCO's annotations, or "
+        "scenes:SPLIT:NUMBER:SEED), and print an entry for its generation_config.json.",
     ),
     html: Path = options.HTML,
     as_json: bool = options.JSON,
@@ -47,13 +50,13 @@ def check(
     trust_remote_code: bool = options.TRUST_REMOTE_CODE,
     allow_incomplete: bool = options.ALLOW_INCOMPLETE,
 ) -> None:
-    """Check which words of a text the image supports.
+    """Check which words of a text are supported by its image.
 
-    A file of texts can have any layout that `revisit score chair` reads. The folder --out then contains checks.jsonl (one line
-    per text) and index.html, which shows the texts with the least support first.
+    A file of texts can have any layout that `revisit score chair` accepts. Its results are checks.jsonl, with one line per text,
+    and index.html, which lists the texts with the least support first.
 
-    Exit status: 0 if no word is flagged, 1 if a word is flagged, 2 for wrong input, 3 if there was no word to check or some
-    texts could not be checked.
+    Exit status: 0 if no word is flagged, 1 if a word is flagged, 2 for wrong input, 3 if there is no word to check or a text
+    cannot be checked.
 
     Examples:
 
@@ -63,7 +66,8 @@ def check(
     """
     loading = {"trust_remote_code": trust_remote_code, "allow_incomplete": allow_incomplete}
     if calibrate is not None:
-        if as_json or any(o is not None for o in (source, images, output, prompt, threshold, words, field, html)):
+        others = (source, images, output, prompt, threshold, field, html)
+        if as_json or words != "objects" or any(option is not None for option in others):
             raise RevisitError(
                 "--calibrate measures the model: combine it with --model, --batch-size, --quiet, --trust-remote-code and "
                 "--allow-incomplete only."
@@ -79,18 +83,13 @@ def check(
     if text is not None and (images is not None or output is not None or field is not None):
         raise RevisitError("--images, --out and --field need a file of texts, not a single text.")
     if text is None and (html is not None or as_json or output is None or output.is_file()):
-        raise RevisitError("A file of texts needs a folder --out DIR for its results, instead of --html and --json.")
+        raise RevisitError("A file of texts needs a folder for its results: use --out DIR, without --html and --json.")
     from revisit.explain.check_files import read_captions
     from revisit.explain.checkable import need_words
-    from revisit.explain.document import check_page
     from revisit.models.images import open_image
 
-    listed = words in (None, "objects", "content")
-    settings: dict[str, Any] = {
-        "prompt": prompt,
-        "threshold": threshold,
-        "words": (words or "objects") if listed else [word for word in words.split(",") if word.strip()],
-    }
+    kind_or_list = words if words in ("objects", "content") else [word for word in words.split(",") if word.strip()]
+    settings: dict[str, Any] = {"prompt": prompt, "threshold": threshold, "words": kind_or_list}
     if html is not None:
         check_page(html, [source])
     if text is not None:
@@ -100,23 +99,18 @@ def check(
         captions = read_captions(source, images, field)
         first, image = _first_image(captions)
 
-    from revisit.cli.loading import load_for_image
     from revisit.explain.check import check as check_one
 
-    pair = load_for_image(model, image, str(first), any_image=any_image, **loading)
+    pair = options.load_for_image(model, image, str(first), any_image=any_image, **loading)
     if text is None:
         flagged = _check_file(pair, captions, output, settings, batch_size, quiet)
     else:
-        found = check_one(pair, image, text, **settings)
-        _print(found, html, as_json)
-        if not found.checked:
-            raise Incomplete("The text contains none of the words to check; choose other words with --words.")
-        flagged = bool(found.flagged())
+        flagged = _print_check(check_one(pair, image, text, **settings), html, as_json)
     raise typer.Exit(1 if flagged else 0)
 
 
 def _first_image(captions: list[Caption]) -> tuple[Path, Image]:
-    """Open the first image that can be read; the others are reported one by one."""
+    """Open the first readable image; errors in the others are reported later, one by one."""
     from revisit.models.images import open_image
 
     for caption in captions:
@@ -125,31 +119,24 @@ def _first_image(captions: list[Caption]) -> tuple[Path, Image]:
     raise RevisitError(f"None of the images can be read; the first is {captions[0].image}.")
 
 
-def _print(found: Check, html: Path | None, as_json: bool) -> None:
-    """Print one check."""
-    from revisit.eval.report.document import Table
-    from revisit.eval.report.terminal import print_table
-
-    flagged = found.flagged()
+def _print_check(found: Check, html: Path | None, as_json: bool) -> bool:
+    """Print the check of one text; return whether any word is flagged."""
+    flagged, rows = found.flagged(), []
+    for word in found.checked:
+        patch = f"#{word.vision_token}" if word.patch_row is None else f"{word.patch_row},{word.patch_col}"
+        rows.append((word.text, f"{word.support:.2f}", patch, "yes" if word in flagged else ""))
     if as_json:
         options.print_json(found.to_dict())
     else:
-        rows = [
-            (
-                word.text,
-                f"{word.support:.2f}",
-                f"#{word.vision_token}" if word.patch_row is None else f"{word.patch_row},{word.patch_col}",
-                "yes" if word in flagged else "",
-            )
-            for word in found.checked
-        ]
         if rows:
-            heads = ("word", "support", "patch", "flagged")
-            print_table(Table(heads, rows, ""))
+            print_table(Table(("word", "support", "patch", "flagged"), rows, ""))
         for note in found.notes:
             print(note)
     if html is not None:
         print(f"Wrote {found.save(html)}")
+    if not found.checked:
+        raise Incomplete("The text contains none of the words to check; choose other words with --words.")
+    return bool(flagged)
 
 
 def _check_file(
@@ -161,7 +148,7 @@ def _check_file(
     quiet: bool,
 ) -> bool:
     """Check a file of texts; return whether any word is flagged."""
-    from revisit.cli.progress import progress_bar
+    from revisit.cli.progress import plural, progress_bar
     from revisit.explain.check_files import check_captions, write_summary
 
     with progress_bar() as bar:
@@ -172,8 +159,8 @@ def _check_file(
     write_summary(output, lines, captions)
     flagged = [line for line in lines if line["flagged"]]
     unchecked = sum(not any(word["checkable"] for word in line["words"]) for line in lines)
-    about = f", {unchecked} without a word to check" if unchecked else ""
-    print(f"{len(lines):,} text{'s' * (len(lines) != 1)} checked, {len(flagged)} with flagged words{about}.")
+    without = f", {unchecked} without a word to check" if unchecked else ""
+    print(f"{plural(len(lines), 'text')} checked, {len(flagged)} with flagged words{without}.")
     for line in flagged[:10]:
         print(f"{line['id']} ({line['image']}): {', '.join(line['flagged'])}")
     print(f"Wrote {output}")
@@ -186,7 +173,7 @@ def _check_file(
 
 
 def _calibrate(model: str, data: str, batch_size: int, quiet: bool, loading: dict[str, Any]) -> None:
-    """Print the entry about checks for a model's generation_config.json."""
+    """Measure how well a model can check, and print the entry for its generation_config.json."""
     from revisit.eval.benchmarks.chair import Chair
     from revisit.eval.benchmarks.io.places import resolve_data
 
@@ -206,7 +193,9 @@ def _calibrate(model: str, data: str, batch_size: int, quiet: bool, loading: dic
             batch_size=batch_size,
             advance=lambda count: bar.advance(task, count),
         )
-    print(f"Measured on {found.words} object words of the model's own captions, {found.absent} of them absent.")
-    print("Put this into the model's generation_config.json:")
+    print(
+        f"Measured on {found.words} object words in captions by the model; {found.absent} of these objects are absent."
+    )
+    print("Add this entry to the model's generation_config.json:")
     entry = {"layer": found.layer, "threshold": round(found.threshold, 3), "auroc": round(found.auroc, 3)}
     options.print_json({"check": entry})

@@ -1,4 +1,4 @@
-"""`revisit doctor`: check this machine, and what a model needs before you download it."""
+"""`revisit doctor`: check the installation, or a model before it is downloaded."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING
 
 import typer
 
+import revisit
+from revisit import settings
 from revisit.cli import options
 from revisit.errors import EXTRAS, RevisitError
+from revisit.models import photo
+from revisit.models.config import load_config
 
 if TYPE_CHECKING:
     from revisit.models.facts import ModelFacts
@@ -17,34 +21,36 @@ Row = tuple[str, str]
 
 
 def doctor(
-    model: str = typer.Argument(None, help="Local folder or Hub id; the weights are not loaded."),
+    model: str = typer.Argument(None, help="Local folder or Hub id of a model to check; weights are not loaded."),
     image_size: tuple[int, int] = typer.Option(
-        (640, 480), metavar="WIDTH HEIGHT", help="Of an image, to compute the number of vision tokens."
+        (640, 480), metavar="WIDTH HEIGHT", help="Image size for which to count vision tokens."
     ),
     trust_remote_code: bool = options.TRUST_REMOTE_CODE,
     as_json: bool = options.JSON,
 ) -> None:
-    """Check the installation, or a model before it is downloaded: vision tokens, layers, memory.
+    """Check the installation, or whether ReVisiT supports a model before you download it.
 
-    Exit status: 0 if everything works, 1 if something is not supported, 2 if the model cannot be read.
+    For a model, print its vision tokens, layers and memory. Exit status: 0 if it is supported, 1 if it is not, 2 if it cannot be
+    read.
 
     Examples:
 
       revisit doctor
       revisit doctor llava-hf/llava-1.5-7b-hf --image-size 1024 768 --json
     """
-    machine, warnings, facts = dict(machine_rows()), list(machine_warnings()), None
+    facts, problems = None, list[str]()
     if model is not None:
+        load_config(model, trust_remote_code=trust_remote_code)  # a wrong name fails before torch is imported
         from revisit.models.facts import model_facts
 
-        facts = model_facts(model, image_size=image_size, trust_remote_code=trust_remote_code)
-    problems = list(facts.problems) if facts else []
-    about = dict(model_rows(facts)) if facts else None
+        found = model_facts(model, image_size=image_size, trust_remote_code=trust_remote_code)
+        facts, problems = dict(model_rows(found)), list(found.problems)
+    machine, warnings = dict(machine_rows()), list(machine_warnings())
     if as_json:
-        options.print_json({"machine": machine, "warnings": warnings, "model": about, "problems": problems})
+        options.print_json({"machine": machine, "warnings": warnings, "model": facts, "problems": problems})
     else:
-        if about is not None:
-            options.print_facts(str(model), about.items())
+        if facts is not None:
+            options.print_facts(str(model), facts.items())
             for reason in problems or ["ReVisiT can be used with this model."]:
                 print(f"{'✗' if problems else '✓'} {reason}")
             print()
@@ -61,10 +67,7 @@ def machine_rows() -> Iterator[Row]:
     import platform
     from importlib.util import find_spec
 
-    import revisit
-    from revisit import settings
     from revisit.eval.spec import version
-    from revisit.models import photo
 
     yield "revisit", revisit.__version__
     yield "python", f"{platform.python_version()} on {platform.platform()}"
@@ -74,7 +77,7 @@ def machine_rows() -> Iterator[Row]:
 
     yield "CPUs", f"{os.cpu_count()}, {torch.get_num_threads()} threads in torch"
     devices = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
-    names = [f"{about.name} ({about.total_memory / 2**30:.0f} GB)" for about in devices]
+    names = [f"{device.name} ({device.total_memory / 2**30:.0f} GB)" for device in devices]
     names += ["mps"] if torch.backends.mps.is_available() else []
     yield "accelerators", ", ".join(names) or "none; models run on the CPU"
     from revisit.step.compiled import kernel
@@ -117,23 +120,18 @@ def machine_warnings() -> Iterator[str]:
 
 
 def model_rows(facts: ModelFacts) -> Iterator[Row]:
-    """Yield what a model's small files contain."""
+    """Yield facts from a model's configuration and tokenizer."""
     yield "family", f"{facts.model_type} ({facts.family})" if facts.family else f"{facts.model_type} (not tested)"
-    yield (
-        "decoder",
-        f"{facts.depth} layers of width {facts.width}, vocabulary {facts.vocabulary:,}, {facts.dtype or '?'}",
-    )
+    size = f"{facts.depth} layers of width {facts.width}"
+    yield "decoder", f"{size}, vocabulary {facts.vocabulary:,}, {facts.dtype or '?'}"
     width, height = facts.image_size
     tokens = "unknown" if facts.vision_tokens is None else f"{facts.vision_tokens:,}"
     yield f"vision tokens of {width}×{height}", tokens
     for name, layers in facts.layers.items():
         memory = facts.state_bytes(name)
         per_image = "" if memory is None else f"; states {memory / 2**20:,.1f} MB per image"
-        yield f"layers={name}", f"{_listed(layers)}{per_image}"
+        many = f"{layers[0]} to {layers[-1]} ({len(layers)} layers)"
+        yield f"layers={name}", f"{', '.join(map(str, layers)) if len(layers) <= 6 else many}{per_image}"
     yield "thoughts", " … ".join(facts.thought) if facts.thought else "none: the tokenizer has no tokens for them"
     yield "recommended", ", ".join(f"{key}={value}" for key, value in facts.recommended.items())
     yield "vLLM", "the plug-in supports this family" if facts.vllm else "the plug-in does not support this family"
-
-
-def _listed(layers: tuple[int, ...]) -> str:
-    return ", ".join(map(str, layers)) if len(layers) <= 6 else f"{layers[0]} to {layers[-1]} ({len(layers)} layers)"

@@ -8,8 +8,11 @@ from typing import Any
 
 import typer
 
+from revisit import methods
 from revisit.cli import options
+from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
+from revisit.explain.document import check_page
 
 
 def generate(
@@ -18,17 +21,15 @@ def generate(
     model: str = options.MODEL,
     method: str = options.METHOD,
     set_: list[str] = options.SET,
-    max_new_tokens: int = options.MAX_NEW_TOKENS,
+    max_new_tokens: int = typer.Option(256, min=1, help="Maximum length of an answer, in tokens."),
     sample: bool = options.SAMPLE,
     temperature: float = options.TEMPERATURE,
     top_p: float = options.TOP_P,
     beams: int = options.BEAMS,
-    seed: int = typer.Option(0, callback=options.a_seed, help="Seed for --sample."),
-    together: bool = typer.Option(
-        False, "--together", help="Put all images into one prompt instead of asking about each."
-    ),
+    seed: int = typer.Option(0, callback=options.a_seed, help="Random seed, with --sample."),
+    together: bool = typer.Option(False, "--together", help="Ask one question about all images together."),
     html: Path = options.HTML,
-    compare_with: list[str] = options.COMPARE_WITH,
+    compare_with: list[str] = typer.Option(["greedy"], help="Method to compare with on the page, or none. Repeatable."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object per answer."),
     any_image: bool = options.ANY_IMAGE,
     dtype: str = options.DTYPE,
@@ -36,7 +37,7 @@ def generate(
     trust_remote_code: bool = options.TRUST_REMOTE_CODE,
     allow_incomplete: bool = options.ALLOW_INCOMPLETE,
 ) -> None:
-    """Describe images, or answer a question about them.
+    """Describe images, or answer a question about each of them.
 
     Examples:
 
@@ -44,15 +45,12 @@ def generate(
       revisit generate photo.jpg --model photo --html decode.html --compare-with vcd --compare-with greedy
       revisit generate photos/ --model photo --prompt "Is there a dog in the image?" --set alpha=1e-3 --json
     """
-    from revisit import methods
-    from revisit.decoding.settings import Decoding
-    from revisit.explain.document import check_page
     from revisit.models.images import find_images, open_image
 
     if not images:
         raise RevisitError("No image was given; for example: revisit generate photo.jpg")
     if html is not None and beams > 1:
-        raise RevisitError("--html cannot be combined with --beams: beams are reordered from step to step.")
+        raise RevisitError("--html cannot be combined with --beams: the page cannot show beams that change order.")
     if compare_with != ["greedy"] and html is None:
         raise RevisitError("--compare-with needs --html, which shows the other answers.")
     if not prompt.strip():
@@ -61,22 +59,23 @@ def generate(
     if html is not None:
         check_page(html, paths)
     Decoding.asked(sample, temperature, top_p)
-    # Images are opened before torch is imported, so that bad files fail at once.
+    # Files, names and settings are checked before torch is imported and the model is loaded.
     groups = [paths] if together else [[path] for path in paths]
     opened = [[open_image(path) for path in group] for group in groups]
     method, settings = options.chosen_method(method, set_)
-    methods.get(method, **settings)  # before the model is loaded, so that a wrong setting fails at once
-    others = compared_methods(method, compare_with) if html is not None else []
+    others = methods.parse_methods(compare_with) if html is not None else []
+    others = [(name, own) for name, own in others if name not in (method, "none")]
+    for name, own in ((method, settings), *others):
+        methods.get(name, **own)
 
     import torch
 
     from revisit import Trace, ask
     from revisit import generate as decode
-    from revisit.cli.loading import load_for_image
     from revisit.explain import page
     from revisit.models.prompts import generated_text, prepare
 
-    loaded, processor = load_for_image(
+    loaded, processor = options.load_for_image(
         model,
         opened[0][0],
         paths[0],
@@ -87,7 +86,7 @@ def generate(
         allow_incomplete=allow_incomplete,
     )
     chosen = methods.as_method(method, loaded, **settings)
-    compared = [methods.as_method(name, loaded, **own) for name, own in others]
+    compared = list(dict.fromkeys(methods.as_method(name, loaded, **own) for name, own in others))
     beams = beams if beams > 1 else chosen.own_beams
     generation: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": sample, "num_beams": beams}
     if sample:
@@ -120,11 +119,3 @@ def generate(
         if decoded is not None and html is not None:
             several = html.with_name(f"{html.stem}-{number + 1}{html.suffix}")
             print(f"Wrote {page.write(several if len(groups) > 1 else html, decoded)}", file=sys.stderr)
-
-
-def compared_methods(method: str, compare_with: list[str]) -> list[tuple[str, dict[str, Any]]]:
-    """Return the validated methods to compare with, by name and settings; "none" and the method itself are left out."""
-    from revisit import methods
-
-    wanted = [(name, own) for name, own in methods.parse_methods(compare_with) if name not in (method, "none")]
-    return list({methods.get(name, **own): (name, own) for name, own in wanted}.values())

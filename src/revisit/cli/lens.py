@@ -1,4 +1,4 @@
-"""`revisit lens`: print what the vision tokens predict."""
+"""`revisit lens`: print the words that vision tokens predict."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ import typer
 
 from revisit.cli import options
 from revisit.errors import RevisitError
+from revisit.eval.report.document import Table
+from revisit.eval.report.terminal import print_table
+from revisit.explain.document import check_page
 
 if TYPE_CHECKING:
-    from revisit.eval.report.document import Table
     from revisit.explain.lens import Lens, Reading
     from revisit.models.geometry import Layout
 
 
 def lens(
-    images: list[str] = typer.Argument(None, help="Image files, which share one prompt."),
-    words: str = typer.Option(None, help="Words to compare, for example dog,cat,cup."),
+    images: list[str] = typer.Argument(None, help="Image files; several are put into one prompt."),
+    words: str = typer.Option(None, help="Compare only these words, for example dog,cat,cup."),
     model: str = options.MODEL,
-    layer: int = typer.Option(None, min=0, help="Layer to show; by default the last."),
-    top: int = typer.Option(5, min=1, help="Tokens to keep for each patch."),
-    html: Path = typer.Option(None, help="Write a self-contained page: click a patch, move through the layers."),
+    layer: int = typer.Option(None, min=0, help="Layer to print; by default the last one."),
+    top: int = typer.Option(5, min=1, help="Number of predicted tokens per patch."),
+    html: Path = typer.Option(None, help="Write an interactive HTML page with all patches and layers to this file."),
     any_image: bool = options.ANY_IMAGE,
     trust_remote_code: bool = options.TRUST_REMOTE_CODE,
     allow_incomplete: bool = options.ALLOW_INCOMPLETE,
@@ -34,7 +36,6 @@ def lens(
       revisit lens photo.jpg --model photo
       revisit lens photo.jpg --model photo --words dog,cat,cup --html lens.html
     """
-    from revisit.explain.document import check_page
     from revisit.models.images import open_image
 
     if not images:
@@ -46,11 +47,9 @@ def lens(
         check_page(html, images)
     opened = [open_image(path) for path in images]
 
-    from revisit.cli.loading import load_for_image
-    from revisit.eval.report.terminal import print_table
     from revisit.explain.lens import lens as read
 
-    pair = load_for_image(
+    pair = options.load_for_image(
         model,
         opened[0],
         images[0],
@@ -83,8 +82,6 @@ def _place(token: int, layout: Layout) -> str:
 
 def words_table(lens: Lens, read: Reading, layer: int) -> Table:
     """List each word of a set with its shares at a layer, and the patch with the highest."""
-    from revisit.eval.report.document import Table
-
     assert read.maps is not None
     maps = read.maps[layer]  # (tokens, words)
     winners, rows = maps.argmax(-1), []
@@ -100,7 +97,6 @@ def words_table(lens: Lens, read: Reading, layer: int) -> Table:
 
 def patches_table(lens: Lens, read: Reading, layer: int) -> Table:
     """List the predictions of the 20 patches with the most probable words at a layer."""
-    from revisit.eval.report.document import Table
     from revisit.explain.tokens import printable
 
     order = read.probabilities[layer, :, 0].argsort(descending=True)[:20].tolist()

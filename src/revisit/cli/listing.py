@@ -1,4 +1,4 @@
-"""`revisit methods`, `revisit models` and `revisit benchmarks`: list what is available."""
+"""`revisit methods`, `revisit models` and `revisit benchmarks`: list the names that other commands accept."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from revisit.cli import options
+from revisit.decoding.method import METHODS, value_text
+from revisit.eval.benchmarks import find, names
+from revisit.eval.report.document import Table
+from revisit.eval.report.terminal import print_table
+from revisit.models import families
 
 if TYPE_CHECKING:
     from revisit.decoding.method import Method
     from revisit.eval.benchmarks.base import Benchmark
     from revisit.registry import Settings
 
-NAME = typer.Argument("", help="Show this one in detail, with its settings; FILE.py:Class works too.")
+NAME = typer.Argument("", help="Name, or FILE.py:Class, to show in detail; by default all are listed.")
 
 
 def describe(cls: type[Settings]) -> list[dict[str, Any]]:
@@ -38,7 +43,7 @@ def describe(cls: type[Settings]) -> list[dict[str, Any]]:
 
 
 def _allowed(schema: Mapping[str, Any]) -> str:
-    """Write what a JSON schema allows as a short text such as "number > 0, <= 1"."""
+    """Describe the values that a JSON schema allows, for example "number > 0, <= 1"."""
     if "anyOf" in schema:
         return " or ".join(dict.fromkeys(map(_allowed, schema["anyOf"])))
     if choices := schema.get("enum") or ([schema["const"]] if "const" in schema else []):
@@ -53,16 +58,16 @@ def _allowed(schema: Mapping[str, Any]) -> str:
     return f"{kind} {bounds}".rstrip()
 
 
+def _text(value: object) -> str:
+    return ", ".join(value) if isinstance(value, list) else str(value)
+
+
 def _list(rows: Iterable[Mapping[str, object]], columns: Mapping[str, str], as_json: bool) -> None:
     """Print all fields as JSON, or these columns (field -> heading) as a table."""
     if as_json:
         options.print_json(list(rows), indent=2)
         return
-    from revisit.eval.report.document import Table
-    from revisit.eval.report.terminal import print_table
-
-    cells = [[row[field] for field in columns] for row in rows]
-    lines = [[", ".join(cell) if isinstance(cell, list) else str(cell) for cell in line] for line in cells]
+    lines = [[_text(row[field]) for field in columns] for row in rows]
     print_table(Table(tuple(columns.values()), lines, "", left=len(columns)))
 
 
@@ -71,14 +76,8 @@ def _detail(row: dict[str, Any], settings: str, example: str, as_json: bool) -> 
     if as_json:
         options.print_json(row, indent=2)
         return
-    from revisit.decoding.method import value_text
-    from revisit.eval.report.document import Table
-    from revisit.eval.report.terminal import print_table
-
     facts = {key: value for key, value in row.items() if key not in ("name", settings)}
-    options.print_facts(
-        row["name"], ((key, ", ".join(v) if isinstance(v, list) else str(v)) for key, v in facts.items())
-    )
+    options.print_facts(row["name"], ((key, _text(value)) for key, value in facts.items()))
     print()
     lines = [(e["name"], value_text(e["default"]), e["allowed"], e["about"]) for e in row[settings]]
     if lines:
@@ -89,8 +88,8 @@ def _detail(row: dict[str, Any], settings: str, example: str, as_json: bool) -> 
 
 
 def _method(cls: type[Method]) -> dict[str, Any]:
-    about = {field: getattr(cls, field) for field in ("name", "summary", "cost", "source")}
-    return {**about, "settings": describe(cls)}
+    facts = {field: getattr(cls, field) for field in ("name", "summary", "cost", "source")}
+    return {**facts, "settings": describe(cls)}
 
 
 def methods(name: str = NAME, as_json: bool = options.JSON) -> None:
@@ -98,8 +97,6 @@ def methods(name: str = NAME, as_json: bool = options.JSON) -> None:
 
     Example: revisit methods vcd
     """
-    from revisit.decoding.method import METHODS, value_text
-
     if not name:
         columns = {"name": "method", "summary": "what it does", "cost": "cost per token", "source": "source"}
         _list((_method(METHODS.find(known)) for known in METHODS.names()), columns, as_json)
@@ -110,9 +107,7 @@ def methods(name: str = NAME, as_json: bool = options.JSON) -> None:
 
 
 def models(as_json: bool = options.JSON) -> None:
-    """List the model families, and the layers the paper recommends for each."""
-    from revisit.models import families
-
+    """List the tested model families, with the layers that the paper recommends."""
     rows = [
         {"family": family.model_type, "models": family.title, "needs": family.needs, "layers": family.layers}
         for family in families.tested()
@@ -121,8 +116,8 @@ def models(as_json: bool = options.JSON) -> None:
     _list(rows, columns, as_json)
     if not as_json:
         typer.echo(
-            "\n'tiny' ships with this package; 'photo' is for photographs (extra `photo`). The tests decode these families. Other "
-            "decoder-only models with vision tokens in their prompts work too; unsupported models raise an error."
+            "\n'tiny' ships with this package; 'photo' is for photographs (extra `photo`). Other decoder-only models with vision tokens "
+            "in their prompts work too; unsupported models raise an error."
         )
 
 
@@ -144,13 +139,11 @@ def benchmarks(name: str = NAME, as_json: bool = options.JSON) -> None:
 
     Example: revisit benchmarks pope
     """
-    from revisit.eval.benchmarks import find, names
-
     if not name:
         columns = {"name": "benchmark", "metrics": "metrics", "data": "data (`revisit data get`)", "license": "license"}
         _list((_benchmark(find(known)) for known in names()), columns, as_json)
         return
     cls = find(name)
-    place = "--data download" if cls.downloads or cls.hub else "--data DIR"
+    data = "--data download" if cls.downloads or cls.hub else "--data DIR"
     run = f"revisit eval --benchmark {name} --method greedy,revisit --model MODEL"
-    _detail(_benchmark(cls), "options", f"{run} {place} --limit 100 --out runs/{cls.name}", as_json)
+    _detail(_benchmark(cls), "options", f"{run} {data} --limit 100 --out runs/{cls.name}", as_json)

@@ -20,19 +20,19 @@ from revisit.cli.ablate import ablate
 from revisit.cli.analyze import analyze
 from revisit.cli.bench import bench
 from revisit.cli.check import check
-from revisit.cli.compare import compare
 from revisit.cli.demo import demo
 from revisit.cli.doctor import doctor
 from revisit.cli.eval import evaluate
 from revisit.cli.generate import generate
 from revisit.cli.lens import lens
 from revisit.cli.listing import benchmarks, methods, models
-from revisit.cli.report import report
 from revisit.cli.reproduce import reproduce
+from revisit.cli.results import compare, report, view
 from revisit.cli.score import score
 from revisit.cli.serve import serve, ui
-from revisit.cli.view import view
+from revisit.decoding.method import METHODS
 from revisit.errors import EXTRAS, RevisitError, missing
+from revisit.eval.benchmarks.base import BENCHMARKS
 
 
 class _PlainHelp:
@@ -58,14 +58,14 @@ class Group(_PlainHelp, TyperGroup):
 
 HELP: dict[str, Any] = {"no_args_is_help": True, "context_settings": {"help_option_names": ["-h", "--help"]}}
 COMPLETIONS = {
-    **dict.fromkeys(("method", "methods_", "compare_with"), options.complete_methods),
-    "benchmark": options.complete_benchmarks,
+    **dict.fromkeys(("method", "methods_", "compare_with"), options.completion(METHODS)),
+    "benchmark": options.completion(BENCHMARKS),
 }
 VALUES = {"int": "NUMBER", "float": "NUMBER", "str": "TEXT", "Path": "PATH"}
 
 
 def add(group: typer.Typer, command: Callable[..., None], name: str | None = None, panel: str | None = None) -> None:
-    """Add a subcommand with completion, plain names of values, and help paragraphs that fill the terminal."""
+    """Add a subcommand with completion, plain names of values, and help paragraphs without line breaks."""
     for parameter in inspect.signature(command).parameters.values():
         value = parameter.default
         if isinstance(value, OptionInfo) and value.metavar is None:
@@ -78,14 +78,7 @@ def add(group: typer.Typer, command: Callable[..., None], name: str | None = Non
     group.command(name, cls=Command, help=text, rich_help_panel=panel)(command)
 
 
-app = typer.Typer(
-    name="revisit",
-    help="Decoding for vision-language models that names fewer objects that are not in the image.",
-    cls=Group,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    **HELP,
-)
+app = typer.Typer(name="revisit", cls=Group, pretty_exceptions_enable=False, rich_markup_mode="rich", **HELP)
 _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Try": (demo, generate, check, lens, methods, models),
     "Measure": (evaluate, compare, view, report, score, bench, benchmarks),
@@ -96,32 +89,33 @@ _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
 for _panel, _commands in _PANELS.items():
     for _command in _commands:
         add(app, _command, "eval" if _command is evaluate else None, _panel)
-_data = typer.Typer(help="Download the data of a benchmark.", cls=Group, **HELP)
+_data = typer.Typer(help="Download benchmark data.", cls=Group, **HELP)
 add(_data, data.get, "get")
 app.add_typer(_data, name="data", rich_help_panel="Maintain")
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(version: bool) -> None:
+    if version:
         import revisit
 
         typer.echo(f"revisit {revisit.__version__}")
         raise typer.Exit
 
 
-VERSION = typer.Option(False, "--version", is_eager=True, callback=_print_version, help="Show the version and exit.")
-
-
 @app.callback()
-def _options(version: bool = VERSION) -> None:
-    """Decoding for vision-language models that names fewer objects that are not in the image."""
+def _options(
+    version: bool = typer.Option(
+        False, "--version", is_eager=True, callback=_print_version, help="Show the version and exit."
+    ),
+) -> None:
+    """Decoding methods that reduce object hallucination in vision-language models."""
 
 
 def main(app: typer.Typer = app) -> None:
     """Run the command line; print errors that the user can fix as one sentence on stderr, with exit status 2."""
     settings.hide_progress_bars(downloads=sys.stderr.isatty())
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # print "?" for what the terminal's encoding lacks
+        if isinstance(stream, io.TextIOWrapper):  # print "?" for characters outside the terminal's encoding
             stream.reconfigure(errors="replace")
     _show_log()
     try:

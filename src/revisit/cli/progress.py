@@ -1,4 +1,4 @@
-"""Progress of a command, on stderr: on a terminal a bar for the whole run and one for the current log, elsewhere one line a minute."""
+"""Progress on stderr: on a terminal, bars for the whole run and for the current log; elsewhere, one line per minute."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ class Bars(Reporter):
 
     def __init__(self, console: Console | None = None) -> None:
         self.progress = progress_bar(console)
-        self.title, self.total, self.done, self.stored = "", 0, 0, 0
         self.began = self.printed = 0.0
 
     def __enter__(self) -> Bars:
@@ -44,50 +43,48 @@ class Bars(Reporter):
 
     def start(self, title: str, total: int, done: int) -> None:
         """Draw a new bar."""
-        for task in [task for task in self.progress.tasks if task.remaining == 0]:
-            self.progress.remove_task(task.id)
-        self.title, self.total, self.done, self.stored = title, total, done, done
+        for task in self.progress.tasks:
+            if task.remaining == 0:
+                self.progress.remove_task(task.id)
         self.began = self.printed = time.monotonic()
-        self.progress.add_task(escape(title), total=total, completed=done)
-        self._end()
+        self.progress.add_task(escape(title), total=total, completed=done, title=title, stored=done)
+        self._show_lines()
 
     def advance(self, count: int) -> None:
-        """Move the bars; without a terminal, print a line every minute."""
-        self.done += count
+        """Move the bars."""
         for task in self.progress.task_ids:
             self.progress.advance(task, count)
-        if self.progress.disable and time.monotonic() - self.printed > LINE_EVERY and self.done < self.total:
-            self.printed = time.monotonic()
-            self.note(f"{self.title}: {self.done:,}/{self.total:,}")
-        self._end()
+        self._show_lines()
 
     def note(self, text: str) -> None:
         """Print a line above the bars."""
         self.progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def _end(self) -> None:
-        """Replace the bar of finished work by a line."""
-        if self.done < self.total:
-            return
-        self.progress.remove_task(self.progress.task_ids[-1])
-        took = timedelta(seconds=round(time.monotonic() - self.began))
-        if self.total:
-            how = "already stored" if self.stored == self.total else f"in {took}"
-            self.note(f"✓ {self.title}: {self.done:,}/{self.total:,} {how}")
+    def _show_lines(self) -> None:
+        """Replace the bar of finished work by a line; without a terminal, print a line every minute."""
+        task, now = self.progress.tasks[-1], time.monotonic()
+        line = f"{task.fields['title']}: {task.completed:,.0f}/{task.total:,.0f}"
+        if task.remaining == 0:
+            self.progress.remove_task(task.id)
+            stored = task.fields["stored"] == task.total
+            how = "already stored" if stored else f"in {timedelta(seconds=round(now - self.began))}"
+            if task.total:
+                self.note(f"✓ {line} {how}")
+        elif self.progress.disable and now - self.printed > LINE_EVERY:
+            self.printed = now
+            self.note(line)
 
 
 @contextmanager
 def reporter(quiet: bool, output: Path) -> Iterator[Reporter]:
-    """Show a run's progress: bars, lines in pipes, nothing with --quiet. Ctrl-C becomes one sentence about `output`."""
+    """Show the progress of a run unless `quiet` is set; turn Ctrl-C into one sentence about `output`."""
     with nullcontext(Reporter()) if quiet else Bars() as progress:
         try:
             yield progress
         except KeyboardInterrupt:
-            if any((output / LOGS).glob("*.jsonl")):
-                sentence = f"Stopped. Finished answers are in {output}; rerun the command to resume."
-            else:
-                sentence = "Stopped before the first answer."
-            raise Interrupted(sentence) from None
+            stored = any((output / LOGS).glob("*.jsonl"))
+            resume = f"Stopped. Finished answers are in {output}; rerun the command to resume."
+            raise Interrupted(resume if stored else "Stopped before the first answer.") from None
 
 
 def plural(count: int, noun: str) -> str:
@@ -96,7 +93,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def progress_bar(console: Console | None = None) -> Progress:
-    """Return bars on stderr that disappear when the work is done; nothing at all if stderr is not a terminal."""
+    """Return bars on stderr that disappear at the end, and are not drawn if stderr is not a terminal."""
     console = console or Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

@@ -1,57 +1,57 @@
-"""`revisit reproduce`: the paper's tables and figures, one command each."""
+"""`revisit reproduce`: measure the paper's tables and figures again."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
 from revisit.cli import options
 from revisit.errors import RevisitError, need, unknown
+from revisit.eval.benchmarks.io.places import DOWNLOAD, parse_data
+from revisit.eval.report.document import Section, Table, write
+from revisit.eval.report.terminal import print_section
+from revisit.explain.files import make_folder
+from revisit.models.config import EMBEDDED
+from revisit.paper import published
+from revisit.paper.published import MODELS, ROWS, Row
 
-if TYPE_CHECKING:
-    from revisit.eval.report.document import Section
-    from revisit.paper.published import Row
-
-SCENES = "scenes:unusual:8"  # the embedded models' data unless --data names others
+SCENES = "scenes:unusual:8"  # default data of the embedded model
 
 
 def reproduce(
-    table: str = typer.Argument("", help="Name of a table, several separated by commas, or all; see --list."),
-    list_: bool = typer.Option(False, "--list", help="List the tables and figures, and what each needs."),
-    plan: bool = options.PLAN,
+    table: str = typer.Argument("", help="Tables, separated by commas, or all; --list shows their names."),
+    list_: bool = typer.Option(False, "--list", help="List the tables and figures with the models and data they need."),
+    plan: bool = typer.Option(False, "--plan", help="Print the plan and exit."),
     models: str = typer.Option(
-        None, help="Only these models of the paper, separated by commas; NAME=FOLDER loads a model from a folder."
+        None, help="Use only these models of the paper, separated by commas; NAME=FOLDER loads one from a folder."
     ),
-    model: str = typer.Option(None, "--model", "-m", help="Use one model instead of the paper's, for example tiny."),
+    model: str = typer.Option(None, "--model", "-m", help="Use this model instead of the paper's, for example tiny."),
     data: list[str] = typer.Option(
         None,
-        help="As for `revisit eval`. Default: download, or generated scenes for the embedded model.",
+        metavar="SOURCE",
+        help="Data, as for `revisit eval`; by default 'download', or generated scenes for 'tiny'.",
     ),
     out: Path = typer.Option(Path("reproduced"), "--out", "-o", help="Folder for answers, results and report.html."),
     limit: int = options.LIMIT,
     batch_size: int = options.BATCH_SIZE,
-    engine: str = typer.Option("local", help="Engine for the benchmarks: local, ray or vllm; studies run locally."),
+    engine: str = typer.Option(
+        "local", help="Engine of the benchmarks: local, ray or vllm. Studies always run locally."
+    ),
     dtype: str = options.DTYPE,
     device_map: str = options.DEVICE_MAP,
     quiet: bool = options.QUIET,
 ) -> None:
-    """Reproduce the paper's tables and figures; a stopped run resumes.
+    """Reproduce the paper's tables and figures; rerun the command to resume.
 
-    Prints the plan, runs what is missing, and writes measured numbers next to the published ones.
+    The report shows the measured numbers next to the published ones.
 
     Examples:
 
       revisit reproduce --list
-
       revisit reproduce chair --models LLaVA-1.5-7B --plan
-
       revisit reproduce all --model tiny --out runs/tiny
     """
-    from revisit.eval.report.terminal import print_section
-    from revisit.paper import published
-
     if list_:
         print_section(_listing())
         return
@@ -65,11 +65,7 @@ def reproduce(
     if plan:
         return
     from revisit.cli.progress import reporter
-    from revisit.eval.benchmarks.io.places import DOWNLOAD, parse_data
     from revisit.eval.benchmarks.language import require_data
-    from revisit.eval.report.document import write
-    from revisit.explain.files import make_folder
-    from revisit.models.config import EMBEDDED
     from revisit.paper.reproduce import Setup
     from revisit.paper.reproduce import reproduce as run
 
@@ -93,46 +89,35 @@ def reproduce(
 
 
 def _models(names: str | None) -> dict[str, str]:
-    """Name in the paper -> folder or Hub id."""
-    from revisit.paper.published import MODELS
-
+    """Return the folder or Hub id of each model, by its name in the paper."""
     if names is None:
-        return {name: about.hub for name, about in MODELS.items()}
-    found = {}
+        return {name: model.hub for name, model in MODELS.items()}
+    chosen = {}
     for entry in filter(None, (part.strip() for part in names.split(","))):
-        name, _, place = entry.partition("=")
+        name, _, folder = entry.partition("=")
         if name not in MODELS:
             raise unknown("model of the paper", name, MODELS)
-        found[name] = place or MODELS[name].hub
-    return found
+        chosen[name] = folder or MODELS[name].hub
+    return chosen
 
 
 def _listing() -> Section:
-    from revisit.eval.report.document import Section, Table
-    from revisit.paper.published import ROWS
-
     lines = [
         (row.key, row.where, row.title, ", ".join(row.models), row.benchmark, f"{row.items:,}", row.data)
         for row in ROWS.values()
     ]
     heads = ("Name", "In the paper", "What", "Models", "Benchmark", "Items", "Data")
-    table = Table(heads, lines, "Run one with `revisit reproduce NAME`.", left=5)
-    return Section("The paper's tables and figures", [table])
+    return Section(
+        "The paper's tables and figures", [Table(heads, lines, "Run one with `revisit reproduce NAME`.", left=5)]
+    )
 
 
 def _plan(rows: list[Row], chosen: dict[str, str], stand_in: bool, limit: int | None) -> Section:
-    from revisit.eval.report.document import Section, Table
-    from revisit.paper.published import MODELS
-
-    lines = [
-        (
-            row.key,
-            chosen[name],
-            "–" if stand_in else f"{2 * MODELS[name].billions:.0f} GB",
-            f"{min(row.items, limit or row.items) * row.answers:,}",
-        )
-        for row in rows
-        for name in [name for name in row.models if name in chosen][: 1 if stand_in else None]
-    ]
-    caption = "What will be run, with the paper's data; rows of one benchmark share their answers."
+    lines = []
+    for row in rows:
+        answers = f"{min(row.items, limit or row.items) * row.answers:,}"
+        for name in [name for name in row.models if name in chosen][: 1 if stand_in else None]:
+            download = "–" if stand_in else f"{2 * MODELS[name].billions:.0f} GB"
+            lines.append((row.key, chosen[name], download, answers))
+    caption = "The work with the paper's data; rows of one benchmark share their answers."
     return Section("Plan", [Table(("Table", "Model", "Download", "Answers"), lines, caption, left=2)])

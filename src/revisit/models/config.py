@@ -59,11 +59,11 @@ def name_of(model: Model) -> str:
 
 def load_config(name_or_path: str | Path, *, trust_remote_code: bool = False, **kwargs: Any) -> Any:
     """Load the configuration of a model."""
-    from transformers import AutoConfig
-
     name = resolve(name_or_path)
     raw = _raw(name, kwargs)
     _check_type(name, raw, trust_remote_code)
+    from transformers import AutoConfig  # after the checks of the name, because it takes seconds
+
     try:
         return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, **kwargs)
     except Exception as error:  # configuration classes raise whatever their checks raise
@@ -83,8 +83,6 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _raw(name: str, hub: dict[str, Any]) -> dict[str, Any]:
     """Read config.json before any class interprets it."""
-    from transformers import PreTrainedConfig
-
     if Path(name).exists():
         file = Path(name, hub.get("subfolder") or "", "config.json")
         if not file.is_file():
@@ -97,6 +95,8 @@ def _raw(name: str, hub: dict[str, Any]) -> dict[str, Any]:
         raise RevisitError(
             f"There is no model {name!r} on this machine, and the Hub cannot be reached; check the network, or use a local folder.{hint}"
         )
+    from transformers import PreTrainedConfig
+
     try:
         return PreTrainedConfig.get_config_dict(name, **hub)[0]  # type: ignore[no-any-return]
     except (OSError, ValueError) as error:

@@ -94,10 +94,8 @@ def build(folder: Path, *, resamples: int = 4999) -> Document:
         resamples: Draws of the paired tests.
 
     Raises:
-        RevisitError: If the folder does not exist or contains nothing to report.
+        RevisitError: If the folder contains nothing to report.
     """
-    if not folder.is_dir():
-        raise RevisitError(f"{folder} is not a folder; give the --out folder of `revisit eval`, `ablate` or `analyze`.")
     runs = find_runs(folder)
     places = {name: logs[0].folder for name, logs in runs.items()}
     panels = {name: found for name, place in places.items() if (found := ablation.read_panels(place))}

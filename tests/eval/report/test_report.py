@@ -234,7 +234,7 @@ def test_a_folder_with_nothing_finished_in_it_raises(tmp_path: Path) -> None:
     log.path.write_bytes(b"".join(rows[:3]))
     with pytest.raises(RevisitError, match=r"no finished log.*shift · letters: 2 of 5 answers"):
         build(tmp_path)
-    with pytest.raises(RevisitError, match="is not a folder"):
+    with pytest.raises(RevisitError, match="Nothing to report"):
         build(tmp_path / "absent")
 
 
