@@ -8,12 +8,12 @@ from typing import Any
 
 
 class FileServer:
-    """Serves `files` (path -> content); `cut` ends a path's next transfers after that many bytes."""
+    """A server of `files` (path -> content); `cut` ends a path's next transfers after that many bytes."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
         self.cut: dict[str, list[int]] = {}
-        self.status: dict[str, list[int]] = {}  # statuses to answer with first
+        self.status: dict[str, list[int]] = {}  # statuses of the first responses
         self.requests: list[str] = []
         self.sent: list[str] = []  # paths whose content was sent
         outer = self
@@ -36,28 +36,20 @@ class FileServer:
     def answer(self, handler: Any) -> None:
         path = handler.path
         self.requests.append(path)
-        if self.status.get(path):
-            return self.short(handler, self.status[path].pop(0))
-        if path not in self.files:
-            return self.short(handler, 404)
-        content = self.files[path]
-        handler.send_response(200)
+        status = self.status[path].pop(0) if self.status.get(path) else 200 if path in self.files else 404
+        content = self.files[path] if status == 200 else b""
+        handler.send_response(status)
         handler.send_header("Content-Length", str(len(content)))
         handler.end_headers()
+        if status != 200:
+            return
         self.sent.append(path)
-        if self.cut.get(path):
-            handler.wfile.write(content[: self.cut[path].pop(0)])
+        cut = self.cut[path].pop(0) if self.cut.get(path) else None
+        handler.wfile.write(content[:cut])
+        if cut is not None:
             handler.wfile.flush()
             handler.close_connection = True
             handler.connection.close()
-            return None
-        handler.wfile.write(content)
-        return None
-
-    def short(self, handler: Any, status: int) -> None:
-        handler.send_response(status)
-        handler.send_header("Content-Length", "0")
-        handler.end_headers()
 
     def close(self) -> None:
         self.server.shutdown()

@@ -11,8 +11,6 @@ import os
 import re
 import shlex
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -112,25 +110,14 @@ def reader(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 @pytest.fixture
 def server() -> Iterator[str]:
     """Serve `tiny` as `revisit serve` does; yield the address."""
-    import uvicorn
-
     from revisit.methods.revisit import ReVisiT
     from revisit.models.loading import load
-    from revisit.serve.app import Service, build
     from revisit.serve.decoder import Decoder
-    from revisit.serve.limits import Limits
-    from revisit.serve.server import configure
+    from servers import serving
 
     model, processor = load("tiny")
-    service = Service(Decoder(model, processor), "tiny", ReVisiT.recommended(model), Limits())
-    running = uvicorn.Server(configure(build(service), service.limits, host="127.0.0.1", port=0))
-    thread = threading.Thread(target=running.run, daemon=True)
-    thread.start()
-    while not running.started:
-        time.sleep(0.01)
-    yield f"http://127.0.0.1:{running.servers[0].sockets[0].getsockname()[1]}"
-    running.should_exit = True
-    thread.join(30)
+    with serving(method=ReVisiT.recommended(model), decoder=Decoder(model, processor)) as running:
+        yield running.url
 
 
 def replaced(code: str, folders: dict[str, str]) -> str:

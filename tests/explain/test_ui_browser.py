@@ -168,7 +168,7 @@ def test_a_closed_tab_frees_the_model(opened: Any, browser: Any, server: tuple[s
     opened.page.get_by_text("90 × 60").wait_for()
     ask(opened.page, 3)
     done(opened.page)
-    assert service.batcher.waiting == 0
+    assert service.batcher.waiting == []
     assert opened.errors == []
 
 

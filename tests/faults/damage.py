@@ -7,7 +7,10 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+
+from chat_requests import places
+
+from revisit.explain.files import digest
 
 Damage = Callable[[Path, random.Random], None]
 
@@ -73,21 +76,12 @@ def other_json(path: Path, dice: random.Random) -> None:
 
 
 def changed_value(path: Path, dice: random.Random) -> None:
-    """One value somewhere inside becomes one of another type; a file's checksum is made to fit, a line's is not."""
-    from revisit.explain.files import digest
-
+    """Replace one value by one of another type; update the checksum of a file, not that of a line."""
     lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
     number = dice.randrange(len(lines))
     value = json.loads(lines[number])
-    place: Any = value
-    while True:
-        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
-        key = dice.choice(keys)
-        if isinstance(place[key], (dict, list)) and place[key] and dice.random() < 0.8:
-            place = place[key]
-            continue
-        place[key] = dice.choice([None, -1, 1e300, "x", [], {}, True, "../../etc", "\u0000"])
-        break
+    node, key = dice.choice(list(places(value)))
+    node[key] = dice.choice([None, -1, 1e300, "x", [], {}, True, "../../etc", "\u0000"])
     if path.suffix == ".json" and isinstance(value, dict) and isinstance(value.get("checksum"), str):
         value["checksum"] = digest({name: field for name, field in value.items() if name != "checksum"})
     lines[number] = json.dumps(value)
@@ -95,23 +89,13 @@ def changed_value(path: Path, dice: random.Random) -> None:
 
 
 def swapped(path: Path, dice: random.Random) -> None:
-    """The file of another log is in its place."""
+    """Replace a log by another one."""
     others = [other for other in path.parent.glob(f"*{path.suffix}") if other != path and other.is_file()]
     if others:
         shutil.copy(dice.choice(sorted(others)), path)
 
 
 WAYS: tuple[Damage, ...] = (
-    changed_byte,
-    cut,
-    zeros,
-    random_bytes,
-    emptied,
-    gone,
-    a_folder,
-    a_link_to_itself,
-    nested,
-    other_json,
-    changed_value,
-    swapped,
+    *(changed_byte, cut, zeros, random_bytes, emptied, gone),
+    *(a_folder, a_link_to_itself, nested, other_json, changed_value, swapped),
 )

@@ -23,7 +23,7 @@ TENSOR = "language_model.model.layers.0.mlp.up_proj.weight"
 
 
 class Pickled:
-    """Runs code when it is unpickled."""
+    """An object that runs code when it is unpickled."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -60,12 +60,7 @@ def remove(*names: str) -> Damage:
 
 def cut(name: str, share: float) -> Damage:
     """Keep only the first share of a file."""
-
-    def damage(folder: Path) -> None:
-        path = folder / name
-        os.truncate(path, int(path.stat().st_size * share))
-
-    return damage
+    return lambda folder: os.truncate(folder / name, int((folder / name).stat().st_size * share))
 
 
 def tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Damage:
@@ -93,14 +88,13 @@ def header(length: int | None = None, text: bytes | None = None) -> Damage:
     return damage
 
 
-def index(files: Any) -> Damage:
-    """Weights named by an index instead of one file."""
+def index(file: str) -> Damage:
+    """Add an index in which all weights are in this file."""
 
     def damage(folder: Path) -> None:
         names = list(load_file(folder / WEIGHTS))
         (folder / WEIGHTS).rename(folder / "model-00001-of-00001.safetensors")
-        weight_map = dict.fromkeys(names, files) if isinstance(files, str) else files
-        (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+        (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(names, file)}))
 
     return damage
 
@@ -111,13 +105,6 @@ def both(*damages: Damage) -> Damage:
 
 def pickled(name: str) -> Damage:
     return lambda folder: (folder / name).write_bytes(pickle.dumps(Pickled(folder)))
-
-
-def fill(name: str, value: float) -> Damage:
-    def change(found: dict[str, torch.Tensor]) -> None:
-        found[name].view(-1)[0] = value
-
-    return tensors(change)
 
 
 # Each raises RevisitError with one sentence.
@@ -146,7 +133,7 @@ REJECTED: dict[str, Damage] = {
     "a tensor missing": tensors(lambda found: found.pop(TENSOR)),
     "a tensor too many": tensors(lambda found: found.update(extra=torch.zeros(3))),
     "a tensor of another shape": tensors(lambda found: found.update({TENSOR: torch.zeros(3, 3)})),
-    "nan": fill(TENSOR, float("nan")),
+    "nan": tensors(lambda weights: weights[TENSOR][0, 0].fill_(torch.nan)),
     "only a pickle": both(remove(WEIGHTS), pickled("pytorch_model.bin")),
     "a pickle by another name": pickled(WEIGHTS),
     "index names a pickle": both(index("shard.bin"), pickled("shard.bin")),

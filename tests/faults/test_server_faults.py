@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import io
 import json
 import random
 import sys
@@ -17,19 +15,14 @@ from typing import Any
 
 import httpx
 import pytest
-from chat_requests import JSON, hostile, question, valid
+from chat_requests import hostile, question, valid
 from corpus import recall, remember
 from PIL import Image
 
-import families
-from revisit.methods.revisit import ReVisiT
-from revisit.serve.app import Service
-from revisit.serve.decoder import Decoder
 from revisit.serve.limits import Limits
+from servers import Running, data_uri, serving
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "serve"))
-from test_app import Running
-
+JSON = {"content-type": "application/json"}
 CHAT = "/v1/chat/completions"
 CLIENTS = 12
 # Long answers, whose clients leave: a beam search, a description before the first token, a stream.
@@ -42,10 +35,8 @@ LONG: tuple[dict[str, Any], ...] = (
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    limits = Limits(read_seconds=10, seconds=60, new_tokens=64)
-    running = Running(Service(Decoder(*families.build("llava")), "tiny", ReVisiT(), limits))
-    yield running
-    running.stop()
+    with serving(Limits(read_seconds=10, seconds=60, new_tokens=64)) as running:
+        yield running
 
 
 def text_of(reply: httpx.Response) -> str:
@@ -64,21 +55,24 @@ async def send(server: Running, count: int, seed: int) -> Counter[str]:
     bodies = [json.dumps(valid(random.Random(number))).encode() for number in range(8)]
     with httpx.Client(base_url=server.url, timeout=60) as client:
         alone = {body: text_of(client.post(CHAT, content=body, headers=JSON)) for body in bodies}
-    jobs: list[tuple[str, bytes, dict[str, str]]] = [("hostile", body, JSON) for body in recall("chat")]
+    jobs = [("hostile", body) for body in recall("chat")]
     for _ in range(count):
-        kind = dice.choices(("valid", "leaving", "hostile"), (45, 15, 40))[0]
         long = json.dumps(question(dice.randrange(6), **dice.choice(LONG))).encode()
-        odd = hostile(random.Random(dice.randrange(2**40)))
-        jobs.append((kind, *(odd if kind == "hostile" else (long if kind == "leaving" else dice.choice(bodies), JSON))))
+        kinds = {
+            "valid": dice.choice(bodies),
+            "leaving": long,
+            "hostile": hostile(random.Random(dice.randrange(2**40))),
+        }
+        jobs += dice.choices(list(kinds.items()), (45, 15, 40))
     left = iter(jobs)
 
     async def client() -> None:
         fresh = httpx.Limits(max_keepalive_connections=0)  # no race with the end of an idle connection
         async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=fresh) as http:
-            for kind, body, headers in left:
+            for kind, body in left:
                 patience = dice.uniform(0.05, 1.0) if kind == "leaving" else None
                 try:
-                    reply = await asyncio.wait_for(http.post(CHAT, content=body, headers=headers), patience)
+                    reply = await asyncio.wait_for(http.post(CHAT, content=body, headers=JSON), patience)
                 except asyncio.TimeoutError:
                     found["left"] += 1
                     continue
@@ -118,10 +112,8 @@ def test_mixed_load_has_no_internal_error_and_right_answers(server: Running, cou
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_and_threads_are_back_after_large_images(server: Running) -> None:
     """120 images of 27 MB; their requests are answered, and neither they nor threads stay."""
-    file = io.BytesIO()
-    Image.effect_noise((3000, 3000), 50).convert("RGB").save(file, "JPEG")
     body = question(0, max_tokens=1)
-    large = "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
+    large = data_uri(Image.effect_noise((3000, 3000), 50).convert("RGB"), "JPEG")
     body["messages"][0]["content"][0]["image_url"]["url"] = large
 
     def ask(_: int) -> int:

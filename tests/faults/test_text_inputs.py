@@ -11,10 +11,10 @@ from typing import Any
 
 import damage
 import pytest
-from chat_requests import TEXTS, value
 from corpus import recall, remember
 from typer.testing import CliRunner
 
+from chat_requests import TEXTS, places, value
 from revisit.cli.main import app
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks import language
@@ -52,34 +52,26 @@ AROUND = {
 
 
 def changed(given: Any, dice: random.Random) -> Any:
-    """The same with something else in one to three places, or something else altogether."""
+    """Return a value with random changes in one to three places, or another value."""
     if dice.random() < 0.05:
         return value(dice)
     holder = {"": copy.deepcopy(given)}
     for _ in range(dice.randrange(1, 4)):
-        places = list(_places(holder))
-        place, key = dice.choice(places)
+        node, key = dice.choice(list(places(holder)))
         action = dice.randrange(5)
-        if action == 0 and len(places) > 1 and key != "":
-            del place[key]
-        elif action == 1 and isinstance(place, dict) and key != "":
-            place[dice.choice((*TEXTS, "id", "name"))] = value(dice)
-        elif action == 2 and isinstance(place, list):
-            place.append(copy.deepcopy(place[key]))
+        if action == 0 and key != "":
+            del node[key]
+        elif action == 1 and isinstance(node, dict) and key != "":
+            node[dice.choice((*TEXTS, "id", "name"))] = value(dice)
+        elif action == 2 and isinstance(node, list):
+            node.append(copy.deepcopy(node[key]))
         else:
-            place[key] = value(dice)
+            node[key] = value(dice)
     return holder[""]
 
 
-def _places(node: Any) -> Any:
-    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
-    for key, inner in list(items):
-        yield node, key
-        yield from _places(inner)
-
-
 def in_file(given: Any, path: Path, dice: random.Random) -> bytes:
-    """A value as the bytes of a JSON file, lines of JSON if it is a list, now and then damaged."""
+    """Return a value as the bytes of a JSON file, sometimes as lines of JSON, sometimes damaged."""
     path.unlink(missing_ok=True)
     if isinstance(given, list) and dice.random() < 0.4:
         path.write_text("".join(json.dumps(row) + "\n" for row in given))
@@ -91,7 +83,7 @@ def in_file(given: Any, path: Path, dice: random.Random) -> bytes:
 
 
 def outcome(work: Any) -> str:
-    """Return `done`, `rejected`, or what is wrong with the error."""
+    """Return "done", "rejected", or the error that should not occur."""
     try:
         work()
     except RevisitError as error:
@@ -140,26 +132,14 @@ def score_all(folder: Path, count: int, seed: int) -> Counter[str]:
     return found
 
 
-def check(found: Counter[str]) -> None:
-    print(f"\n{dict(found)}")
-    assert set(found) == {"done", "rejected"}, found
-
-
-@pytest.fixture
-def _words(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace NLTK's tagger and lemmatizer, which need data."""
-    monkeypatch.setattr(language, "missing_packages", list)
-    monkeypatch.setattr(language, "version", lambda: "Words as they stand.")
+@pytest.mark.parametrize("count", [60, pytest.param(600, marks=pytest.mark.faults)])
+def test_random_answer_files_are_scored_or_rejected(
+    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(language, "missing_packages", list)  # NLTK's tagger and lemmatizer need data
+    monkeypatch.setattr(language, "version", lambda: "No tagger.")
     monkeypatch.setattr(language, "tagged", lambda text: [(word, "NN") for word in text.split()])
     monkeypatch.setattr(language, "lemma", lambda word, pos: word)
-
-
-@pytest.mark.usefixtures("_words")
-def test_sample_of_answer_files(tmp_path: Path) -> None:
-    check(score_all(tmp_path, 60, seed=1))
-
-
-@pytest.mark.faults
-@pytest.mark.usefixtures("_words")
-def test_hundreds_of_answer_files(tmp_path: Path) -> None:
-    check(score_all(tmp_path, 600, seed=2))
+    outcomes = score_all(tmp_path, count, seed=count)
+    print(f"\n{dict(outcomes)}")
+    assert set(outcomes) == {"done", "rejected"}, outcomes

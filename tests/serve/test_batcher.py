@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -23,7 +23,13 @@ from revisit.serve.requests import ChatRequest
 from revisit.serve.schema import ChatBody
 
 REPLY = Reply("x", "stop", 1, 1)
+pytestmark = pytest.mark.anyio
 QUESTION = {"model": "m", "messages": [{"role": "user", "content": "?"}]}
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
 
 
 @pytest.fixture(autouse=True)
@@ -41,10 +47,6 @@ def ticket(method: Any = None, seconds: float = 60, record: bool = False, stream
 
 async def outcome(one: Ticket) -> Any:
     return await asyncio.wait_for(one.events.get(), 20)
-
-
-def run(test: Callable[[], Any]) -> None:
-    asyncio.run(test())
 
 
 class Gate:
@@ -76,123 +78,99 @@ async def batches_of(tickets: Sequence[Ticket], size: int) -> list[list[int]]:
     return [[tickets.index(one) for one in batch] for batch in gate.batches[1:]]
 
 
-def test_requests_with_the_same_method_share_a_batch() -> None:
-    async def test() -> None:
-        methods = (ReVisiT(), ReVisiT(alpha=0.1), ReVisiT(), ReVisiT(), ReVisiT())
-        assert await batches_of([ticket(method) for method in methods], 3) == [[0, 2, 3], [1], [4]]
-
-    run(test)
+async def test_requests_with_the_same_method_share_a_batch() -> None:
+    methods = (ReVisiT(), ReVisiT(alpha=0.1), ReVisiT(), ReVisiT(), ReVisiT())
+    assert await batches_of([ticket(method) for method in methods], 3) == [[0, 2, 3], [1], [4]]
 
 
-def test_recorded_requests_have_batches_of_their_own() -> None:
-    async def test() -> None:
-        tickets = [ticket(), ticket(record=True), ticket(), ticket(record=True)]
-        assert await batches_of(tickets, 3) == [[0, 2], [1, 3]]
-
-    run(test)
+async def test_recorded_requests_have_batches_of_their_own() -> None:
+    tickets = [ticket(), ticket(record=True), ticket(), ticket(record=True)]
+    assert await batches_of(tickets, 3) == [[0, 2], [1, 3]]
 
 
-def test_each_beam_counts_as_a_row_of_the_batch() -> None:
-    async def test() -> None:
-        assert await batches_of([ticket(OPERA(beams=4)) for _ in range(3)], 8) == [[0, 1], [2]]
-
-    run(test)
+async def test_each_beam_counts_as_a_row_of_the_batch() -> None:
+    assert await batches_of([ticket(OPERA(beams=4)) for _ in range(3)], 8) == [[0, 1], [2]]
 
 
-def test_stop_returns_at_its_deadline_while_the_model_runs() -> None:
-    async def test() -> None:
-        gate = Gate()
-        batcher = Batcher(gate, Limits(batch=1))
-        running, waiting = ticket(), ticket()
-        for one in (running, waiting):
-            batcher.submit(one)
-        while not gate.batches:
-            await asyncio.sleep(0.01)
-        began = time.monotonic()
-        batcher.stop(0.2)
-        assert time.monotonic() - began < 5
-        assert running.abandoned
-        assert not batcher.alive
-        with pytest.raises(ApiError) as caught:
-            batcher.submit(ticket())
-        assert caught.value.status == 503
-        gate.open.set()
-        batcher.stop()
-        assert gate.batches == [[running]]  # the waiting one never reached the model
-
-    run(test)
-
-
-def test_errors_hide_their_details_and_the_next_batch_runs(caplog: pytest.LogCaptureFixture) -> None:
-    async def test() -> None:
-        def decode(tickets: Sequence[Ticket], limit: int) -> None:
-            if not caplog.records:
-                raise RuntimeError("secret path")
-            tickets[0].finish(REPLY)
-
-        batcher = Batcher(decode, Limits())
-        bad, good = ticket(), ticket()
-        batcher.submit(bad)
-        error = await outcome(bad)
-        assert error.status == 500
-        assert "secret" not in error.message
-        assert "secret path" in caplog.records[0].getMessage()
-        batcher.submit(good)
-        assert await outcome(good) is REPLY
-        batcher.stop()
-
-    run(test)
-
-
-def test_late_requests_do_not_reach_the_model() -> None:
-    async def test() -> None:
-        gate = Gate()
-        batcher = Batcher(gate, Limits(batch=1))
-        running, late, left = ticket(Greedy()), ticket(seconds=0.01), ticket()
-        for one in (running, late, left):
-            batcher.submit(one)
-        left.gone = True
-        await asyncio.sleep(0.05)
-        gate.open.set()
-        assert await outcome(running) is REPLY
-        assert (await outcome(late)).status == 504
-        batcher.stop()
-        assert gate.batches == [[running]]
-
-    run(test)
-
-
-def test_unanswered_tickets_time_out() -> None:
-    async def test() -> None:
-        batcher = Batcher(lambda tickets, limit: None, Limits())
-        one = ticket()
+async def test_stop_returns_at_its_deadline_while_the_model_runs() -> None:
+    gate = Gate()
+    batcher = Batcher(gate, Limits(batch=1))
+    running, waiting = ticket(), ticket()
+    for one in (running, waiting):
         batcher.submit(one)
-        assert (await outcome(one)).status == 504
-        batcher.stop()
+    while not gate.batches:
+        await asyncio.sleep(0.01)
+    began = time.monotonic()
+    batcher.stop(0.2)
+    assert time.monotonic() - began < 5
+    assert running.abandoned
+    assert not batcher.alive
+    with pytest.raises(ApiError) as caught:
+        batcher.submit(ticket())
+    assert caught.value.status == 503
+    gate.open.set()
+    batcher.stop()
+    assert gate.batches == [[running]]  # the waiting one never reached the model
 
-    run(test)
+
+async def test_errors_hide_their_details_and_the_next_batch_runs(caplog: pytest.LogCaptureFixture) -> None:
+    def decode(tickets: Sequence[Ticket], limit: int) -> None:
+        if not caplog.records:
+            raise RuntimeError("secret path")
+        tickets[0].finish(REPLY)
+
+    batcher = Batcher(decode, Limits())
+    bad, good = ticket(), ticket()
+    batcher.submit(bad)
+    error = await outcome(bad)
+    assert error.status == 500
+    assert "secret" not in error.message
+    assert "secret path" in caplog.records[0].getMessage()
+    batcher.submit(good)
+    assert await outcome(good) is REPLY
+    batcher.stop()
 
 
-def test_a_failing_request_affects_no_client_that_has_received_nothing() -> None:
-    async def test() -> None:
-        gate, poison, streamed, whole = Gate(), ticket(), ticket(), ticket(stream=False)
+async def test_late_requests_do_not_reach_the_model() -> None:
+    gate = Gate()
+    batcher = Batcher(gate, Limits(batch=1))
+    running, late, left = ticket(Greedy()), ticket(seconds=0.01), ticket()
+    for one in (running, late, left):
+        batcher.submit(one)
+    left.gone = True
+    await asyncio.sleep(0.05)
+    gate.open.set()
+    assert await outcome(running) is REPLY
+    assert (await outcome(late)).status == 504
+    batcher.stop()
+    assert gate.batches == [[running]]
 
-        def decode(tickets: Sequence[Ticket], limit: int) -> None:
-            if poison in tickets:
-                for one in set(tickets) & {streamed, whole}:
-                    one.show("x")
-                raise RuntimeError("one of them")
-            gate(tickets, limit)
 
-        batcher = Batcher(decode, Limits(batch=5))
-        gate.open.set()
-        good = [ticket(), ticket()]
-        for one in (good[0], poison, streamed, whole, good[1]):
-            batcher.submit(one)
-        assert [await outcome(one) for one in (*good, whole)] == [REPLY] * 3
-        assert (await outcome(poison)).status == 500
-        assert await outcome(streamed) == Piece("x")
-        assert (await outcome(streamed)).status == 500  # its first text cannot be withdrawn
-        batcher.stop()
+async def test_unanswered_tickets_time_out() -> None:
+    batcher = Batcher(lambda tickets, limit: None, Limits())
+    one = ticket()
+    batcher.submit(one)
+    assert (await outcome(one)).status == 504
+    batcher.stop()
 
-    run(test)
+
+async def test_a_failing_request_affects_no_client_that_has_received_nothing() -> None:
+    gate, poison, streamed, whole = Gate(), ticket(), ticket(), ticket(stream=False)
+
+    def decode(tickets: Sequence[Ticket], limit: int) -> None:
+        if poison in tickets:
+            for one in set(tickets) & {streamed, whole}:
+                one.show("x")
+            raise RuntimeError("one of them")
+        gate(tickets, limit)
+
+    batcher = Batcher(decode, Limits(batch=5))
+    gate.open.set()
+    good = [ticket(), ticket()]
+    for one in (good[0], poison, streamed, whole, good[1]):
+        batcher.submit(one)
+    assert [await outcome(one) for one in (*good, whole)] == [REPLY] * 3
+    assert (await outcome(poison)).status == 500
+    assert await outcome(streamed) == Piece("x")
+    assert (await outcome(streamed)).status == 500  # its first text cannot be withdrawn
+    batcher.stop()

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 import torch
-from test_app import LIMITS, Running, messages
 
 import families
-from revisit.methods.revisit import ReVisiT
 from revisit.models.prompts import encode
-from revisit.serve.app import Service
 from revisit.serve.decoder import Decoder
+from servers import messages
 
 SCHEMA = {
     "type": "object",
@@ -24,13 +21,6 @@ SCHEMA = {
     "required": ["animal", "seen"],
     "additionalProperties": False,
 }
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[openai.OpenAI]:
-    server = Running(Service(Decoder(*families.build("llava")), "tiny", ReVisiT(alpha=0.01), LIMITS))
-    yield openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
-    server.stop()
 
 
 def ask(client: openai.OpenAI, image: int | None = 1, **fields: Any) -> Any:
@@ -118,6 +108,17 @@ def test_answers_follow_the_schema(client: openai.OpenAI, method: str, stream: b
     assert reason == "stop"
 
 
+def test_recursive_schemas_are_followed(client: openai.OpenAI) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    pytest.importorskip("llguidance")
+    schema: Any = {"type": "array", "items": {"$ref": "#"}, "maxItems": 1}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "nested", "schema": schema}}
+    choice = ask(client, response_format=form, max_tokens=40, temperature=1.0, seed=1).choices[0]
+    assert choice.message.content.startswith("[")
+    if choice.finish_reason == "stop":
+        jsonschema.validate(json.loads(choice.message.content), schema)
+
+
 def test_rows_with_and_without_a_schema_share_a_batch() -> None:
     pytest.importorskip("llguidance")
     from transformers import LogitsProcessorList
@@ -143,6 +144,8 @@ def test_rows_with_and_without_a_schema_share_a_batch() -> None:
         {"type": "array", "maxItems": 1e9},
         {"enum": ["x" * 30_000]},
         {"$ref": "file:///etc/passwd"},
+        {"$ref": "#"},
+        {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
     ],
 )
 def test_unusable_schemas_get_status_400(client: openai.OpenAI, schema: dict[str, Any]) -> None:

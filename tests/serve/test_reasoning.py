@@ -9,17 +9,15 @@ from typing import Any, ClassVar
 import openai
 import pytest
 import torch
-from test_app import LIMITS, Running, messages
 from torch import Tensor
 from transformers import LogitsProcessor
 
 import families
-from revisit.methods.revisit import ReVisiT
 from revisit.serve import decoder as decoder_module
-from revisit.serve.app import Service
 from revisit.serve.decoder import Decoder
 from revisit.serve.requests import reasoning_options
 from revisit.serve.schema import ChatBody
+from servers import messages, serving
 
 TEMPLATE = (
     "{% for message in messages %}{% for part in message['content'] %}{{ '<image>' if part['type'] == 'image' else part['text'] }}"
@@ -44,7 +42,7 @@ class Scripted(LogitsProcessor):
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[openai.OpenAI]:
+def thinking_client() -> Iterator[openai.OpenAI]:
     """A server whose model writes `Scripted.script`, and whose template can open a thought."""
     model, processor = families.build("llava")
     processor = copy.deepcopy(processor)
@@ -54,13 +52,12 @@ def client() -> Iterator[openai.OpenAI]:
     assert made.thoughts is not None
     letters = {letter: processor.tokenizer.convert_tokens_to_ids(letter) for letter in "abxy"}
     Scripted.ids = {**letters, "<": made.thoughts.open, ">": made.thoughts.close, "E": min(made.end)}
-    server = Running(Service(made, "tiny", ReVisiT(), LIMITS))
-    yield openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
-    server.stop()
+    with serving(decoder=made) as server:
+        yield openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
 
 
 @pytest.fixture
-def ask(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> Any:
+def ask(thinking_client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> Any:
     decode = decoder_module.decode_batch
 
     def scripted(*args: Any, processors: list[LogitsProcessor], **kwargs: Any) -> Any:
@@ -69,7 +66,7 @@ def ask(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> Any:
     def ask(script: str, **fields: Any) -> Any:
         monkeypatch.setattr(decoder_module, "decode_batch", scripted)
         monkeypatch.setattr(Scripted, "script", script)
-        return client.chat.completions.create(
+        return thinking_client.chat.completions.create(
             **{"model": "tiny", "messages": messages(1), "max_tokens": len(script), **fields}
         )
 
@@ -123,13 +120,13 @@ def test_log_probabilities_and_checks_are_of_the_answer(ask: Any) -> None:
     assert [(word["text"], word["start"]) for word in answer.check["words"]] == [("ab", 0)]
 
 
-def test_a_json_answer_follows_a_thought_that_the_prompt_opened(client: openai.OpenAI) -> None:
+def test_a_json_answer_follows_a_thought_that_the_prompt_opened() -> None:
     pytest.importorskip("llguidance")
+    from llguidance.hf import from_tokenizer
+
     from revisit.serve.processors import JsonAnswers, grammar
 
     _, processor = families.build("llava")
-    from llguidance.hf import from_tokenizer
-
     allowed = JsonAnswers([grammar({"const": 1})], from_tokenizer(processor.tokenizer), [7])
     rows = [torch.tensor([[1, 5]]), torch.tensor([[1, 5, 6]]), torch.tensor([[1, 5, 6, 7]])]
     left = [int((allowed(row, torch.zeros(1, 512)) == 0).sum()) for row in rows]  # type: ignore[arg-type]
@@ -137,11 +134,11 @@ def test_a_json_answer_follows_a_thought_that_the_prompt_opened(client: openai.O
     assert left[2] < 5
 
 
-def test_efforts_that_do_not_exist_get_status_400(client: openai.OpenAI) -> None:
+def test_efforts_that_do_not_exist_get_status_400(ask: Any) -> None:
     with pytest.raises(openai.BadRequestError, match="reasoning_effort"):
-        client.chat.completions.create(model="tiny", messages=messages(1), reasoning_effort="maximal")  # type: ignore[call-overload]
+        ask("E", reasoning_effort="maximal")
     with pytest.raises(openai.BadRequestError, match="no budget for thoughts"):
-        client.chat.completions.create(model="tiny", messages=messages(1), extra_body={"thinking_budget": 5})
+        ask("E", extra_body={"thinking_budget": 5})
 
 
 def test_options_of_the_chat_template() -> None:

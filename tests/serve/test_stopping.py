@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,14 +14,11 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from test_app import Running, messages, post
 
-import families
-from revisit.methods.revisit import ReVisiT
-from revisit.serve.app import Service
 from revisit.serve.batcher import Abandoned
-from revisit.serve.decoder import Decoder, stoppable
+from revisit.serve.decoder import stoppable
 from revisit.serve.limits import Limits
+from servers import Running, messages, serving, started
 
 LIMITS = Limits(seconds=4, new_tokens=200)
 OPERA = {"method": "opera", "settings": {"beams": 4, "candidates": 8}}
@@ -40,11 +34,10 @@ LONG = [
 @pytest.fixture(scope="module")
 def slow_server() -> Iterator[Running]:
     """A server whose model takes at least 50 ms for each forward pass, as a large model does."""
-    server = Running(Service(Decoder(*families.build("llava")), "tiny", ReVisiT(), LIMITS))
-    hook = server.service.decoder.model.register_forward_pre_hook(lambda *_: time.sleep(0.05))
-    yield server
-    hook.remove()
-    server.stop()
+    with serving(LIMITS) as server:
+        hook = server.service.decoder.model.register_forward_pre_hook(lambda *_: time.sleep(0.05))
+        yield server
+        hook.remove()
 
 
 def seconds_until_idle(server: Running) -> float:
@@ -59,14 +52,14 @@ def test_client_that_leaves_frees_the_model(slow_server: Running, fields: dict[s
     body = {"model": "tiny", "messages": messages(1), **fields}
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{slow_server.url}/v1/chat/completions", json=body, timeout=httpx.Timeout(1.0, connect=5))
-    assert post(slow_server, messages=messages(2), max_tokens=1).status_code == 200
+    assert slow_server.post(messages=messages(2), max_tokens=1).status_code == 200
     assert seconds_until_idle(slow_server) < 1
 
 
 @pytest.mark.parametrize("fields", LONG)
 def test_time_limit_ends_the_work(slow_server: Running, fields: dict[str, Any]) -> None:
     began = time.monotonic()
-    assert post(slow_server, messages=messages(1), **fields).status_code == 504
+    assert slow_server.post(messages=messages(1), **fields).status_code == 504
     assert time.monotonic() - began < LIMITS.seconds + 3
     assert seconds_until_idle(slow_server) < 1
 
@@ -90,28 +83,14 @@ def test_the_tokenizer_is_used_by_the_model_thread_alone(slow_server: Running, m
         return encode(*args, **kwargs)
 
     monkeypatch.setattr(tokenizer, "_encode_plus", watched)
-    assert post(slow_server, messages=messages(1), max_tokens=1).status_code == 200
+    assert slow_server.post(messages=messages(1), max_tokens=1).status_code == 200
     assert threads == {"model"}
 
 
 def test_signals_end_the_process_during_a_beam_search(tmp_path: Path) -> None:
-    for part in families.build("llava"):
-        part.save_pretrained(tmp_path / "model")
-    options = f"-m {tmp_path / 'model'} --name tiny --port 0 --limits seconds=60 --limits new_tokens=1000"
-    with subprocess.Popen(
-        [sys.executable, "-m", "revisit", "serve", *options.split()],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            assert process.stderr is not None
-            line = next(line for line in process.stderr if " at http://" in line)
-            url = line.partition(" at ")[2].split()[0]
-            body = {"model": "tiny", "messages": messages(1), "max_tokens": 1000, "decoding": OPERA}
-            with pytest.raises(httpx.ReadTimeout):
-                httpx.post(f"{url}/chat/completions", json=body, timeout=httpx.Timeout(1.5, connect=20))
-            process.send_signal(signal.SIGTERM)
-            process.wait(15)
-        finally:
-            process.kill()
+    with started(tmp_path, "--limits", "seconds=60", "--limits", "new_tokens=1000") as (process, url):
+        body = {"model": "tiny", "messages": messages(1), "max_tokens": 1000, "decoding": OPERA}
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{url}/chat/completions", json=body, timeout=httpx.Timeout(1.5, connect=20))
+        process.send_signal(signal.SIGTERM)
+        process.wait(15)

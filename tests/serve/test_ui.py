@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from PIL import Image
 
 import families
 from revisit import ask
@@ -24,8 +25,9 @@ from revisit.models.config import describe_model
 from revisit.serve.app import Service, build
 from revisit.serve.decoder import Decoder
 from revisit.serve.limits import Limits
-from revisit.serve.replies import finite
+from revisit.serve.replies import encode
 from revisit.serve.ui import add_page, method_settings
+from servers import messages
 
 
 class Page:
@@ -45,10 +47,9 @@ class Page:
         return asyncio.run(go())
 
     def ask(self, stream: bool = False, **decoding: Any) -> httpx.Response:
-        content = [{"type": "image_url", "image_url": {"url": uri()}}, {"type": "text", "text": "hi"}]
         body = {
             "model": "llava",
-            "messages": [{"role": "user", "content": content}],
+            "messages": messages(1, "hi"),
             "max_tokens": 6,
             "decoding": {"method": "revisit", "settings": {"alpha": "0.05"}, "record": True, **decoding},
         }
@@ -61,12 +62,6 @@ def page() -> Iterator[Page]:
     made = Page()
     yield made
     made.service.close()
-
-
-def uri() -> str:
-    out = io.BytesIO()
-    families.image(1).save(out, "PNG")
-    return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
 
 
 def explained(method: Method, objects: tuple[str, ...] | None = None) -> dict[str, Any]:
@@ -102,7 +97,9 @@ def test_only_the_page_records_answers(page: Page) -> None:
 
 
 def test_numbers_that_json_cannot_hold_are_null() -> None:
-    assert finite({"p": [float("nan"), 1.0, (float("inf"), 2)], "t": "x"}) == {"p": [None, 1.0, [None, 2]], "t": "x"}
+    assert (
+        encode({"p": [float("nan"), 1.0, (float("inf"), 2)], "t": "é"}) == '{"p":[null,1.0,[null,2]],"t":"é"}'.encode()
+    )
 
 
 def test_the_page_offers_every_method_with_its_settings(page: Page) -> None:
@@ -130,8 +127,6 @@ def test_first_sample_is_the_demo_image_with_its_objects(page: Page) -> None:
     demo, first = sample("demo"), page.call("GET", "/sample/0").json()
     assert first["objects"] == list(demo.nouns)
     sent = io.BytesIO(base64.b64decode(first["src"].partition(",")[2]))
-    from PIL import Image
-
     assert Image.open(sent).convert("RGB").tobytes() == demo.image().tobytes()
     other = page.call("GET", "/sample/1").json()
     assert other["src"] != first["src"]

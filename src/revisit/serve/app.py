@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import time
 from collections.abc import AsyncIterator, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
@@ -16,18 +18,17 @@ from starlette.requests import ClientDisconnect
 
 from revisit.decoding.method import Method
 from revisit.errors import RevisitError
-from revisit.serve.access import LOOPBACK, check_host, check_key
 from revisit.serve.batcher import Batcher, Event, Ticket, timed_out
 from revisit.serve.errors import ApiError, printable, server_error
-from revisit.serve.limits import Limits
-from revisit.serve.replies import Json, Piece, Reply, chunk, completion, event, last_chunk
+from revisit.serve.limits import LOOPBACK, Limits
+from revisit.serve.replies import Json, Piece, Reply, chunk, completion, encode, event, last_chunks
 from revisit.serve.requests import ChatRequest, parse_body, read_request, unknown_model
 from revisit.serve.schema import ChatBody, CheckBody
 
 if TYPE_CHECKING:
     from revisit.serve.decoder import Decoder
 
-READERS = 4  # requests that are checked, and whose images are decoded, at once
+READERS = 4  # threads that check requests and decode their images
 
 
 class Service:
@@ -45,29 +46,45 @@ class Service:
     ) -> None:
         self.decoder, self.name, self.method, self.limits = decoder, name, method, limits
         self.api_key, self.hosts = api_key, hosts
-        self.page: str | None = None  # of `revisit ui`, at /; its requests may be recorded
+        self.page: str | None = None  # served at / by `revisit ui`, whose requests may be recorded
         self.batcher = Batcher(decoder.decode, limits)
         self._readers = ThreadPoolExecutor(READERS, "reader")
         self._reading: list[int] = []  # sizes of the requests that are being received or checked
 
     def close(self) -> None:
-        """Abandon what is left and end the threads."""
+        """Abandon all requests and end the threads."""
         self.batcher.stop()
         self._readers.shutdown(wait=False, cancel_futures=True)
 
+    def check_host(self, request: Request) -> None:
+        """Reject other names in the Host header, which pages of other sites use to reach a local server (DNS rebinding)."""
+        header = request.headers.get("host", "")
+        try:
+            name = urlsplit(f"//{header}").hostname or ""
+        except ValueError:
+            name = ""
+        if "*" not in self.hosts and name not in self.hosts:
+            shown = printable(header, 100)
+            message = f"This server does not accept the host {shown!r}; its operator can add it with --allow-host."
+            raise ApiError(403, message, code="unknown_host")
+
     def check_access(self, request: Request) -> None:
-        """Raise ApiError for another host name or a wrong key."""
-        check_host(request, self.hosts)
-        check_key(request, self.api_key)
+        """Reject other host names, and requests without the key in the header `Authorization: Bearer KEY`."""
+        self.check_host(request)
+        scheme, _, sent = request.headers.get("authorization", "").partition(" ")
+        key = sent.strip().encode("utf-8", "surrogateescape") if scheme.lower() == "bearer" else b""
+        if self.api_key is not None and not hmac.compare_digest(key, self.api_key.encode()):  # in constant time
+            message = "The API key is missing or wrong; send it as 'Authorization: Bearer KEY'."
+            raise ApiError(401, message, code="invalid_api_key")
 
     async def answer(self, request: Request, kind: type[ChatBody | CheckBody]) -> Response:
-        """Return the answer, whole or as a stream; errors before the first piece have a status of their own."""
+        """Return the answer, whole or as a stream; errors before the first piece set the status of the response."""
         self.check_access(request)
         ticket, first = await self._admit(request, kind), None
         try:
             first = await self._first_event(ticket, request)
         finally:
-            ticket.gone = not isinstance(first, Piece)  # the answer is finished, or nobody waits for it any more
+            ticket.gone = not isinstance(first, Piece)  # the answer is finished, or the client has left
         if isinstance(first, ApiError):
             raise first
         if ticket.request.chat.stream:
@@ -75,13 +92,13 @@ class Service:
                 self._stream(ticket, first), media_type="text/event-stream", headers={"cache-control": "no-store"}
             )
         assert isinstance(first, Reply)  # only streamed answers come in pieces
-        return JSONResponse(completion(ticket.request, first, self.name))
+        return Response(encode(completion(ticket.request, first)), media_type="application/json")
 
     async def _admit(self, request: Request, kind: type[ChatBody | CheckBody]) -> Ticket:
         """Receive and check a request, and queue it."""
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise ApiError(415, "The content type must be application/json.")
-        if self.batcher.waiting + len(self._reading) >= self.limits.queue:
+        if len(self.batcher.waiting) + len(self._reading) >= self.limits.queue:
             raise ApiError(429, "Too many requests are waiting; try again later.", code="queue_full")
         size = int(request.headers.get("content-length", self.limits.body_bytes))  # digits: h11 rejects anything else
         self._check_body(size)
@@ -141,23 +158,22 @@ class Service:
                 if await request.is_disconnected():
                     raise ClientDisconnect from None
 
-    async def _stream(self, ticket: Ticket, got: Event) -> AsyncIterator[bytes]:
-        """Yield the answer as server-sent events, beginning with the first; errors are events, too."""
+    async def _stream(self, ticket: Ticket, current: Event) -> AsyncIterator[bytes]:
+        """Yield the answer as server-sent events, from the first event on; errors are events, too."""
         request = ticket.request
         try:
-            yield event(chunk(request, self.name, {"role": "assistant", "content": ""}))
-            while isinstance(got, Piece):
-                yield event(chunk(request, self.name, got))
+            yield event(chunk(request))
+            while isinstance(current, Piece):
+                yield event(chunk(request, current))
                 try:
-                    got = await asyncio.wait_for(ticket.events.get(), max(0.0, ticket.deadline - time.monotonic()))
+                    current = await asyncio.wait_for(ticket.events.get(), max(0.0, ticket.deadline - time.monotonic()))
                 except asyncio.TimeoutError:
-                    got = timed_out()
-            if isinstance(got, ApiError):
-                yield event(got.body())
+                    current = timed_out()
+            if isinstance(current, ApiError):
+                yield event(current.body())
                 return
-            yield event(chunk(request, self.name, {}, got))
-            if request.chat.stream_options is not None and request.chat.stream_options.include_usage:
-                yield event(last_chunk(request, self.name, got))
+            for last in last_chunks(request, current):
+                yield event(last)
             yield b"data: [DONE]\n\n"
         finally:
             ticket.gone = True  # a client that leaves early ends its row
@@ -198,7 +214,7 @@ def build(service: Service) -> FastAPI:
 
     @app.get("/", response_model=None)
     async def index(request: Request) -> Response:
-        check_host(request, service.hosts)
+        service.check_host(request)
         if service.page is not None:
             return HTMLResponse(service.page, headers={"cache-control": "no-store"})
         routes = ["POST /v1/chat/completions", "POST /v1/check", "GET /v1/models", "GET /health"]

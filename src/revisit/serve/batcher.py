@@ -10,7 +10,6 @@ import asyncio
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 
 from pydantic import JsonValue
@@ -23,13 +22,13 @@ from revisit.serve.requests import ChatRequest
 
 logger = logging.getLogger(__name__)
 BATCH_WAIT = 0.01  # seconds that a batch waits for further requests
-END_WAIT = 5.0  # seconds that a server which ends waits for the model's thread
+END_WAIT = 5.0  # seconds to wait for the model's thread at shutdown
 Event = Piece | Reply | ApiError
 Decode = Callable[[Sequence["Ticket"], int], None]
 
 
 class Abandoned(Exception):
-    """Raised out of the model when nobody waits for its batch any more."""
+    """Raised in a forward pass when no client waits for the batch any more."""
 
 
 class Ticket:
@@ -42,20 +41,20 @@ class Ticket:
         self.request, self.prompt = request, prompt
         self.deadline = time.monotonic() + seconds
         self.events: asyncio.Queue[Event] = asyncio.Queue()
-        self.sent = False  # whether a piece of the answer is on its way to the client
+        self.sent = False  # whether a piece of the answer was sent to the client
         self.finished = False
-        self.gone = False  # set when nobody waits for the answer any more
+        self.gone = False  # set when the client no longer waits for the answer
         self.image_bytes = sum(3 * image.width * image.height for image in request.images)
         self._loop = loop
 
     @property
     def abandoned(self) -> bool:
-        """Whether the client has left or its time is over."""
+        """Whether the client has left or the time limit has passed."""
         return self.gone or time.monotonic() > self.deadline
 
     @property
     def kind(self) -> object:
-        """What the requests of one batch have in common."""
+        """The key that all requests of a batch share."""
         request = self.request
         return request.method, request.chat.check is None, request.text is None, request.record
 
@@ -66,7 +65,7 @@ class Ticket:
             self._send(Piece(text, logprobs, thought))
 
     def finish(self, last: Reply | BaseException) -> None:
-        """Send the reply, or the error; details of unexpected errors stay in the server's log."""
+        """Send the reply or the error, unless one was sent; details of unexpected errors stay in the server's log."""
         if isinstance(last, RevisitError):
             last = ApiError(400, str(last))
         if not self.finished:
@@ -86,24 +85,16 @@ def timed_out() -> ApiError:
 
 
 class Batcher:
-    """The queue and the model's thread."""
+    """The queue of requests, and the thread that runs the model."""
 
     def __init__(self, decode: Decode, limits: Limits) -> None:
         self.decode, self.limits = decode, limits
-        self._waiting: deque[Ticket] = deque()
+        self.waiting: list[Ticket] = []
+        self.running: list[Ticket] = []  # the batch
         self._ready = threading.Condition()
         self._stopping = False
-        self._batch: list[Ticket] = []
         self._thread = threading.Thread(target=self._work, name="model", daemon=True)
         self._thread.start()
-
-    @property
-    def waiting(self) -> int:
-        return len(self._waiting)
-
-    @property
-    def running(self) -> int:
-        return len(self._batch)
 
     @property
     def alive(self) -> bool:
@@ -113,21 +104,21 @@ class Batcher:
     def held_bytes(self) -> int:
         """The memory of the images that wait or are being decoded."""
         with self._ready:
-            return sum(ticket.image_bytes for ticket in (*self._waiting, *self._batch))
+            return sum(ticket.image_bytes for ticket in (*self.waiting, *self.running))
 
     def submit(self, ticket: Ticket) -> None:
         """Queue a ticket."""
         with self._ready:
             if self._stopping:
                 raise ApiError(503, "The server is shutting down.")
-            self._waiting.append(ticket)
+            self.waiting.append(ticket)
             self._ready.notify()
 
     def stop(self, timeout: float = END_WAIT) -> None:
         """Abandon all tickets and end the thread; return after `timeout` seconds at the latest."""
         with self._ready:
             self._stopping = True
-            for ticket in (*self._waiting, *self._batch):
+            for ticket in (*self.waiting, *self.running):
                 ticket.gone = True
             self._ready.notify()
         self._thread.join(timeout)
@@ -136,7 +127,7 @@ class Batcher:
         while (batch := self._next()) is not None:
             if batch:
                 self._run(batch)
-            self._batch = []
+            self.running = []
 
     def _run(self, batch: list[Ticket]) -> None:
         try:
@@ -146,11 +137,11 @@ class Batcher:
         except BaseException as error:  # the thread must outlive any batch
             self._recover(batch, error)
         for ticket in batch:
-            ticket.finish(timed_out())  # unless it is finished
+            ticket.finish(timed_out())  # no effect on finished tickets
 
     def _recover(self, batch: list[Ticket], error: BaseException) -> None:
-        """Retry alone the requests whose clients have received nothing: only one of them may be at fault."""
-        if not isinstance(error, RevisitError):  # which the client receives
+        """Retry each request whose client has received nothing, alone: only one of them may be at fault."""
+        if not isinstance(error, RevisitError):  # clients receive those
             logger.error("A batch of %d failed: %s: %s", len(batch), type(error).__name__, error, exc_info=error)
         error.__traceback__ = None  # its frames hold the batch's tensors
         for ticket in batch:
@@ -160,28 +151,28 @@ class Batcher:
                 ticket.finish(error)
 
     def _next(self) -> list[Ticket] | None:
-        """Wait for the next batch, the oldest request and those that can join it; None when the thread should end."""
+        """Wait for the next batch: the oldest request and those that can join it. Return None when the thread should end."""
         with self._ready:
-            while not self._waiting:
+            while not self.waiting:
                 if self._stopping:
                     return None
                 self._ready.wait()
-            first = self._waiting[0]
+            first = self.waiting[0]
             size = max(1, self.limits.batch // first.request.method.own_beams)
             until = time.monotonic() + BATCH_WAIT
-            while sum(ticket.kind == first.kind for ticket in self._waiting) < size and not self._stopping:
+            while sum(ticket.kind == first.kind for ticket in self.waiting) < size and not self._stopping:
                 left = until - time.monotonic()
                 if left <= 0:
                     break
                 self._ready.wait(left)
             batch: list[Ticket] = []
-            rest: deque[Ticket] = deque()
-            for ticket in self._waiting:
+            others: list[Ticket] = []
+            for ticket in self.waiting:
                 if ticket.abandoned:
                     ticket.finish(timed_out())
                 elif len(batch) < size and ticket.kind == first.kind:
                     batch.append(ticket)
                 else:
-                    rest.append(ticket)
-            self._waiting, self._batch = rest, batch
+                    others.append(ticket)
+            self.waiting, self.running = others, batch
             return batch

@@ -1,4 +1,4 @@
-"""Decoding of a batch of requests with one call of `revisit.generate`, each row by its own settings."""
+"""Decode a batch of requests with one call of `revisit.generate`, each row with its own settings."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from revisit.explain.record import Decode, method_output, patch_words
 from revisit.explain.support import ModelText, answer_text, read_texts
 from revisit.models.parts import ModelParts
 from revisit.models.prompts import check_no_image_tokens, encode, end_tokens, render
-from revisit.models.thoughts import Thoughts, thoughts_of
+from revisit.models.thoughts import thoughts_of
 from revisit.serve.batcher import Abandoned, Ticket
 from revisit.serve.detokenizer import IncrementalDetokenizer
 from revisit.serve.errors import ApiError
 from revisit.serve.processors import JsonAnswers, LogProbabilities
-from revisit.serve.replies import Json, Reply, finite
+from revisit.serve.replies import Json, Reply
 from revisit.serve.requests import ChatRequest, reasoning_options
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def stoppable(model: Model, tickets: Sequence[Ticket]) -> Iterator[None]:
-    """Raise `Abandoned` at the model's next forward pass once no ticket is wanted any more.
+    """Raise `Abandoned` at the model's next forward pass once all tickets are abandoned.
 
     Every decoding loop runs the model, so this ends all of them: tokens, beams, a beam's candidates, descriptions.
     Other threads that use the same model are not affected.
@@ -77,44 +77,37 @@ class Decoder:
         texts = self.processor.tokenizer([t.request.text or "" for t in tickets], add_special_tokens=False)["input_ids"]
         prompt_lengths = inputs["attention_mask"].sum(-1).tolist()
         lengths = [length + len(text) for length, text in zip(prompt_lengths, texts, strict=True)]
-        fitting = [ticket for ticket, length in zip(tickets, lengths, strict=True) if length <= prompt_limit]
-        if len(fitting) == len(tickets):
-            run = self._generate if tickets[0].request.text is None else self._check
-            with stoppable(self.model, tickets):
-                run(tickets, inputs, lengths)
-            return
         for ticket, length in zip(tickets, lengths, strict=True):
             if length > prompt_limit:
                 message = f"The prompt has {length} tokens (images included); at most {prompt_limit} are allowed."
                 ticket.finish(ApiError(400, message, param="messages"))
-        if fitting:
+        fitting = [ticket for ticket in tickets if not ticket.finished]
+        if fitting and len(fitting) < len(tickets):
             self.decode(fitting, prompt_limit)
+        elif fitting:
+            run = self._generate if tickets[0].request.text is None else self._check
+            with stoppable(self.model, tickets):
+                run(tickets, inputs, lengths)
 
     @cached_property
     def grammar_tokenizer(self) -> Any:
-        """The tokenizer as llguidance reads it."""
+        """The tokenizer in llguidance's form."""
         from llguidance.hf import from_tokenizer
 
         tokenizer: Any = self.processor.tokenizer
         return from_tokenizer(tokenizer, eos_token=sorted(self.end))
 
     def _generate(self, tickets: Sequence[Ticket], inputs: Inputs, lengths: Sequence[int]) -> None:
-        requests, method = [ticket.request for ticket in tickets], tickets[0].request.method
-        decode = partial(self.processor.tokenizer.decode, skip_special_tokens=True)
+        requests, method, thoughts = [ticket.request for ticket in tickets], tickets[0].request.method, self.thoughts
         logprobs = LogProbabilities(self.processor.tokenizer)
-        thoughts = self.thoughts
         opened = [thoughts is not None and thoughts.open_at_end(ids) for ids in inputs["input_ids"].tolist()]
-        rows = [
-            Progress(ticket, decode, self.end, partial(logprobs.entry, row), thoughts, opened[row])
-            for row, ticket in enumerate(tickets)
-        ]
+        rows = [Row(self, ticket, opened[row], partial(logprobs.entry, row)) for row, ticket in enumerate(tickets)]
         processors: list[LogitsProcessor] = []
         if any(request.chat.logprobs for request in requests):
             processors.append(logprobs)
         if any(request.grammar for request in requests):
-            close = [thoughts.close if thoughts is not None and begun else None for begun in opened]
-            grammars = [request.grammar for request in requests]
-            processors.append(JsonAnswers(grammars, self.grammar_tokenizer, close))
+            close = [thoughts.close if thoughts is not None and row.thinking else None for row in rows]
+            processors.append(JsonAnswers([request.grammar for request in requests], self.grammar_tokenizer, close))
         watched = requests[0].record or requests[0].chat.check is not None
         layers = sorted({settings_of(self.model)[0], ModelParts.of(self.model).depth})
         trace = Trace(record=requests[0].record)
@@ -126,7 +119,7 @@ class Decoder:
                 method,
                 [request.decoding for request in requests],
                 [request.seed for request in requests],
-                lambda row, token: rows[row].take(token),
+                lambda row, token: rows[row].add(token),
                 trace=trace,
                 processors=processors,
             )
@@ -134,31 +127,19 @@ class Decoder:
         for number, (row, length, answer) in enumerate(zip(rows, lengths, found, strict=True)):
             if not row.end():
                 continue
-            request, check, page = requests[number], None, dict[str, JsonValue]()
+            request, check = requests[number], None
+            counters = {name: int(count) for name, count in answer.counters().items() if name != "plausible_tokens"}
+            decoding: Json = {"method": method.name, **counters}
             if seen is not None:
                 shown, tokens = row.text.shown, row.text.tokens
                 text = answer_text(self.model, self.processor, inputs, number, images, seen[number], shown, tokens)
                 check = None if request.chat.check is None else self._checked(request, text)
-            if request.record and seen is not None:
-                assert request.chat.decoding is not None
-                output = method_output(trace, number, answer.tokens, self.processor, thoughts, opened[number])
-                words = patch_words(text.states, layers[-1], self.processor.tokenizer)
-                objects = request.chat.decoding.objects
-                page["page"] = finite(payload(Decode(images[number], "", "", text.layout, [output], objects, words)))
-            counters = {name: int(count) for name, count in answer.counters().items() if name != "plausible_tokens"}
-            row.ticket.finish(
-                Reply(
-                    row.text.shown,
-                    row.finish or "length",
-                    length,
-                    row.tokens,
-                    {"method": method.name, **counters, **page},
-                    check,
-                    row.logprobs,
-                    row.thought.shown,
-                    len(row.thought.tokens),
-                )
-            )
+                if request.chat.decoding is not None and request.record:
+                    output = method_output(trace, number, answer.tokens, self.processor, thoughts, opened[number])
+                    words = patch_words(text.states, layers[-1], self.processor.tokenizer)
+                    objects = request.chat.decoding.objects
+                    decoding["page"] = payload(Decode(images[number], "", "", text.layout, [output], objects, words))
+            row.ticket.finish(row.reply(length, decoding, check))
 
     def _check(self, tickets: Sequence[Ticket], inputs: Inputs, lengths: Sequence[int]) -> None:
         """Check the texts of requests, in one forward pass."""
@@ -173,38 +154,32 @@ class Decoder:
         choice = request.chat.check
         assert choice is not None
         check = check_text(self.model, self.processor.tokenizer, text, choice.threshold, choice.words)
-        return {name: finite(value) for name, value in check.to_dict().items() if name != "model"}
+        return {name: value for name, value in check.to_dict().items() if name != "model"}
 
 
-class Progress:
+class Row:
     """One row of a running batch."""
 
     def __init__(
-        self,
-        ticket: Ticket,
-        decode: Callable[[Sequence[int]], str],
-        end: set[int],
-        logprobs: Callable[[int, int], JsonValue],
-        thoughts: Thoughts | None,
-        thinking: bool,
+        self, decoder: Decoder, ticket: Ticket, thinking: bool, logprobs: Callable[[int, int], JsonValue]
     ) -> None:
-        self.ticket, self.ends, self._logprobs = ticket, end, logprobs
-        self.marks: tuple[int, ...] = () if thoughts is None else (thoughts.open, thoughts.close)
-        self.thinking, self.tokens = thinking, 0
+        decode = partial(decoder.processor.tokenizer.decode, skip_special_tokens=True)
+        self.decoder, self.ticket, self.thinking, self._logprobs = decoder, ticket, thinking, logprobs
+        self.tokens = 0
         self.logprobs: list[JsonValue] = []
         self.thought = IncrementalDetokenizer(decode)
         self.text = IncrementalDetokenizer(decode, ticket.request.chat.stop or ())
         self.finish: str | None = None
 
-    def take(self, token: int) -> bool:
-        """Add the row's next token; return whether the row ends here."""
-        chat = self.ticket.request.chat
+    def add(self, token: int) -> bool:
+        """Add the next token; return whether it is the last one."""
+        chat, thoughts = self.ticket.request.chat, self.decoder.thoughts
         self.tokens += 1
-        if token in self.ends:
+        if token in self.decoder.end:
             self.finish = "stop"
             return True
-        if token in self.marks:
-            self.thinking = token == self.marks[0]
+        if thoughts is not None and token in (thoughts.open, thoughts.close):
+            self.thinking = token == thoughts.open
             self.ticket.show("", thought=self.thought.finish())
         elif self.thinking:
             self.ticket.show("", thought=self.thought.feed(token))
@@ -225,3 +200,17 @@ class Progress:
         self.ticket.show("", thought=self.thought.finish())
         self.ticket.show(self.text.finish())
         return True
+
+    def reply(self, prompt_tokens: int, decoding: Json, check: Json | None) -> Reply:
+        """Return the finished answer."""
+        return Reply(
+            self.text.shown,
+            self.finish or "length",
+            prompt_tokens,
+            self.tokens,
+            decoding,
+            check,
+            self.logprobs,
+            self.thought.shown,
+            len(self.thought.tokens),
+        )

@@ -8,12 +8,13 @@ from pydantic import Field
 
 from revisit.registry import Settings
 
+LOOPBACK = ("127.0.0.1", "localhost", "::1")  # names of this machine
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, le=1e6)]
 
 
 class Limits(Settings):
-    """Bounds on what requests may hold and cost."""
+    """Bounds on the size and the cost of requests."""
 
     body_bytes: Count = Field(default=32 << 20, description="Largest request, in bytes.")
     image_pixels: Count = Field(default=64_000_000, description="Pixels in all images of a request.")

@@ -1,4 +1,4 @@
-"""Logits processors that requests ask for: log-probabilities, and answers that follow a JSON schema."""
+"""Logits processors for log-probabilities and for answers that follow a JSON schema."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ class LogProbabilities(LogitsProcessor):  # type: ignore[misc]
 
 
 def grammar(schema: Mapping[str, JsonValue]) -> str:
-    """Return llguidance's grammar of a JSON schema; raise RevisitError if it is not supported."""
+    """Return llguidance's grammar of a JSON schema; raise RevisitError if it cannot be used."""
     need("llguidance")
-    from llguidance import LLMatcher
+    from llguidance import LLMatcher, LLTokenizer
 
     text = json.dumps(schema)
     if len(text) > SCHEMA_CHARACTERS:
@@ -66,6 +66,10 @@ def grammar(schema: Mapping[str, JsonValue]) -> str:
     found: str = LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_flexible": False})
     if problem := LLMatcher.validate_grammar(found):
         raise RevisitError(f"The JSON schema cannot be used: {problem.splitlines()[0]}")
+    matcher = LLMatcher(LLTokenizer("byte"), found)
+    matcher.compute_logit_bias()
+    if matcher.is_stopped():  # before the first byte
+        raise RevisitError("No JSON value matches the JSON schema; check its references ($ref) for a circle.")
     return found
 
 

@@ -1,17 +1,16 @@
 """Answers in the form of the OpenAI chat protocol, whole and streamed.
 
-`decoding` and `check` are additions: what the method did (with `record`, the data of the page), and the words of the answer
+`decoding` and `check` are additions: counters of the method (with `record`, the data of the page), and the words of the answer
 with their support.
 """
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pydantic import JsonValue
+from pydantic_core import to_json
 
 from revisit.serve.requests import ChatRequest
 
@@ -35,7 +34,7 @@ class Reply:
     finish: str  # "stop" or "length"
     prompt_tokens: int
     tokens: int
-    decoding: Json = field(default_factory=dict)  # what the method did
+    decoding: Json = field(default_factory=dict)  # counters of the method
     check: Json | None = None  # the words with their support, if requested
     logprobs: Sequence[JsonValue] = ()
     thought: str = ""
@@ -53,55 +52,54 @@ class Reply:
         }
 
 
-def completion(request: ChatRequest, reply: Reply, model: str) -> Json:
+def completion(request: ChatRequest, reply: Reply) -> Json:
     """Return the whole answer as one object."""
     if request.text is not None:
-        return {**(reply.check or {}), **_head(request, model, "check"), "usage": reply.usage}
+        return {**(reply.check or {}), **_head(request, "check"), "usage": reply.usage}
     message: Json = {"role": "assistant", "content": reply.text, "refusal": None}
     if reply.thought:
         message["reasoning_content"] = reply.thought
-    choice, more = _choice(reply.finish, reply.logprobs, message=message), {"decoding": reply.decoding, **_check(reply)}
-    return {**_head(request, model, "chat.completion"), "choices": [choice], "usage": reply.usage, **more}
+    choices: list[JsonValue] = [_choice(reply.finish, reply.logprobs, message=message)]
+    head = _head(request, "chat.completion")
+    return {**head, "choices": choices, "usage": reply.usage, "decoding": reply.decoding, **_check(reply)}
 
 
-def chunk(request: ChatRequest, model: str, delta: Json | Piece, last: Reply | None = None) -> Json:
-    """Return one piece of a streamed answer; the last one states why the answer ended."""
-    logprobs: Sequence[JsonValue] = ()
-    if isinstance(delta, Piece):
-        logprobs = delta.logprobs
-        delta = {"reasoning_content": delta.thought} if delta.thought else {"content": delta.text}
-    choice = _choice(None if last is None else last.finish, logprobs, delta=delta)
-    return {**_head(request, model, "chat.completion.chunk"), "choices": [choice], **_check(last)}
+def chunk(request: ChatRequest, piece: Piece | None = None) -> Json:
+    """Return a piece of a streamed answer, or the chunk that begins it."""
+    if piece is None:
+        choice = _choice(delta={"role": "assistant", "content": ""})
+    else:
+        delta: Json = {"reasoning_content": piece.thought} if piece.thought else {"content": piece.text}
+        choice = _choice(None, piece.logprobs, delta=delta)
+    return {**_head(request, "chat.completion.chunk"), "choices": [choice]}
 
 
-def last_chunk(request: ChatRequest, model: str, reply: Reply) -> Json:
-    """Return the chunk with the token counts, which has no choices."""
-    more: Json = {"choices": [], "usage": reply.usage, "decoding": reply.decoding}
-    return {**_head(request, model, "chat.completion.chunk"), **more}
+def last_chunks(request: ChatRequest, reply: Reply) -> list[Json]:
+    """Return the chunk that states why the answer ended and, if requested, one with the token counts and no choices."""
+    head, options = _head(request, "chat.completion.chunk"), request.chat.stream_options
+    end: Json = {**head, "choices": [_choice(reply.finish, delta={})], **_check(reply)}
+    usage: Json = {**head, "choices": [], "usage": reply.usage, "decoding": reply.decoding}
+    return [end, usage] if options is not None and options.include_usage else [end]
 
 
-def _choice(finish: str | None, logprobs: Sequence[JsonValue], **content: Json) -> Json:
-    found: Json | None = {"content": [*logprobs], "refusal": None} if logprobs else None
-    return {"index": 0, **content, "finish_reason": finish, "logprobs": found}
+def _choice(finish: str | None = None, logprobs: Sequence[JsonValue] = (), **content: Json) -> Json:
+    shown: Json | None = {"content": [*logprobs], "refusal": None} if logprobs else None
+    return {"index": 0, **content, "finish_reason": finish, "logprobs": shown}
 
 
-def _check(reply: Reply | None) -> Json:
-    return {} if reply is None or reply.check is None else {"check": reply.check}
+def _check(reply: Reply) -> Json:
+    return {} if reply.check is None else {"check": reply.check}
 
 
-def _head(request: ChatRequest, model: str, kind: str) -> Json:
-    return {"id": request.id, "object": kind, "created": request.created, "model": model}
+def _head(request: ChatRequest, kind: str) -> Json:
+    return {"id": request.id, "object": kind, "created": request.created, "model": request.chat.model}
 
 
-def event(value: Mapping[str, object]) -> bytes:
+def encode(value: object) -> bytes:
+    """Write JSON, with null for NaN and infinite numbers."""
+    return to_json(value, inf_nan_mode="null")
+
+
+def event(value: object) -> bytes:
     """Format a server-sent event."""
-    return b"data: " + json.dumps(value, ensure_ascii=False).encode() + b"\n\n"
-
-
-def finite(value: JsonValue) -> JsonValue:
-    """Replace every number that JSON cannot hold by None."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: finite(inner) for key, inner in value.items()}
-    return [finite(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+    return b"data: " + encode(value) + b"\n\n"

@@ -1,4 +1,4 @@
-"""From the body of a request to what can be decoded, cheap checks first."""
+"""Turn the body of a request into a request that can be decoded, cheap checks first."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pydantic import JsonValue, ValidationError
 
 from revisit import methods
 from revisit.decoding.settings import Decoding
-from revisit.errors import RevisitError
+from revisit.errors import RevisitError, unknown
 from revisit.methods.greedy import Greedy
 from revisit.models.images import image_from_data_uri
-from revisit.serve.errors import ApiError, from_validation, printable
+from revisit.serve.errors import ApiError, printable
 from revisit.serve.limits import Limits
 from revisit.serve.processors import grammar
-from revisit.serve.schema import ChatBody, CheckBody, DecodingChoice
+from revisit.serve.schema import NEUTRAL, ChatBody, CheckBody, DecodingChoice
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -40,7 +40,7 @@ class ChatRequest:
     method: Method
     decoding: Decoding
     seed: int = 0
-    text: str | None = None  # the text to check in place of the model's answer
+    text: str | None = None  # the text to check instead of an answer of the model
     grammar: str | None = None  # of the answer
     id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
     created: int = field(default_factory=lambda: int(time.time()))
@@ -52,14 +52,27 @@ class ChatRequest:
 
 
 def parse_body(body: bytes, kind: type[ChatBody | CheckBody], model: str) -> ChatBody | CheckBody:
-    """Validate a body that asks for this model, or raise ApiError; nothing is tokenized or decoded yet."""
+    """Validate the body of a request for this model, or raise ApiError; nothing is tokenized or decoded yet."""
     try:
         parsed = kind.model_validate_json(body)
     except ValidationError as error:
-        raise from_validation(error, kind.model_fields) from None
+        raise _first_error(error, kind) from None
     if parsed.model != model:
         raise unknown_model(parsed.model, model)
     return parsed
+
+
+def _first_error(error: ValidationError, kind: type[ChatBody | CheckBody]) -> ApiError:
+    """Return the first error in a body as a sentence; an unknown field is compared with the known ones."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).removeprefix(".")
+    message = first["msg"].removeprefix("Value error, ").rstrip(".")
+    sentence = f"{printable(where, 100)}: {message}." if where else f"{message}."
+    if first["type"] == "extra_forbidden" and where in NEUTRAL:
+        sentence = f"Only {where}={json.dumps(NEUTRAL[where])} is supported; leave out {where!r}."
+    elif first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
+        sentence = str(unknown("request field", printable(where, 60), kind.model_fields))
+    return ApiError(400, sentence, param=where or None)
 
 
 def unknown_model(name: str, served: str) -> ApiError:

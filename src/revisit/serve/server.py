@@ -1,4 +1,4 @@
-"""Running a server until it is stopped."""
+"""Run a server until it is stopped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from revisit import methods
 from revisit.errors import RevisitError, need
-from revisit.serve.limits import Limits
+from revisit.serve.limits import LOOPBACK, Limits
 
 if TYPE_CHECKING:
     import uvicorn
@@ -23,6 +23,23 @@ if TYPE_CHECKING:
 
 HEADER_BYTES = 64 << 10
 GRACE = 30.0  # seconds for accepted requests when the server is stopped
+
+
+def check_exposure(host: str, api_key: str | None, anonymous: bool) -> None:
+    """Raise RevisitError if other machines could use the server without a key, unless `anonymous` allows it."""
+    if host not in LOOPBACK and not api_key and not anonymous:
+        raise RevisitError(
+            f"Other machines could use a server on {host!r}: set REVISIT_API_KEY (or --api-key), or pass --anonymous."
+        )
+
+
+def allowed_hosts(host: str, more: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the names that a server on `host` accepts in the Host header; "*" means any.
+
+    A server on all addresses (0.0.0.0) accepts any name unless some are listed: it has a key, or it is open on purpose.
+    """
+    any_name = host in ("0.0.0.0", "::") and not more
+    return ("*",) if any_name else (*LOOPBACK, host.lower(), *(name.lower() for name in more))
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -35,7 +52,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def configure(app: FastAPI, limits: Limits, **options: Any) -> uvicorn.Config:
-    """Configure uvicorn for an application within these limits; make glibc return the memory of large images when it is freed."""
+    """Configure uvicorn for these limits; make glibc return the memory of large images when it is freed."""
     import uvicorn
     from uvicorn.config import LOGGING_CONFIG
 
@@ -68,18 +85,16 @@ def serve(
     settings: Mapping[str, object] | None = None,
     api_key: str | None = None,
     anonymous: bool = False,
-    allow_hosts: Sequence[str] = (),
+    allow_host: Sequence[str] = (),
     name: str | None = None,
     **load_options: Any,
 ) -> None:
     """Load a model and serve it until SIGTERM or Ctrl-C.
 
-    Accepted requests then have 30 seconds to be answered; a second Ctrl-C ends the process at once. With `page`, the interactive
-    page is served too; beyond this machine it gets a random key unless one is given.
+    Accepted requests then have 30 seconds to finish; a second Ctrl-C ends the process at once. With `page`, the interactive
+    page is served too, with a random key if other machines can reach it and none is given.
     """
     need("fastapi", "uvicorn")
-    from revisit.serve.access import LOOPBACK, allowed_hosts, check_exposure
-
     if page and not api_key and host not in LOOPBACK:
         api_key = secrets.token_urlsafe(24)
     check_exposure(host, api_key, anonymous)
@@ -100,14 +115,14 @@ def serve(
             methods.as_method(method, loaded, **(settings or {})),
             limits,
             api_key=api_key or None,
-            hosts=allowed_hosts(host, allow_hosts),
+            hosts=allowed_hosts(host, allow_host),
         )
-        app, (_, bound) = build(service), listening.getsockname()[:2]
-        place = f"http://{f'[{host}]' if ':' in host else host}:{bound}"
-        ready = f"Serving {service.name} with {service.method.name} at {place}/v1"
+        app, (_, bound_port) = build(service), listening.getsockname()[:2]
+        address = f"http://{f'[{host}]' if ':' in host else host}:{bound_port}"
+        ready = f"Serving {service.name} with {service.method.name} at {address}/v1"
         if page:
             add_page(app, service)
-            ready = f"The page is at {place}/{f'#key={api_key}' if api_key else ''}"
-        print(f"{ready} (Ctrl-C ends it).", file=sys.stderr, flush=True)
-        warnings.filterwarnings("ignore", module="PIL")  # which clients could cause at will
+            ready = f"The page is at {address}/{f'#key={api_key}' if api_key else ''}"
+        print(f"{ready} (press Ctrl-C to stop).", file=sys.stderr, flush=True)
+        warnings.filterwarnings("ignore", module="PIL")  # clients could cause any number of them
         uvicorn.Server(configure(app, limits)).run(sockets=[listening])

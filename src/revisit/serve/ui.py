@@ -1,7 +1,6 @@
 """The interactive page: choose an image, ask, and compare the answers of several methods step by step.
 
-The page is a client of its server. It sends one chat request with `record` per method and keeps images and answers in the
-browser; the server stores nothing.
+The page sends one chat request with `record` per method. Images and answers stay in the browser; the server stores nothing.
 """
 
 from __future__ import annotations
@@ -22,22 +21,12 @@ from revisit.serve.app import Service
 from revisit.serve.replies import Json
 
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
-# A saved page holds an answer where this one holds its setup.
+# A saved page holds an answer instead of a setup.
 START = "if (data.answers) window.viewer = new Viewer(main, data); else window.studio = new Studio(main, data);"
 
 
 def add_page(app: FastAPI, service: Service) -> None:
     """Add the page and its sample images to a server. The page needs no key, its requests do."""
-    service.page = page(service)
-
-    @app.get("/sample/{number}")
-    def sample(number: int, request: Request) -> Json:
-        service.check_access(request)
-        return sample_image(number)
-
-
-def page(service: Service) -> str:
-    """Write the page, self-contained."""
     setup = {
         "model": service.name,
         "methods": method_settings(service.decoder.model),
@@ -46,7 +35,7 @@ def page(service: Service) -> str:
         "longest": service.limits.new_tokens,
         "bytes": service.limits.body_bytes,
     }
-    return script_page(
+    service.page = script_page(
         "ReVisiT",
         setup,
         styles=["viewer.css", "ui.css"],
@@ -56,12 +45,13 @@ def page(service: Service) -> str:
         policy=POLICY,
     )
 
-
-def sample_image(number: int) -> Json:
-    """Return a sample image, the one of `revisit demo` first."""
-    names = list(samples.SAMPLES)
-    shipped = samples.sample(names[number % len(names)])
-    return {"src": data_uri(shipped.image()), "objects": list(shipped.nouns)}
+    @app.get("/sample/{number}")
+    def sample(number: int, request: Request) -> Json:
+        """Return a sample image; the first is that of `revisit demo`."""
+        service.check_access(request)
+        names = list(samples.SAMPLES)
+        shipped = samples.sample(names[number % len(names)])
+        return {"src": data_uri(shipped.image()), "objects": list(shipped.nouns)}
 
 
 def method_settings(model: Model | str) -> list[Json]:

@@ -4,52 +4,28 @@ from __future__ import annotations
 
 import base64
 import functools
-import io
 import json
 import random
-import struct
 import types
 import typing
-import zlib
+from collections.abc import Iterator
 from typing import Any
 
-import families
+import servers
 from revisit import methods
 
-JSON = {"content-type": "application/json"}
 NUMBERS = (0, 1, -1, 2**31, 2**63, -(2**63) - 1, 10**40, 0.5, -0.0, 1e-320, 1e308, -1e308)
 TEXTS = (
-    "",
-    " ",
-    "x",
-    "\0",
-    "é" * 50,
-    "🦊\u200f",
-    "<image>",
-    "{{ 7 * 7 }}",
-    "../../etc/passwd",
-    "file.py:Class",
-    "none",
-    "1e999",
+    *("", " ", "x", "\0", "é" * 50, "🦊\u200f", "<image>", "{{ 7 * 7 }}"),
+    *("../../etc/passwd", "file.py:Class", "none", "1e999"),
 )
 RAW = (
-    "Infinity",
-    "-Infinity",
-    "NaN",
-    "1e999",
-    "-1e999",
-    '"\\ud800"',
-    "[" * 300 + "]" * 300,
-    '{"a":' * 300 + "1" + "}" * 300,
+    *("Infinity", "-Infinity", "NaN", "1e999", "-1e999", '"\\ud800"'),
+    *("[" * 300 + "]" * 300, '{"a":' * 300 + "1" + "}" * 300),
 )
 
 
-@functools.cache
-def data_uri(seed: int, form: str = "PNG") -> str:
-    """Return a small image as a data URI."""
-    buffer = io.BytesIO()
-    families.image(seed).save(buffer, form)
-    return f"data:image/{form.lower()};base64," + base64.b64encode(buffer.getvalue()).decode()
+data_uri = functools.cache(servers.uri)
 
 
 def question(number: int, **fields: Any) -> dict[str, Any]:
@@ -82,18 +58,18 @@ def valid(dice: random.Random) -> dict[str, Any]:
     return question(dice.randrange(6), **fields)
 
 
-def hostile(dice: random.Random) -> tuple[bytes, dict[str, str]]:
-    """Return the body and headers of a request that is rejected, or does no harm."""
+def hostile(dice: random.Random) -> bytes:
+    """Return the body of a request that is rejected, or does no harm."""
     makers = (garbage, mutated, mutated, raw_value, odd_settings, odd_settings, odd_image)
     return dice.choice(makers)(dice)
 
 
-def garbage(dice: random.Random) -> tuple[bytes, dict[str, str]]:
+def garbage(dice: random.Random) -> bytes:
     """Return random bytes, or a truncated request."""
     if dice.random() < 0.5:
-        return dice.randbytes(dice.randrange(200)), JSON
+        return dice.randbytes(dice.randrange(200))
     whole = json.dumps(question(0)).encode()
-    return whole[: dice.randrange(len(whole))], JSON
+    return whole[: dice.randrange(len(whole))]
 
 
 def value(dice: random.Random, depth: int = 0) -> Any:
@@ -110,12 +86,11 @@ def value(dice: random.Random, depth: int = 0) -> Any:
     return {dice.choice((*TEXTS, "type", "url", "name")): value(dice, depth + 1) for _ in range(dice.randrange(3))}
 
 
-def mutated(dice: random.Random) -> tuple[bytes, dict[str, str]]:
+def mutated(dice: random.Random) -> bytes:
     """Return a valid request with random values in one to three places."""
     body = json.loads(json.dumps(valid(dice)))
     for _ in range(dice.randrange(1, 4)):
-        places = list(_places(body))
-        holder, key = dice.choice(places)
+        holder, key = dice.choice(list(places(body)))
         action = dice.randrange(4)
         if action == 0 and isinstance(holder, dict):
             del holder[key]
@@ -125,17 +100,18 @@ def mutated(dice: random.Random) -> tuple[bytes, dict[str, str]]:
             holder[dice.choice((*fields, *newer))] = value(dice)
         else:
             holder[key] = value(dice)
-    return json.dumps(body).encode(), JSON
+    return json.dumps(body).encode()
 
 
-def _places(node: Any) -> Any:
+def places(node: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield all places in a JSON value, as the object or list and the key."""
     items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     for key, inner in list(items):
         yield node, key
-        yield from _places(inner)
+        yield from places(inner)
 
 
-def raw_value(dice: random.Random) -> tuple[bytes, dict[str, str]]:
+def raw_value(dice: random.Random) -> bytes:
     """Return a valid request with a value that is deeply nested, or not JSON."""
     field = dice.choice(
         ("temperature", "top_p", "seed", "max_tokens", "decoding", "metadata", "messages", "logit_bias")
@@ -144,10 +120,10 @@ def raw_value(dice: random.Random) -> tuple[bytes, dict[str, str]]:
     if dice.random() < 0.5:
         settings = json.dumps({"method": "revisit", "settings": {dice.choice(("alpha", "weight", "layers")): "HERE"}})
         body = json.dumps({**question(1), "decoding": 0})[:-2] + settings.replace('"HERE"', dice.choice(RAW)) + "}"
-    return body.encode(), JSON
+    return body.encode()
 
 
-def odd_settings(dice: random.Random) -> tuple[bytes, dict[str, str]]:
+def odd_settings(dice: random.Random) -> bytes:
     """Return a request with one to three settings of random types."""
     name = dice.choice(methods.names())
     hints = typing.get_type_hints(methods.find(name))
@@ -158,7 +134,7 @@ def odd_settings(dice: random.Random) -> tuple[bytes, dict[str, str]]:
         settings[field] = of_type(dice, hints[field]) if fitting else setting(dice)
     if name == "code":
         settings.setdefault("description_tokens", 4)  # the usual 512 would be most of a run's time
-    return json.dumps(question(2, decoding={"method": name, "settings": settings})).encode(), JSON
+    return json.dumps(question(2, decoding={"method": name, "settings": settings})).encode()
 
 
 def of_type(dice: random.Random, hint: Any) -> Any:
@@ -177,11 +153,8 @@ def of_type(dice: random.Random, hint: Any) -> Any:
         return dice.choice((0, 1, 2, 3, 4, 5, 19, 300, 511, 10**6, 2**62))
     if hint is bool:
         return dice.random() < 0.5
-    return (
-        None
-        if hint is type(None)
-        else dice.choice(("vcd", "revisit:alpha=0.1", "Say it.", "<image>", "\ufffd", "é" * 300))
-    )
+    texts = ("vcd", "revisit:alpha=0.1", "Say it.", "<image>", "\ufffd", "é" * 300)
+    return None if hint is type(None) else dice.choice(texts)
 
 
 def setting(dice: random.Random) -> Any:
@@ -200,7 +173,7 @@ def setting(dice: random.Random) -> Any:
     return value(dice)
 
 
-def odd_image(dice: random.Random) -> tuple[bytes, dict[str, str]]:
+def odd_image(dice: random.Random) -> bytes:
     """Return a request with a damaged, hostile or missing image."""
     body = question(3)
     whole = base64.b64decode(data_uri(1).partition(",")[2])
@@ -213,11 +186,11 @@ def odd_image(dice: random.Random) -> tuple[bytes, dict[str, str]]:
             changed[dice.randrange(len(changed))] = dice.randrange(256)
         data = bytes(changed)
     elif kind == 2:
-        data = bomb(side := dice.choice((10_000, 100_000)), side)
+        data = servers.bomb(side := dice.choice((10_000, 100_000)), side)
     elif kind == 3:
         data = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n"
     elif kind == 4:
-        data = bomb(*dice.choice(((200_000, 1), (1, 1_000), (2, 3_000_000))))
+        data = servers.bomb(*dice.choice(((200_000, 1), (1, 1_000), (2, 3_000_000))))
     elif kind == 5:
         data = dice.choice((b"", b"GIF89a", b"\x89PNG\r\n\x1a\n", b"RIFF0000WEBPVP8 ", b"BM")) + dice.randbytes(40)
     else:
@@ -225,22 +198,6 @@ def odd_image(dice: random.Random) -> tuple[bytes, dict[str, str]]:
             ("/etc/passwd", "file:///etc/passwd", "http://127.0.0.1:1/x", "data:,", "data:image/png;base64,é", "")
         )
         body["messages"][0]["content"][0]["image_url"] = dice.choice((url, {"url": url}, {"url": [url]}))
-        return json.dumps(body).encode(), JSON
-    body["messages"][0]["content"][0]["image_url"]["url"] = "data:image/png;base64," + base64.b64encode(data).decode()
-    return json.dumps(body).encode(), JSON
-
-
-@functools.cache
-def bomb(width: int, height: int) -> bytes:
-    """Return a small gray PNG file whose header declares this size; its data is complete only for strips."""
-
-    def piece(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = piece(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + header
-        + piece(b"IDAT", zlib.compress(bytes(min(height * (width + 1), 10_000_000))))
-        + piece(b"IEND", b"")
-    )
+        return json.dumps(body).encode()
+    body["messages"][0]["content"][0]["image_url"]["url"] = servers.as_uri(data)
+    return json.dumps(body).encode()
