@@ -424,7 +424,7 @@ def test_texts_are_checked_together_in_one_pass(running: Running) -> None:
         ({"prompt": "An <image>?"}, "marks an image"),
         ({"image": None}, "image"),
         ({"image": ["nowhere.jpg"]}, "data URI"),
-        ({"image": "https://example.com/a.png"}, "nothing is fetched"),
+        ({"image": "https://example.com/a.png"}, "data URI"),
         ({"threshold": 2}, "threshold"),
         ({"words": []}, "words"),
         ({"words": "verbs"}, "words"),

@@ -115,8 +115,8 @@ def test_methods_need_an_image_unless_they_are_plain() -> None:
         (body(png(), stream=True, decoding={"method": "opera", "record": True}), "opera uses beam search"),
         (body(png(), decoding="revisit"), "decoding: Input should be"),
         (body(png(), method="greedy"), "Unknown request field 'method'"),
-        (body("/etc/passwd"), "must be a data URI"),
-        (body("http://127.0.0.1:1/x.png"), "nothing is fetched"),
+        (body("/etc/passwd"), "must be a base64 data URI"),
+        (body("http://127.0.0.1:1/x.png"), "must be a base64 data URI"),
         (body("data:image/png;base64,@@@"), "not valid base64"),
         (body(as_uri(b"no image")), "not an image"),
         (body(as_uri(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n")), "not an image"),  # starts Ghostscript
@@ -168,7 +168,7 @@ def test_a_request_runs_no_file_of_the_server(decoding: Any, tmp_path: Path, mon
         (body(png(), decoding={"settings": {str(n): 1 for n in range(100)}}), "at most 64"),
         (body(png(), decoding={"method": "icd", "settings": {"sentence": "x" * 3000}}), "2,000 characters"),
         (body(png(), decoding={"method": "code", "settings": {"description_tokens": 10**6}}), "description_tokens"),
-        (body("http://" + "x" * 5000), "nothing is fetched"),
+        (body("http://" + "x" * 5000), "must be a base64 data URI"),
         (body(png(), decoding={"method": "opera", "settings": {"beams": 17}}), "17 beams; at most 16"),
         (
             body(png(), max_tokens=50, decoding={"method": "opera", "settings": {"beams": 16, "candidates": 64}}),

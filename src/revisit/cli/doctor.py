@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import typer
@@ -11,6 +14,7 @@ import revisit
 from revisit import settings
 from revisit.cli import options
 from revisit.errors import EXTRAS, RevisitError
+from revisit.eval.spec import version
 from revisit.models import photo
 from revisit.models.config import load_config
 
@@ -63,12 +67,6 @@ def doctor(
 
 def machine_rows() -> Iterator[Row]:
     """Yield versions, devices, extras and the backend of the step."""
-    import os
-    import platform
-    from importlib.util import find_spec
-
-    from revisit.eval.spec import version
-
     yield "revisit", revisit.__version__
     yield "python", f"{platform.python_version()} on {platform.platform()}"
     for name in ("torch", "transformers", "tokenizers", "pillow", "torchvision"):
@@ -106,8 +104,6 @@ def machine_rows() -> Iterator[Row]:
 
 def machine_warnings() -> Iterator[str]:
     """Yield the problems of this installation, one sentence each."""
-    from importlib.util import find_spec
-
     if find_spec("torchvision") is None:
         yield "torchvision is not installed: videos and the families that `revisit models` marks need it."
     if find_spec("nltk") is not None:

@@ -1,4 +1,4 @@
-"""From tokens to text that later tokens cannot change."""
+"""Turn tokens into text that later tokens cannot change."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class IncrementalDetokenizer:
         return self._release(final=False)
 
     def finish(self) -> str:
-        """Return what was held back; no token follows."""
+        """Return the text that was held back; no token follows."""
         return self._release(final=True)
 
     def _release(self, *, final: bool) -> str:
         if self.stopped:
             return ""
         text = self.decode(self.tokens).lstrip()
-        found = [place for stop in self.stops if (place := text.find(stop)) >= 0]
-        if found:
-            self.stopped, text = True, text[: min(found)]
+        stops = [position for stop in self.stops if (position := text.find(stop)) >= 0]
+        if stops:
+            self.stopped, text = True, text[: min(stops)]
         elif not final:
-            text = text.rstrip("\ufffd").rstrip()  # blanks wait for the next word, so that the answer ends without any
+            text = text.rstrip("\ufffd").rstrip()  # blanks wait for the next word: an answer does not end in one
             text = text[: len(text) - self._open(text)].rstrip()
         else:
             text = text.rstrip()

@@ -63,14 +63,14 @@ def grammar(schema: Mapping[str, JsonValue]) -> str:
         raise RevisitError(f"The JSON schema has more than {SCHEMA_CHARACTERS:,} characters.")
     if any(float(count) > ITEMS for count in re.findall(r'"(?:min|max)Items": ([\d.e+]+)', text)):
         raise RevisitError(f"The JSON schema has lists of more than {ITEMS:,} items.")
-    found: str = LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_flexible": False})
-    if problem := LLMatcher.validate_grammar(found):
+    compiled: str = LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_flexible": False})
+    if problem := LLMatcher.validate_grammar(compiled):
         raise RevisitError(f"The JSON schema cannot be used: {problem.splitlines()[0]}")
-    matcher = LLMatcher(LLTokenizer("byte"), found)
+    matcher = LLMatcher(LLTokenizer("byte"), compiled)
     matcher.compute_logit_bias()
     if matcher.is_stopped():  # before the first byte
         raise RevisitError("No JSON value matches the JSON schema; check its references ($ref) for a circle.")
-    return found
+    return compiled
 
 
 class JsonAnswers(LogitsProcessor):  # type: ignore[misc]

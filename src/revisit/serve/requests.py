@@ -47,7 +47,7 @@ class ChatRequest:
 
     @property
     def record(self) -> bool:
-        """Whether to return the data of the page."""
+        """Whether to return the data of the page with the answer."""
         return self.chat.decoding is not None and self.chat.decoding.record
 
 
@@ -105,19 +105,20 @@ def read_request(
     if chat.check and not sources:
         raise ApiError(400, "A check needs an image; send one.", param="check")
     if method.own_beams > 1 and (chat.logprobs or chat.schema_of_answer is not None or choice.record):
-        sentence = (
-            f"{method.name} uses beam search, without 'logprobs', 'response_format' and 'record': use another method."
-        )
+        sentence = f"{method.name} uses beam search, which does not support 'logprobs', 'response_format' and 'record': use another method."
         raise ApiError(400, sentence, param="decoding")
     check_work(method, length, limits)
     images: list[Image] = []
-    for source in sources:
-        left = limits.image_pixels - sum(image.width * image.height for image in images)
-        images.append(read_image(source, left))
+    try:
+        for source in sources:  # paths and URLs are never opened
+            left = limits.image_pixels - sum(image.width * image.height for image in images)
+            images.append(image_from_data_uri(source, max_pixels=left))
+    except RevisitError as error:
+        raise ApiError(400, str(error), param="messages") from None
     return ChatRequest(
         chat,
         images,
-        method=method if sources else Greedy(),  # without images every method is plain decoding
+        method=method if sources else Greedy(),  # without images, all methods decode plainly
         decoding=_decoding(chat, length),
         seed=chat.seed if chat.seed is not None else secrets.randbits(62),
         text=text,
@@ -181,20 +182,6 @@ def check_work(method: Method, tokens: int, limits: Limits) -> None:
         raise ApiError(
             400,
             f"The request could run {rows:,} rows (tokens × beams × (1 + candidates)); at most {limits.work:,} are allowed: "
-            "ask for fewer tokens, beams or candidates.",
+            "request fewer tokens, beams or candidates.",
             param="decoding",
         )
-
-
-def read_image(source: str, max_pixels: int) -> Image:
-    """Decode the image in a data URI; paths and URLs are never opened."""
-    if not source.startswith("data:"):
-        raise ApiError(
-            400,
-            f"An image must be a data URI (data:image/png;base64,…), not {printable(source, 60)!r}; nothing is fetched.",
-            param="messages",
-        )
-    try:
-        return image_from_data_uri(source, max_pixels=max_pixels)
-    except RevisitError as error:
-        raise ApiError(400, str(error), param="messages") from None

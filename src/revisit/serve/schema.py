@@ -1,4 +1,4 @@
-"""The OpenAI chat protocol as far as it is supported: the fields of a request.
+"""The fields of the OpenAI chat protocol that the server supports.
 
 Requests for unsupported features are rejected; only fields that change no answer are ignored.
 """
@@ -21,7 +21,7 @@ from pydantic import (
 from revisit.explain.checkable import need_words
 from revisit.models import DESCRIBE, prompts
 
-FIELDS = 64  # of an object, far more than any has
+FIELDS = 64  # in one object; valid ones have far fewer
 IMAGES = 8
 CHARACTERS = 65_536  # in all texts of a request
 IGNORED = {"user", "metadata", "store"}
@@ -101,7 +101,7 @@ class Message(Body, extra="ignore"):
     ]
 
     def for_template(self) -> prompts.Message:
-        """Return the message as chat templates take it."""
+        """Return the message in the form that chat templates expect."""
         content = [
             {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"}
             for part in self.content
@@ -120,10 +120,8 @@ class DecodingChoice(Body):
 
     method: Name | None = None
     settings: Annotated[dict[Name, JsonValue], Field(max_length=FIELDS)] = Field(default_factory=dict)
-    record: bool = False  # add to the answer's `decoding` what the page shows about every step; on `revisit ui` only
-    objects: list[Name] | None = Field(
-        default=None, max_length=64
-    )  # in the image, so that the page marks words for others
+    record: bool = False  # return the data of the page in `decoding`; only `revisit ui` allows it
+    objects: list[Name] | None = Field(default=None, max_length=64)  # in the image; the page marks other objects
 
 
 class CheckChoice(Body):
@@ -150,7 +148,7 @@ class ResponseFormat(Body):
     @model_validator(mode="after")
     def _complete(self) -> ResponseFormat:
         if (self.json_schema is None) == (self.type == "json_schema"):
-            raise ValueError('the type json_schema, and no other, takes {"json_schema": {"name": …, "schema": {…}}}')
+            raise ValueError('type "json_schema", and no other, needs {"json_schema": {"name": …, "schema": {…}}}')
         return self
 
 
@@ -179,7 +177,7 @@ class ChatBody(Body):
     @model_validator(mode="before")
     @classmethod
     def _without_effect(cls, value: object) -> object:
-        """Leave out the fields that change nothing."""
+        """Remove the fields that change nothing."""
         if not isinstance(value, dict):
             return value
         neutral = {name for name, same in NEUTRAL.items() if value.get(name) in (None, same)}
