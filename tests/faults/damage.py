@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from chat_requests import places
-
 from revisit.explain.files import digest
 
 Damage = Callable[[Path, random.Random], None]

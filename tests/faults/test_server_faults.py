@@ -15,10 +15,10 @@ from typing import Any
 
 import httpx
 import pytest
-from chat_requests import hostile, question, valid
 from corpus import recall, remember
 from PIL import Image
 
+from chat_requests import hostile, question, valid
 from revisit.serve.limits import Limits
 from servers import Running, data_uri, serving
 
