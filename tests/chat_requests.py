@@ -14,10 +14,24 @@ from typing import Any
 import servers
 from revisit import methods
 
-NUMBERS = (0, 1, -1, 2**31, 2**63, -(2**63) - 1, 10**40, 0.5, -0.0, 1e-320, 1e308, -1e308)
+VALID: tuple[dict[str, Any], ...] = (
+    {},
+    {"temperature": 0.9, "top_p": 0.9, "seed": 3},
+    {"stop": ["zz"]},
+    {"logprobs": True, "top_logprobs": 3, "check": True},
+    {"decoding": {"method": "greedy"}},
+    {"decoding": {"method": "vcd"}},
+    {"decoding": {"method": "revisit", "settings": {"alpha": 0.1, "layers": "all"}}},
+    {"decoding": {"method": "opera", "settings": {"beams": 2, "candidates": 2}}},
+)
+NUMBERS = (
+    *(0, 1, 2, 3, -1, 100, 511, 512, 2**31, 2**63, -(2**63) - 1, 10**40, 10**400),
+    *(0.5, -0.0, 1e-320, 1e-308, 1e308, -1e308),
+)
 TEXTS = (
     *("", " ", "x", "\0", "é" * 50, "🦊\u200f", "<image>", "{{ 7 * 7 }}"),
-    *("../../etc/passwd", "file.py:Class", "none", "1e999"),
+    *("../../etc/passwd", "file.py:Class", "none", "1e999", "inf", "-inf", "nan", "true"),
+    *("all", "last", "0,1", "[[1],[2]]", "vcd,vcd"),
 )
 RAW = (
     *("Infinity", "-Infinity", "NaN", "1e999", "-1e999", '"\\ud800"'),
@@ -39,22 +53,7 @@ def question(number: int, **fields: Any) -> dict[str, Any]:
 
 def valid(dice: random.Random) -> dict[str, Any]:
     """Return a valid request with a reproducible answer."""
-    fields: dict[str, Any] = {"max_tokens": dice.choice((1, 3, 6, 9)), "stream": dice.random() < 0.3}
-    kind = dice.randrange(8)
-    if kind == 0:
-        fields |= {"temperature": 0.9, "top_p": 0.9, "seed": dice.randrange(4)}
-    elif kind == 1:
-        fields["decoding"] = {"method": "greedy"}
-    elif kind == 2:
-        fields["decoding"] = {"method": "revisit", "settings": {"alpha": dice.choice((1e-3, 0.1)), "layers": "all"}}
-    elif kind == 3:
-        fields["decoding"] = {"method": "vcd"}
-    elif kind == 4:
-        fields["stop"] = ["zz"]
-    elif kind == 5:
-        fields["decoding"] = {"method": "opera", "settings": {"beams": 2, "candidates": 2}}
-    elif kind == 6:
-        fields |= {"logprobs": True, "top_logprobs": 3, "check": True}
+    fields = {"max_tokens": dice.choice((1, 3, 6, 9)), "stream": dice.random() < 0.3, **dice.choice(VALID)}
     return question(dice.randrange(6), **fields)
 
 
@@ -131,7 +130,7 @@ def odd_settings(dice: random.Random) -> bytes:
     settings: dict[str, Any] = {}
     for field in dice.choices(fields, k=dice.randrange(1, 4)):
         fitting = dice.random() < 0.6 and field in hints
-        settings[field] = of_type(dice, hints[field]) if fitting else setting(dice)
+        settings[field] = of_type(dice, hints[field]) if fitting else value(dice)
     if name == "code":
         settings.setdefault("description_tokens", 4)  # the usual 512 would be most of a run's time
     return json.dumps(question(2, decoding={"method": name, "settings": settings})).encode()
@@ -155,22 +154,6 @@ def of_type(dice: random.Random, hint: Any) -> Any:
         return dice.random() < 0.5
     texts = ("vcd", "revisit:alpha=0.1", "Say it.", "<image>", "\ufffd", "é" * 300)
     return None if hint is type(None) else dice.choice(texts)
-
-
-def setting(dice: random.Random) -> Any:
-    """Return a random setting: a number, a text, a list, or a list of lists."""
-    kind = dice.randrange(6)
-    if kind == 0:
-        return [dice.choice((0, 1, 2, 3, -1, 511, 512, 10**9)) for _ in range(dice.randrange(5))]
-    if kind == 1:
-        return [[dice.choice((0, 1, 600, -5)) for _ in range(dice.randrange(3))] for _ in range(dice.randrange(4))]
-    if kind == 2:
-        return dice.choice((1e308, 1e-308, 2.5, 10**30, 10**400, -1, 0, 1, 2, 100))
-    if kind == 3:
-        return dice.choice(
-            ("inf", "-inf", "nan", "1e308", "all", "last", "0,1", "true", "none", "[[1],[2]]", "vcd,vcd")
-        )
-    return value(dice)
 
 
 def odd_image(dice: random.Random) -> bytes:

@@ -78,18 +78,16 @@ async def batches_of(tickets: Sequence[Ticket], size: int) -> list[list[int]]:
     return [[tickets.index(one) for one in batch] for batch in gate.batches[1:]]
 
 
-async def test_requests_with_the_same_method_share_a_batch() -> None:
-    methods = (ReVisiT(), ReVisiT(alpha=0.1), ReVisiT(), ReVisiT(), ReVisiT())
-    assert await batches_of([ticket(method) for method in methods], 3) == [[0, 2, 3], [1], [4]]
-
-
-async def test_recorded_requests_have_batches_of_their_own() -> None:
-    tickets = [ticket(), ticket(record=True), ticket(), ticket(record=True)]
-    assert await batches_of(tickets, 3) == [[0, 2], [1, 3]]
-
-
-async def test_each_beam_counts_as_a_row_of_the_batch() -> None:
-    assert await batches_of([ticket(OPERA(beams=4)) for _ in range(3)], 8) == [[0, 1], [2]]
+@pytest.mark.parametrize(
+    ("requests", "size", "batches"),
+    [
+        pytest.param([{}, {"method": ReVisiT(alpha=0.1)}, {}, {}, {}], 3, [[0, 2, 3], [1], [4]], id="methods"),
+        pytest.param([{}, {"record": True}, {}, {"record": True}], 3, [[0, 2], [1, 3]], id="recorded"),
+        pytest.param([{"method": OPERA(beams=4)}] * 3, 8, [[0, 1], [2]], id="each beam is a row"),
+    ],
+)
+async def test_equal_requests_share_a_batch(requests: Any, size: int, batches: list[list[int]]) -> None:
+    assert await batches_of([ticket(**request) for request in requests], size) == batches
 
 
 async def test_stop_returns_at_its_deadline_while_the_model_runs() -> None:

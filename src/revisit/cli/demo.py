@@ -23,7 +23,7 @@ def demo(
 
     The scene is "unusual": other objects replace those typical of the place, so the model's expectations mislead it. It is the
     first such scene in which ReVisiT corrects a mistake and selects a patch on the object (see tools/samples.py). The photograph
-    is the CC0 image of scikit-image with the most of CHAIR's objects: a cup of coffee.
+    is the CC0 image in scikit-image with the most of CHAIR's objects: a cup of coffee.
     """
     from PIL import Image
     from rich.console import Console

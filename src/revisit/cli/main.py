@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from textwrap import dedent
 from typing import Any, NoReturn
 
 import typer
@@ -74,7 +75,7 @@ def add(group: typer.Typer, command: Callable[..., None], name: str | None = Non
         if isinstance(value, (OptionInfo, ArgumentInfo)):
             value.autocompletion = COMPLETIONS.get(parameter.name)
     parts = inspect.cleandoc(command.__doc__ or "").split("\n\n")
-    text = "\n\n".join(part if part.startswith(" ") else part.replace("\n", " ") for part in parts)
+    text = "\n\n".join(dedent(part) if part.startswith(" ") else part.replace("\n", " ") for part in parts)
     group.command(name, cls=Command, help=text, rich_help_panel=panel)(command)
 
 

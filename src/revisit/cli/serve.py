@@ -9,7 +9,7 @@ from revisit.registry import parse_assignments
 from revisit.serve.limits import Limits
 from revisit.settings import API_KEY as API_KEY_VARIABLE
 
-HOST = typer.Option("127.0.0.1", help="Address to listen on. Any address but this machine's own needs an API key.")
+HOST = typer.Option("127.0.0.1", help="Address to listen on; an API key is required if other machines can reach it.")
 API_KEY = typer.Option(None, envvar=API_KEY_VARIABLE, help="API key that clients must send.")
 ALLOW_HOST = typer.Option([], help="Host name to accept besides this machine's, or '*' for any. Repeatable.")
 LIMITS = typer.Option(
@@ -41,7 +41,7 @@ def serve(
 ) -> None:
     """Serve a model through an OpenAI-compatible API.
 
-    --method is the default. A request can choose another method in the field decoding, with the openai client:
+    Requests use --method unless they name another method. With the openai client, pass
     extra_body={"decoding": {"method": "revisit", "settings": {"alpha": 0.001}}}.
 
     Examples:
