@@ -1,4 +1,4 @@
-"""Decoding for vision-language models that names fewer objects that are not in the image."""
+"""Decoding methods that reduce object hallucination in vision-language models."""
 
 from __future__ import annotations
 
