@@ -17,7 +17,7 @@ from torch import Tensor
 
 from random_models import Profile
 from revisit.models.parts import LinearHead
-from revisit.step.interface import PaddedStates
+from revisit.step.interface import PaddedStates, StepInput
 from revisit.step.rule import Rule
 from step import check, ways
 from timing import Memory
@@ -41,7 +41,7 @@ def run(what: str, items: list[Tensor], head: LinearHead, profile: Profile) -> N
         for number in range(profile.steps):
             logits = table[[(number + 3 * row) % profile.steps for row in range(len(items))]]
             wall, busy = time.perf_counter(), time.process_time()
-            step.take(logits, states)
+            step.take(StepInput(logits, states))
             times.append((time.perf_counter() - wall, time.process_time() - busy))
         took, cpu = (1e3 * statistics.fmean(column) / len(items) for column in zip(*times, strict=True))
         extra = memory.peak() / 2**20

@@ -24,7 +24,7 @@ from revisit.models.parts import LinearHead
 from revisit.step import reference
 from revisit.step.batched import BatchedStep
 from revisit.step.compiled import kernel
-from revisit.step.interface import PaddedStates, Step
+from revisit.step.interface import PaddedStates, Step, StepInput
 from revisit.step.rule import Rule
 
 SHAPE = {
@@ -54,7 +54,7 @@ def check(
     """Raise unless a step equals the reference's."""
     earlier = None if written is None else written[0]
     expected = reference.scatter(reference.refine_row(logits, states, head, rule, written=earlier), logits)
-    got = step.take(logits[None], PaddedStates.of_items([states]), written=written).scores[0]
+    got = step.take(StepInput(logits[None], PaddedStates.of_items([states]), written=written)).scores[0]
     torch.testing.assert_close(got, expected, atol=1e-3, rtol=1e-3)
 
 
@@ -116,7 +116,7 @@ def main() -> None:
             for way, step in ways(head, rule).items():
                 check(step, states, head, rule, table[0], written)
                 rows = PaddedStates.of_items([states])
-                times = [busy(step.take, logits[None], rows, written=written)[1] for logits in table]
+                times = [busy(step.take, StepInput(logits[None], rows, written=written))[1] for logits in table]
                 mean, middle = statistics.fmean(times[1:]), statistics.median(times[1:])
                 print(
                     f"  {layers:4s} {way:8s} mean {mean:6.2f} ms a step = {1 + mean / greedy_step:.4f}×, median {middle:6.2f} ms = "

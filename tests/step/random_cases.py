@@ -3,10 +3,10 @@
     python tests/step/random_cases.py --cases 200000 [--seed 0] [--backend batched --backend compiled]
     TRITON_INTERPRET=1 python tests/step/random_cases.py --cases 500 --backend triton
 
-Prints how many rows were compared and how each came out: "equal" scores, of the same selected vision token; "left as it
-is" by both; a "near tie": another vision token was selected whose divergence the reference puts within rounding of its
-own choice, and the scores are those of that token (of several tokens, lie between those of any such choice); "not taken"
-by the backend; or "different", with the seed. Seeds make a run resumable; `--cases 1 --seed S` takes one case again.
+Prints the number of rows of each outcome. "equal": the same vision token was selected, and scores are equal up to rounding.
+"left as it is": both left the row unchanged. "near tie": another vision token was selected whose divergence equals that of the
+reference's choice up to rounding, and the scores are those of that token (with several tokens: between those of any such choice).
+"not taken": the backend does not support the case. "different": a difference, listed with its seed; `--cases 1 --seed S` repeats it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from revisit.models.parts import LinearHead
 from revisit.step import reference
 from revisit.step.batched import BatchedStep
 from revisit.step.compiled import kernel
-from revisit.step.interface import RESOLUTION, PaddedStates, RowDetail, StepOutput
+from revisit.step.interface import RESOLUTION, PaddedStates, RowDetail, StepInput, StepOutput
 from revisit.step.rule import SELECTIONS_WITHOUT_COUNT, Rule
 
 SCORES = 1e-5  # of the sum of the absolute numbers that are added up: by how much scores may differ
@@ -64,6 +64,22 @@ def draw(seed: int) -> Case:
     written = torch.randint(-1, vocabulary, (len(logits), dice.choice([0, 1, 5, 40])), generator=generator)
     written[:, ::3] = logits.nan_to_num(0).argmax(-1, keepdim=True)  # the likeliest token, several times
     return Case(logits, [item.to(dtype) for item in items], head, rule, copies, uniform, written)
+
+
+def batch(items: int = 3, copies: int = 1, width: int = 16) -> tuple[Tensor, list[Tensor], LinearHead]:
+    """Return logits, states of different length and a head, for tests of one property."""
+    generator = torch.Generator().manual_seed(items)
+    states = [torch.randn(5 + 7 * number, width, generator=generator) for number in range(items)]
+    head = LinearHead(torch.randn(300, width, generator=generator))
+    return torch.randn(items * copies, 300, generator=generator) * 2, states, head
+
+
+def reference_scores(
+    logits: Tensor, states: list[Tensor], head: LinearHead, rule: Rule, written: Tensor | None = None
+) -> Tensor:
+    """Return the reference's scores of all rows; consecutive rows are copies of an item.  -> (B, V)"""
+    padded = PaddedStates.of_items(states, len(logits) // len(states))
+    return reference.ReferenceStep(head, rule).take(StepInput(logits, padded, written=written)).scores
 
 
 def _rule(dice: random.Random) -> Rule:
@@ -136,7 +152,7 @@ def _states(dice: random.Random, generator: torch.Generator, width: int) -> Tens
 def batched(case: Case) -> StepOutput:
     """Take all rows at once, with places for exactly the largest set."""
     states = PaddedStates.of_items(case.items, case.copies)
-    return BatchedStep(case.head, case.rule).take(case.logits, states, case.uniform, written=case.written)
+    return BatchedStep(case.head, case.rule).take(StepInput(case.logits, states, case.uniform, written=case.written))
 
 
 def compiled(case: Case) -> StepOutput | None:
@@ -146,8 +162,8 @@ def compiled(case: Case) -> StepOutput | None:
     if not kernel.suits(head, case.rule):
         return None
     step, states = kernel.CompiledStep(head, case.rule), PaddedStates.of_items(items, case.copies)
-    step.take(case.logits.flip(0), states)
-    return step.take(case.logits, states, written=case.written)
+    step.take(StepInput(case.logits.flip(0), states))
+    return step.take(StepInput(case.logits, states, written=case.written))
 
 
 def interpreted(case: Case) -> StepOutput | None:
@@ -159,7 +175,7 @@ def interpreted(case: Case) -> StepOutput | None:
     step, states = triton.TritonStep(case.head, case.rule), PaddedStates.of_items(case.items, case.copies)
     small = triton.Tiles(16, warps=4, width=16, stages=1, tokens=16, vocabulary=64, projections=2, projected=16)
     tiles = small if len(case.logits) % 2 else triton.tiles_for(*states.mask.shape, states.states.dtype)
-    return step.launch(case.logits, states.table(), torch.empty_like(case.logits), tiles, written=case.written)
+    return step.launch(case.logits, states.table, torch.empty_like(case.logits), tiles, written=case.written)
 
 
 BACKENDS: dict[str, Take] = {"batched": batched, "compiled": compiled, "triton": interpreted}
@@ -197,7 +213,7 @@ def _compare_row(case: Case, step: StepOutput, row: int) -> str:
             return "near tie"
         scores = got[expected.ids]
         changed = bool(expected.base[scores.argmax()] < expected.base.max())
-        tied = int((scores == scores.max()).sum()) > 1  # then which of them is the likeliest is open
+        tied = int((scores == scores.max()).sum()) > 1  # then any of them may count as the likeliest
         return outcome if bool(step.changed[row]) == changed or tied else "another change was counted"
     if not bool(_near(case, expected, states, expected.state)[state]):
         return f"state {state} for {expected.state}, which is nearer"

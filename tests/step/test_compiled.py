@@ -12,16 +12,12 @@ from pathlib import Path
 import pytest
 import random_cases
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from revisit.models.parts import LinearHead
 from revisit.step import reference
-from revisit.step.batched import BatchedStep
 from revisit.step.choice import choose
 from revisit.step.compiled import kernel
-from revisit.step.interface import Item, PaddedStates
-from revisit.step.reference import ReferenceStep
+from revisit.step.interface import Item, PaddedStates, StepInput
 from revisit.step.rule import Rule
 
 built = pytest.mark.skipif(
@@ -29,61 +25,37 @@ built = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(params=[1, 2, 3])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+@pytest.fixture
+def restored_threads() -> Iterator[None]:
     before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
+    yield
     torch.set_num_threads(before)
 
 
 @built
-@settings(max_examples=300, deadline=None)
-@given(st.integers(0, 10**9))
-def test_random_steps_are_the_references(seed: int) -> None:
-    counts, differences = random_cases.run(range(seed, seed + 1), "compiled")
-    assert not differences, counts
-
-
-@built
-@pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize("count", [1, 3, 4, 31, 32, 33, 130])
+@pytest.mark.usefixtures("restored_threads")
+@pytest.mark.parametrize("count", [1, 3, 4, 31, 32, 33, 130, 301])
 @pytest.mark.parametrize("width", [1, 7, 8, 33, 64])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sizes_that_do_not_divide_evenly(count: int, width: int, dtype: torch.dtype) -> None:
-    """Over many steps with room for few columns, so that most are dropped and projected again."""
+    """Take many steps with room for few columns, most of which are dropped and projected again, on one to three threads."""
     generator = torch.Generator().manual_seed(count * width)
-    states, head = (
-        torch.randn(count, width, generator=generator).to(dtype),
-        LinearHead(torch.randn(300, width, generator=generator).to(dtype)),
-    )
-    rule = Rule(alpha=1e-2)
-    step, rows = kernel.CompiledStep(head, rule), PaddedStates.of_items([states])
-    columns = kernel.Columns(Item(states, 4 * 40 * count), 300)
-    rows.item(0).columns = columns
-    taken = 0
-    for number in range(12):
-        logits = torch.randn(1, 300, generator=generator) * (1 + number % 3)
-        expected = reference.refine_row(logits[0], states, head, rule)
-        assert expected is not None
-        got = step.take(logits, rows)
-        torch.testing.assert_close(got.scores[0], reference.scatter(expected, logits[0]), atol=2e-4, rtol=2e-4)
-        taken += expected.size <= 40
-    assert taken
-    assert columns.capacity == 40
-
-
-@built
-def test_the_number_of_threads_changes_nothing() -> None:
-    generator = torch.Generator().manual_seed(0)
-    states, head = torch.randn(301, 61, generator=generator), LinearHead(torch.randn(500, 61, generator=generator))
-    logits, before, runs = torch.randn(4, 500, generator=generator) * 3, torch.get_num_threads(), []
-    for count in (1, 2, 3):
-        torch.set_num_threads(count)
-        runs.append(kernel.CompiledStep(head, Rule()).take(logits, PaddedStates.of_items([states], 4)).scores)
-    torch.set_num_threads(before)
-    assert torch.equal(runs[0], runs[1])
-    assert torch.equal(runs[0], runs[2])
+    states = torch.randn(count, width, generator=generator).to(dtype)
+    head, rule = LinearHead(torch.randn(300, width, generator=generator).to(dtype)), Rule(alpha=1e-2)
+    steps = torch.randn(12, 1, 300, generator=generator) * torch.tensor([1, 2, 3] * 4)[:, None, None]
+    runs = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        step, rows = kernel.CompiledStep(head, rule), PaddedStates.of_items([states])
+        rows.item(0).columns = kernel.Columns(Item(states, 4 * 40 * count), 300)
+        outputs = [step.take(StepInput(logits, rows)) for logits in steps]
+        runs.append(torch.cat([output.scores for output in outputs]))
+    fits = torch.cat([output.sizes for output in outputs]) <= 40  # torch computes larger sets
+    assert fits.any()
+    assert torch.equal(runs[0][fits], runs[1][fits])
+    assert torch.equal(runs[0][fits], runs[2][fits])
+    want = [random_cases.reference_scores(logits, [states], head, rule) for logits in steps]
+    torch.testing.assert_close(runs[0], torch.cat(want), atol=2e-4, rtol=2e-4)
 
 
 @built
@@ -94,7 +66,7 @@ def test_large_sets() -> None:
     logits, rule = torch.randn(1, 20000, generator=generator), Rule(alpha=0.015)
     rows = PaddedStates.of_items([states])
     got, expected = (
-        kernel.CompiledStep(head, rule).take(logits, rows),
+        kernel.CompiledStep(head, rule).take(StepInput(logits, rows)),
         reference.refine_row(logits[0], states, head, rule),
     )
     assert expected is not None
@@ -111,15 +83,15 @@ def test_columns_are_projected_once_while_they_fit() -> None:
     states, head = torch.randn(20, 8, generator=generator), LinearHead(torch.randn(300, 8, generator=generator))
     logits = torch.randn(1, 300, generator=generator) * 2
     step, rows = kernel.CompiledStep(head, Rule(alpha=1e-2)), PaddedStates.of_items([states])
-    first = step.take(logits, rows).scores
+    first = step.take(StepInput(logits, rows)).scores
     columns = rows.item(0).columns
     assert columns is not None
     held = columns.slot_of.nonzero().squeeze(-1)
     assert held.tolist() == (first[0] > -torch.inf).nonzero().squeeze(-1).tolist()
     slots = (columns.slot_of[held] - 1).long()
     torch.testing.assert_close(columns.store[slots], head.weight[held] @ states.T)
-    columns.store[slots] *= 2  # to be seen: what is there is not projected again
-    assert not torch.equal(step.take(logits, rows).scores, first)
+    columns.store[slots] *= 2  # shows in the scores, because columns in the cache are not projected again
+    assert not torch.equal(step.take(StepInput(logits, rows)).scores, first)
 
 
 @built
@@ -138,14 +110,14 @@ def test_columns_are_projected_once_while_they_fit() -> None:
 )
 def test_supported_settings(rule: Rule, dtype: torch.dtype, usual: bool) -> None:
     head = LinearHead(torch.zeros(9, 4, dtype=dtype))
-    assert isinstance(choose(head, rule, torch.device("cpu")), kernel.CompiledStep if usual else BatchedStep)
+    assert choose(head, rule, torch.device("cpu")).name == ("compiled" if usual else "torch")
 
 
 def test_exact_steps_are_the_references() -> None:
     head, cpu, gpu = LinearHead(torch.zeros(9, 4)), torch.device("cpu"), torch.device("cuda")
-    assert isinstance(choose(head, Rule(vocabulary="full"), gpu), ReferenceStep)
-    assert isinstance(choose(head, Rule(precision="model"), cpu), ReferenceStep)
-    assert isinstance(choose(head, Rule(precision="model"), gpu), BatchedStep)
+    assert choose(head, Rule(vocabulary="full"), gpu).name == "reference"
+    assert choose(head, Rule(precision="model"), cpu).name == "reference"
+    assert choose(head, Rule(precision="model"), gpu).name == "torch"
 
 
 # -- without it ---------------------------------------------------------------------------------------------------
@@ -158,14 +130,14 @@ from revisit.models.parts import LinearHead
 from revisit.step.choice import choose
 from revisit.step.compiled import kernel
 from revisit.step.rule import Rule
-from revisit.step.interface import PaddedStates
+from revisit.step.interface import PaddedStates, StepInput
 kernel.HERE = Path(sys.argv[1])
-with warnings.catch_warnings(record=True) as said:
+with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     for _ in range(2):
         step = choose(LinearHead(torch.randn(9, 4)), Rule(), torch.device("cpu"))
-        assert step.take(torch.randn(1, 9), PaddedStates.of_items([torch.randn(3, 4)])).applied.all()
-print(type(step).__name__, len(said), *(str(w.message) for w in said))
+        assert step.take(StepInput(torch.randn(1, 9), PaddedStates.of_items([torch.randn(3, 4)]))).applied.all()
+print(type(step).__name__, len(caught), *(str(w.message) for w in caught))
 """
 
 
@@ -176,15 +148,11 @@ def run_with(folder: Path, **environment: str) -> str:
     return run.stdout.strip()
 
 
-def copy_library(folder: Path) -> Path:
-    """Copy the library and its source."""
-    shutil.copy(Path(kernel.__file__).with_name("kernel.c"), folder)
-    return Path(shutil.copy(kernel.library()._name, folder))
-
-
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
-    return copy_library(tmp_path)
+    """Copy the library and its source, and return the path of the library."""
+    shutil.copy(Path(kernel.__file__).with_name("kernel.c"), tmp_path)
+    return Path(shutil.copy(kernel.library()._name, tmp_path))
 
 
 @built
@@ -220,6 +188,6 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 def test_a_damaged_library_gives_one_warning_and_torch(copied: Path, damage: str) -> None:
     DAMAGE[damage](copied)
     assert damage != "no libgomp" or b"libgonp" in copied.read_bytes()
-    said = run_with(copied.parent)
-    assert said.startswith("BatchedStep 1 The compiled step of revisit cannot be used (")
-    assert "reinstall the package" in said
+    printed = run_with(copied.parent)
+    assert printed.startswith("BatchedStep 1 The compiled step of revisit cannot be used (")
+    assert "reinstall the package" in printed

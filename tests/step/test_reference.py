@@ -16,19 +16,15 @@ from revisit.step.interface import RESOLUTION, RowDetail
 from revisit.step.rule import Rule
 
 
-class Given:
-    """A head for states that are logits over the whole vocabulary."""
-
-    plain_weight = None
-
-    def logits(self, states: torch.Tensor, ids: torch.Tensor, model_dtype: bool = False) -> torch.Tensor:
-        return states[..., ids]
+def identity(states: torch.Tensor) -> LinearHead:
+    """Return a head for states that are logits over the whole vocabulary."""
+    return LinearHead(torch.eye(states.shape[-1], dtype=states.dtype))
 
 
 def refine(
     logits: torch.Tensor, rows: torch.Tensor, uniform: float = 0.0, written: torch.Tensor | None = None, **settings: Any
 ) -> RowDetail:
-    result = reference.refine_row(logits, rows, Given(), Rule(**settings), uniform, written)
+    result = reference.refine_row(logits, rows, identity(rows), Rule(**settings), uniform, written)
     assert result is not None
     return result
 
@@ -73,15 +69,10 @@ def test_golden_b_official_and_textbook_divergence_choose_differently() -> None:
 
 
 def test_golden_c_one_plausible_token_is_an_identity_step() -> None:
-    class Untouchable(Given):
-        def logits(self, states: torch.Tensor, ids: torch.Tensor, model_dtype: bool = False) -> torch.Tensor:
-            raise AssertionError("no vision token may be read")
-
     logits = vector(20, 0, 0, 0)
-    result = reference.refine_row(logits, torch.zeros(2, 4), Untouchable(), Rule(alpha=1e-5, **OFFICIAL))
-    assert result is not None
+    result = refine(logits, torch.full((2, 4), math.nan), alpha=1e-5, **OFFICIAL)
     assert reference.scatter(result, logits).tolist() == [0.0, -math.inf, -math.inf, -math.inf]
-    assert result.state == -1
+    assert (result.state, result.divergences) == (-1, None)  # no vision token was compared
 
 
 def test_other_divergences_by_hand() -> None:
@@ -114,16 +105,6 @@ def test_vision_tokens_with_nan_are_never_selected(select: Any) -> None:
         assert set(chosen.tolist()) <= {1, 3}
         assert float(shares.sum()) == pytest.approx(1)
     assert not len(reference.select(vector(math.nan, math.nan), 4, Rule(select=select))[0])
-
-
-def test_overflowing_vision_rows_are_never_selected() -> None:
-    logits = vector(1, 0.5, 0.2).float()
-    inf = torch.full((1, 3), math.inf)
-    mixed = refine(logits, torch.cat([inf, torch.zeros(1, 3)]), alpha=1e-2)
-    assert mixed.state == 1
-    none = refine(logits, inf, alpha=1e-2)
-    assert none.state == -1
-    torch.testing.assert_close(none.final, none.base)
 
 
 def test_half_precision_rows_are_compared_in_float32() -> None:
@@ -265,21 +246,25 @@ def test_the_published_rounding_of_both_softmaxes(dtype: torch.dtype) -> None:
 def test_logits_without_a_distribution_are_unchanged(bad: list[float]) -> None:
     logits = torch.tensor(bad)
     for rule in (Rule(), Rule(vocabulary="full")):
-        result = reference.refine_row(logits, torch.zeros(2, 4), Given(), rule)
+        result = reference.refine_row(logits, torch.zeros(2, 4), identity(torch.zeros(2, 4)), rule)
         assert result is None
         assert reference.scatter(result, logits) is logits
 
 
 def test_without_vision_tokens_the_logits_are_unchanged() -> None:
-    assert reference.refine_row(vector(1, 2), torch.zeros(0, 2), Given(), Rule()) is None
+    assert reference.refine_row(vector(1, 2), torch.zeros(0, 2), identity(torch.zeros(0, 2)), Rule()) is None
 
 
-def test_logits_near_overflow_are_treated_as_not_finite() -> None:
-    rows = torch.tensor([[1e38, -1e38, 0.0], [-2e30, 0.0, 0.0], [1.0, 0.5, 0.3]])
-    result = refine(torch.tensor([1.0, 0.5, 0.2]), rows, alpha=1e-2)
-    assert result.state == 2
+def test_overflowing_vision_rows_are_never_selected() -> None:
+    logits = torch.tensor([1.0, 0.5, 0.2])
+    bad = torch.tensor([[math.inf] * 3, [1e38, -1e38, 0.0], [-2e30, 0.0, 0.0]])
+    result = refine(logits, torch.cat([bad, torch.tensor([[1.0, 0.5, 0.3]])]), alpha=1e-2)
+    assert result.state == 3
     assert result.divergences is not None
-    assert result.divergences.isnan().tolist() == [True, True, False]
+    assert result.divergences.isnan().tolist() == [True, True, True, False]
+    none = refine(logits, bad, alpha=1e-2)
+    assert none.state == -1
+    torch.testing.assert_close(none.final, none.base)
 
 
 def test_a_cap_does_not_hide_an_overflow() -> None:

@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 import random_cases
 import torch
+from random_cases import batch, reference_scores
 
 import revisit
 from revisit.errors import RevisitError
 from revisit.models.parts import LinearHead
-from revisit.step import choice, reference
+from revisit.step import choice
 from revisit.step.batched import BatchedStep
 from revisit.step.choice import choose, refine_logits
-from revisit.step.interface import BlockTable, PaddedStates
+from revisit.step.interface import BlockTable, PaddedStates, StepInput
 from revisit.step.rule import Rule
 from revisit.vllm.pool import Pool
 
@@ -37,25 +38,23 @@ def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "_WORKS", {})
 
 
-def batch(items: int = 3, copies: int = 1, width: int = 32) -> tuple[torch.Tensor, list[torch.Tensor], LinearHead]:
-    generator = torch.Generator().manual_seed(items)
-    states = [torch.randn(5 + 7 * number, width, generator=generator) for number in range(items)]
-    head = LinearHead(torch.randn(300, width, generator=generator))
-    return torch.randn(items * copies, 300, generator=generator) * 3, states, head
-
-
-def expected(logits: torch.Tensor, states: list[torch.Tensor], head: LinearHead, rule: Rule) -> torch.Tensor:
-    copies = len(logits) // len(states)
-    rows = [reference.refine_row(row, states[i // copies], head, rule) for i, row in enumerate(logits)]
-    return torch.stack([reference.scatter(result, row) for result, row in zip(rows, logits, strict=True)])
-
-
 @pytest.mark.parametrize("first", range(0, 160, 20))
 def test_random_steps_match_the_reference(first: int) -> None:
     """Shapes, dtypes, settings, ties, NaN, empty rows and beams; `random_cases.py --backend triton` runs more of them."""
     counts, differences = random_cases.run(range(first, first + 20), "triton")
     assert not differences
     assert counts["equal"] > 4
+
+
+def sets(
+    sizes: list[int], vocabulary: int, generator: torch.Generator
+) -> tuple[torch.Tensor, list[torch.Tensor], LinearHead]:
+    """Return logits with plausible sets of these sizes at random tokens, states of each row, and a head."""
+    logits = torch.full((len(sizes), vocabulary), -100.0)
+    for row, size in enumerate(sizes):
+        logits[row, torch.randperm(vocabulary, generator=generator)[:size]] = torch.rand(size, generator=generator) * 5
+    states = [torch.randn(4, 16, generator=generator) for _ in sizes]
+    return logits, states, LinearHead(torch.randn(vocabulary, 16, generator=generator))
 
 
 @pytest.mark.parametrize(
@@ -65,38 +64,27 @@ def test_random_steps_match_the_reference(first: int) -> None:
 )
 def test_plausible_sets_of_any_size(sizes: list[int], tiles: kernels.Tiles | None) -> None:
     """Sets below, at and above the sizes of tiles, in one batch."""
-    generator = torch.Generator().manual_seed(0)
-    vocabulary = max(sizes) + 100
-    logits = torch.full((len(sizes), vocabulary), -100.0)
-    for row, size in enumerate(sizes):
-        places = torch.randperm(vocabulary, generator=generator)[:size]
-        logits[row, places] = torch.rand(size, generator=generator) * 5
-    states = [torch.randn(4, 16, generator=generator) for _ in sizes]
-    head, rule = LinearHead(torch.randn(vocabulary, 16, generator=generator)), Rule(neighbors=2, weight="agreement")
+    logits, states, head = sets(sizes, max(sizes) + 100, torch.Generator().manual_seed(0))
+    rule = Rule(neighbors=2, weight="agreement")
     step, scores = kernels.TritonStep(head, rule), torch.empty_like(logits)
-    output = step.launch(logits, PaddedStates.of_items(states).table(), scores, tiles)
+    output = step.launch(logits, PaddedStates.of_items(states).table, scores, tiles)
     assert output.sizes.tolist() == sizes
     assert output.applied.tolist() == [size > 1 for size in sizes]
-    torch.testing.assert_close(scores, expected(logits, states, head, rule), atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(scores, reference_scores(logits, states, head, rule), atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.parametrize("length", [1, 129, 300])
 def test_written_tokens_are_found_in_sets_of_any_size(length: int) -> None:
     """The first and the last plausible token, tokens between plausible ones, none (-1), and each of them several times."""
     generator = torch.Generator().manual_seed(length)
-    sizes = [1, 2, 3, 31, 64, 200]
-    logits = torch.full((len(sizes), 300), -100.0)
-    written = torch.randint(-1, 300, (len(sizes), length), generator=generator)
-    for row, size in enumerate(sizes):
-        places = torch.randperm(300, generator=generator)[:size]
-        logits[row, places] = torch.rand(size, generator=generator) * 3
-        written[row, ::40] = places.min() if row % 2 else places.max()
-    states = [torch.randn(4, 16, generator=generator) for _ in sizes]
-    head, rule = LinearHead(torch.randn(300, 16, generator=generator)), Rule(once=0.6)
-    rows = [reference.refine_row(row, states[i], head, rule, 0.0, written[i]) for i, row in enumerate(logits)]
-    want = torch.stack([reference.scatter(result, row) for result, row in zip(rows, logits, strict=True)])
+    logits, states, head = sets([1, 2, 3, 31, 64, 200], 300, generator)
+    written, rule = torch.randint(-1, 300, (len(logits), length), generator=generator), Rule(once=0.6)
+    for row, plausible in enumerate(logits > -100):
+        tokens = plausible.nonzero()
+        written[row, ::40] = tokens.min() if row % 2 else tokens.max()
+    want = reference_scores(logits, states, head, rule, written)
     scores = torch.empty_like(logits)
-    kernels.TritonStep(head, rule).launch(logits, PaddedStates.of_items(states).table(), scores, SMALL, written=written)
+    kernels.TritonStep(head, rule).launch(logits, PaddedStates.of_items(states).table, scores, SMALL, written=written)
     torch.testing.assert_close(scores, want, atol=2e-5, rtol=2e-5)
 
 
@@ -110,7 +98,7 @@ def test_equal_divergences_go_to_the_first_state() -> None:
         states[far:] = near
         states[same] = near + 1e-5  # adding a number to all logits changes no distribution
         step = kernels.TritonStep(head, Rule(neighbors=3))
-        output = step.launch(logits, PaddedStates.of_items([states]).table(), logits.clone(), SMALL)
+        output = step.launch(logits, PaddedStates.of_items([states]).table, logits.clone(), SMALL)
         assert int(output.states[0]) == far
         assert step.buffers["chosen"][:3].tolist() == [far, far + 1, far + 2]
 
@@ -136,7 +124,7 @@ def test_blocks_of_a_pool_are_padded_states(rule: Rule) -> None:
     """Blocks of four states in any order; the second row has no image. Some rows of the logits are replaced in place."""
     logits, states, head = batch(items=4)
     states[1] = states[1][:0]
-    want = expected(logits, states, head, rule)
+    want = reference_scores(logits, states, head, rule)
     table = pooled(states, 4)
     rows = torch.tensor([5, 0, 2, 3])
     larger = torch.randn(6, 300)
@@ -183,7 +171,7 @@ def test_rows_that_need_nothing_do_not_read_their_states(monkeypatch: pytest.Mon
     states[0] = states[0][:0]
     logits[1, 7] = 500  # one plausible token
     ended = torch.tensor([False, False, True, False])
-    table, scores = PaddedStates.of_items(states).table(), torch.empty_like(logits)
+    table, scores = PaddedStates.of_items(states).table, torch.empty_like(logits)
     rows = {f"row{row}": table.states[row] for row in range(4)}
     counted = Bytes(monkeypatch, **rows)
     output = kernels.TritonStep(head, Rule()).launch(logits, table, scores, SMALL, ended=ended)
@@ -206,7 +194,7 @@ def test_a_step_moves_the_bytes_that_the_roofline_counts(rule: Rule, monkeypatch
         logits[row, torch.randperm(vocabulary, generator=generator)[:candidates]] = torch.rand(candidates)
     states = torch.randn(rows, count, width, generator=generator)
     head, scores = LinearHead(torch.randn(vocabulary, width, generator=generator)), torch.empty_like(logits)
-    table = PaddedStates.of_items(list(states)).table()
+    table = PaddedStates.of_items(list(states)).table
     tiles = kernels.Tiles(16, warps=4, width=16, stages=1, tokens=16, vocabulary=64, projected=4)
     counted = Bytes(monkeypatch, logits=logits, scores=scores, states=table.states, head=head.weight)
     kernels.TritonStep(head, rule).launch(logits, table, scores, tiles)
@@ -219,9 +207,9 @@ def test_a_step_moves_the_bytes_that_the_roofline_counts(rule: Rule, monkeypatch
 
 def test_a_row_does_not_depend_on_the_others() -> None:
     logits, states, head = batch()
-    whole = kernels.TritonStep(head, Rule()).take(logits, PaddedStates.of_items(states))
+    whole = kernels.TritonStep(head, Rule()).take(StepInput(logits, PaddedStates.of_items(states)))
     for row, item in enumerate(states):
-        alone = kernels.TritonStep(head, Rule()).take(logits[row : row + 1], PaddedStates.of_items([item]))
+        alone = kernels.TritonStep(head, Rule()).take(StepInput(logits[row : row + 1], PaddedStates.of_items([item])))
         assert torch.equal(alone.scores[0], whole.scores[row])
 
 
@@ -229,16 +217,16 @@ def test_a_row_does_not_depend_on_the_others() -> None:
 def test_a_step_is_seven_kernels_and_the_host_reads_no_value(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     logits, states, head = batch(items=rows)
     step, padded = kernels.TritonStep(head, Rule(weight="agreement", neighbors=2)), PaddedStates.of_items(states)
-    want = step.take(logits, padded)
+    want = step.take(StepInput(logits, padded))
     launched: list[str] = []
     monkeypatch.setattr(kernels.Launch, "run", lambda launch: launched.append(launch.kernel.__name__))
     for name in ("item", "tolist", "__bool__", "__int__", "__float__", "cpu", "numpy"):
         monkeypatch.setattr(torch.Tensor, name, lambda *_: pytest.fail("the host read a value"))
-    output = step.take(logits, padded)
+    output = step.take(StepInput(logits, padded))
     assert launched == ["maxima", "count", "pack", "compare", "select", "project", "fuse"]
     assert output.scores.shape == want.scores.shape
     launched.clear()
-    table, written = padded.table(), torch.zeros(rows, 5, dtype=torch.long)
+    table, written = padded.table, torch.zeros(rows, 5, dtype=torch.long)
     kernels.TritonStep(head, Rule(once=1.0)).launch(logits, table, logits.clone(), written=written)
     assert launched == ["maxima", "count", "pack", "mark", "compare", "select", "project", "fuse"]
 
@@ -262,11 +250,11 @@ def test_torch_computes_all_steps_if_the_first_differs(broken: str, monkeypatch:
     monkeypatch.setattr(kernels.Launch, "run", wrong)
     reason = "divergences of row" if broken == "wrong" else "no such instruction"
     with pytest.warns(UserWarning, match=rf"(?s)triton 3.*{reason}"):
-        got = step.take(logits, padded)
-    want = BatchedStep(head, Rule()).take(logits, padded)
+        got = step.take(StepInput(logits, padded))
+    want = BatchedStep(head, Rule()).take(StepInput(logits, padded))
     assert torch.equal(got.scores, want.scores)
     in_place = logits.clone()
-    step.take_in_place(in_place, None, padded)  # no second warning
+    step.take_in_place(StepInput(in_place, padded), None, math.inf)  # no second warning
     assert torch.equal(in_place, want.scores)
     assert kernels.failed(logits.device)
     with pytest.raises(RevisitError, match="triton"):
@@ -276,11 +264,13 @@ def test_torch_computes_all_steps_if_the_first_differs(broken: str, monkeypatch:
 def test_the_first_step_agrees_and_is_checked_once() -> None:
     logits, states, head = batch(copies=2)
     step, padded = kernels.TritonStep(head, Rule(neighbors=2)), PaddedStates.of_items(states, 2)
-    output = step.take(logits, padded)
+    output = step.take(StepInput(logits, padded))
     assert {
         (logits.device, torch.float32, torch.float32, kernels.tiles_for(6, 19, torch.float32), False): True
     } == kernels._WORKS
-    torch.testing.assert_close(output.scores, expected(logits, states, head, Rule(neighbors=2)), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        output.scores, reference_scores(logits, states, head, Rule(neighbors=2)), atol=1e-5, rtol=1e-5
+    )
 
 
 def test_choice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,7 +299,7 @@ def test_doctor_names_the_step_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_function_for_other_loops() -> None:
     logits, states, head = batch(items=1)
     got = refine_logits(states, head, logits, implementation="triton")
-    torch.testing.assert_close(got, expected(logits, states, head, Rule()), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(got, reference_scores(logits, states, head, Rule()), atol=1e-5, rtol=1e-5)
 
 
 # -- whole decodes -------------------------------------------------------------------------------------------------
@@ -330,14 +320,13 @@ def test_the_embedded_model_decodes_the_same_tokens(items: int, beams: int, monk
     taken = []
 
     class Both(kernels.TritonStep):
-        def take(
-            self, logits: torch.Tensor, states: Any, uniform: Any = 0.0, ended: Any = None, written: Any = None
-        ) -> Any:
-            output = super().take(logits, states, uniform, ended, written)
+        def take(self, inputs: StepInput) -> Any:
+            output = super().take(inputs)
+            logits, states, _, ended, written = inputs
             items = [states.item(row).states for row in range(len(logits))]
             table = pooled(items, 32)
             in_place = logits.clone()
-            kernels.TritonStep(self.torch.head, self.rule).launch(in_place, table, in_place, gap=1e5, written=written)
+            kernels.TritonStep(self.head, self.rule).launch(in_place, table, in_place, gap=1e5, written=written)
             active = torch.ones(len(logits), dtype=torch.bool) if ended is None else ~ended
             assert torch.equal(in_place.argmax(-1)[active], output.scores.argmax(-1)[active])
             taken.append(int(output.applied.sum()))

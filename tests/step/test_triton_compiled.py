@@ -140,8 +140,8 @@ def compile_launch(launch: Any, target: str) -> Compiled:
         tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
             Path(file.name).write_bytes(made.asm["cubin"])
-            told = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
-        count = functools.partial(_number, told)
+            usage = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+        count = functools.partial(_number, usage)
         registers, spills = count(r"REG:(\d+)"), count(r"STACK:(\d+)") + count(r"LOCAL:(\d+)")
         size = len(made.asm["cubin"])
     else:

@@ -31,7 +31,7 @@ from revisit.errors import RevisitError
 from revisit.methods.revisit import ReVisiT
 from revisit.models.parts import LinearHead, Projection, multiply
 from revisit.step.choice import choose
-from revisit.step.interface import PaddedStates, Step
+from revisit.step.interface import PaddedStates, Step, StepInput
 
 __all__ = ["Refiner", "attach"]
 
@@ -105,7 +105,8 @@ class Refiner:
             self._prompt = len(input_ids)
         written = torch.from_numpy(np.array(input_ids[self._prompt :], np.int64))[None]
         logits = torch.from_numpy(np.array(scores))[None]
-        refined: NDArray[np.single] = self._step.take(logits, self._states, written=written).scores[0].numpy()
+        output = self._step.take(StepInput(logits, self._states, written=written))
+        refined: NDArray[np.single] = output.scores[0].numpy()
         return refined
 
     def check(self) -> None:

@@ -21,7 +21,7 @@ from revisit.models.families import resolve_layers
 from revisit.models.types import Configured
 from revisit.registry import Seed
 from revisit.step.choice import choose
-from revisit.step.interface import PaddedStates, Step
+from revisit.step.interface import PaddedStates, Step, StepInput
 from revisit.step.rule import SELECTIONS_WITHOUT_COUNT, Rule
 
 
@@ -126,7 +126,8 @@ class ReVisiT(Rule, Method):
             uniform.extend(draws.random() for _ in range(number + 1 - len(uniform)))
             ended = run.recorder.ended.before(input_ids)
             written = input_ids[:, start:].to(run.parts.head.device) if rule.once else None
-            result = taker.take(logits.to(run.parts.head.device), states, uniform[number], ended, written)
+            inputs = StepInput(logits.to(run.parts.head.device), states, uniform[number], ended, written)
+            result = taker.take(inputs)
             if record:
                 for row in run.recorder.active(input_ids):
                     run.recorder.note_detail(row, result.details[row], items[row // run.copies])

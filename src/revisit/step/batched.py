@@ -1,9 +1,9 @@
 """ReVisiT's step for a whole batch at once, in torch, on any device.
 
-It computes every setting, and is used where neither the compiled nor the Triton step applies. The states of all rows are one
+It supports every setting, and is used where neither the compiled nor the Triton step applies. The states of all rows are one
 tensor (`StateBlocks`), in the model's dtype on a GPU. The candidates of every row are its likeliest tokens, as many as the
-largest plausible set has, of which implausible ones are masked. One gather of head rows and one batched product give the logits
-of all vision tokens. Nothing loops over images, and the host reads the sizes of the sets only.
+largest plausible set has; implausible ones are masked. One gather of head rows and one batched product give the logits of all
+vision tokens. Nothing loops over images, and the host reads nothing but the sizes of the sets.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from revisit.step import reference
 from revisit.step.interface import (
     INFINITY,
     SOFT_TEMPERATURE,
-    RowStates,
     StateBlocks,
     Step,
+    StepInput,
     StepOutput,
     to_device,
 )
@@ -53,7 +53,7 @@ USUAL = 128  # candidates for which all blocks are compared at once
 
 
 class BatchedStep(Step):
-    """Take steps of a set of rows, which may change from step to step.
+    """The step of all rows at once; the rows may change from step to step.
 
     The host reads the sizes of the plausible sets, and all rows are computed at once if their candidates fit the room. Rows with
     much larger sets are computed after the others, so that one flat distribution does not enlarge the step of all rows.
@@ -61,29 +61,20 @@ class BatchedStep(Step):
 
     name = "torch"
 
-    def __init__(self, head: Projection, rule: Rule) -> None:
-        self.head, self.rule = head, rule
-
     @torch.no_grad()
-    def take(
-        self,
-        logits: Tensor,
-        states: RowStates,
-        uniform: float | Tensor = 0.0,
-        ended: Tensor | None = None,
-        written: Tensor | None = None,
-    ) -> StepOutput:
+    def take(self, inputs: StepInput) -> StepOutput:
+        logits, states, uniform, ended, written = inputs
         logp, counts, width = log_probabilities(logits), states.counts, states.blocks().states.shape[-1]
         sizes = count(logp, self.rule, ended)
-        known: list[int] = sizes.tolist()
-        parts = split(known, counts, room_for(sum(counts), width, logits.device))
+        set_sizes: list[int] = sizes.tolist()
+        parts = split(set_sizes, counts, room_for(sum(counts), width, logits.device))
         outputs = []
         for part in parts:
             index = None if len(parts) == 1 else to_device(np.array(part), logits.device)
-            raw, logs, some, draws, tokens = (rows_of(x, index) for x in (logits, logp, sizes, uniform, written))
-            found = find_candidates(logs, some, max(known[row] for row in part))
+            raw, logs, counted, draws, tokens = (rows_of(x, index) for x in (logits, logp, sizes, uniform, written))
+            candidates = find_candidates(logs, counted, max(set_sizes[row] for row in part))
             blocks = states.blocks() if index is None else states.blocks(part)
-            outputs.append(finish(raw, found, blocks, self.head, self.rule, draws, tokens))
+            outputs.append(finish(raw, candidates, blocks, self.head, self.rule, draws, tokens))
         return outputs[0] if len(outputs) == 1 else merge(outputs, parts)
 
 
@@ -93,7 +84,7 @@ def rows_of(values: Any, index: Tensor | None) -> Any:
 
 
 def room_for(blocks: int, width: int, device: torch.device) -> int:
-    """Return how many blocks times candidates may be compared at once, for this many blocks of states of this width."""
+    """Return the largest product of blocks and candidates to compare at once, given the number of blocks and their width."""
     return max(blocks * USUAL, (CPU_HEAD_NUMBERS if device.type == "cpu" else HEAD_NUMBERS) // width)
 
 
@@ -123,10 +114,10 @@ def merge(outputs: Sequence[StepOutput], parts: Sequence[Sequence[int]]) -> Step
 def refine_batch(
     logits: Tensor, blocks: StateBlocks, head: Projection, rule: Rule, capacity: int, ended: Tensor | None = None
 ) -> StepOutput:
-    """Take one step of all rows without reading a value; rows whose plausible sets exceed the capacity are wrong."""
+    """Take one step of all rows without waiting for the device; rows whose plausible sets exceed the capacity are wrong."""
     logp = log_probabilities(logits)
-    found = find_candidates(logp, count(logp, rule, ended), capacity)
-    return finish(logits, found, blocks, head, rule)
+    candidates = find_candidates(logp, count(logp, rule, ended), capacity)
+    return finish(logits, candidates, blocks, head, rule)
 
 
 def log_probabilities(logits: Tensor) -> Tensor:
@@ -195,7 +186,7 @@ def finish(
 
 
 def contains(written: Tensor, ids: Tensor, vocabulary: int) -> Tensor:
-    """Return which ids are among the written tokens of their row; -1 is no token.  (B, n), (B, K) -> (B, K)"""
+    """Return the mask of ids that are among the written tokens of their row; -1 is no token.  (B, n), (B, K) -> (B, K)"""
     marks = torch.zeros(len(ids), vocabulary + 1, dtype=torch.bool, device=ids.device)
     return marks.scatter_(1, written.remainder(vocabulary + 1), True).gather(1, ids)
 
@@ -232,7 +223,7 @@ def mask(x: Tensor, inside: Tensor, rule: Rule) -> Tensor:
 
 
 def usable(x: Tensor, inside: Tensor, rule: Rule) -> Tensor:
-    """Return which states have no NaN and no logit beyond LARGEST_LOGIT for a plausible token.  (..., s, K) -> (..., s)"""
+    """Return the mask of states without NaN or a logit beyond LARGEST_LOGIT for a plausible token.  (..., s, K) -> (..., s)"""
     if rule.model_dtype:
         x = torch.where(inside, x, 0.0)
     # A norm is one kernel on a GPU, and slow on a CPU.
@@ -276,7 +267,7 @@ def distance(log_p: Tensor, x: Tensor, inside: Tensor, rule: Rule) -> Tensor:
 
 
 def select(distances: Tensor, sizes: Tensor, rule: Rule, uniform: float | Tensor) -> tuple[Tensor, Tensor]:
-    """Return the selected states of every row, the best first, and which of them can be selected.  (B, N) -> (B, n), (B, n)"""
+    """Return the selected states of every row, the best first, and the mask of those that can be selected.  (B, N) -> (B, n), (B, n)"""
     if rule.select == "random":
         finite = distances < math.inf
         wanted = (uniform * finite.sum(-1, keepdim=True).double()).long()  # index among the usable ones

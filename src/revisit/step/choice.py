@@ -15,7 +15,7 @@ from revisit.errors import RevisitError, unknown
 from revisit.models.parts import LinearHead, Projection
 from revisit.step.batched import BatchedStep
 from revisit.step.compiled import kernel
-from revisit.step.interface import PaddedStates, Step
+from revisit.step.interface import PaddedStates, Step, StepInput
 from revisit.step.reference import ReferenceStep
 from revisit.step.rule import Rule
 
@@ -53,12 +53,12 @@ def refine_logits(
             "refine_logits: the setting once needs the tokens generated so far: pass written, of shape (B, n)."
         )
     if getattr(rule, "phase", "both") != "both":
-        raise RevisitError("refine_logits takes one step, whatever part of the answer it belongs to: leave out phase.")
+        raise RevisitError("refine_logits takes one step and cannot tell thoughts from the answer: leave out phase.")
     step = choose(projection, rule, logits.device, implementation)
     padded = PaddedStates.of_items(items, copies=len(logits) // len(items))
     draws = torch.rand(len(logits), 1, dtype=torch.double, device=logits.device) if rule.select == "random" else 0.0
     tokens = None if written is None else written.to(logits.device, torch.long)
-    return step.take(logits, padded, draws, written=tokens).scores
+    return step.take(StepInput(logits, padded, draws, written=tokens)).scores
 
 
 def choose(head: Projection, rule: Rule, device: torch.device, implementation: Implementation | None = None) -> Step:
@@ -70,7 +70,7 @@ def choose(head: Projection, rule: Rule, device: torch.device, implementation: I
     Args:
         head: The LM head.
         rule: The settings.
-        device: Where the states are.
+        device: The device of the states.
         implementation: Use this one instead; raises RevisitError if it does not support the head or the settings.
     """
     if implementation is None:
@@ -112,7 +112,7 @@ def usual_step(device: torch.device, dtype: torch.dtype) -> str:
 
 
 def without_triton(device: torch.device) -> str | None:
-    """Return why the Triton step cannot be used on a device, in a few words; None if it can."""
+    """Return the reason why the Triton step cannot be used on a device, in a few words; None if it can."""
     if not settings.compiled_step():
         return "turned off by REVISIT_KERNEL"
     if find_spec("triton") is None:

@@ -1,4 +1,4 @@
-"""The interface of ReVisiT's step: what every implementation takes and returns."""
+"""The interface of ReVisiT's step: the input and the output that all implementations share."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+
+from revisit.models.parts import Projection
+from revisit.step.rule import Rule
 
 if TYPE_CHECKING:
     from revisit.step.compiled.kernel import Columns
@@ -35,7 +38,7 @@ class Item:
 
 
 class RowStates(Protocol):
-    """The vision states of all rows of a step."""
+    """The vision states of all rows of a step, in the forms that the implementations read."""
 
     @property
     def counts(self) -> Sequence[int]:
@@ -47,16 +50,17 @@ class RowStates(Protocol):
     def blocks(self, rows: Sequence[int] | None = None) -> StateBlocks:
         """Return the states of all rows, or of the given ones, as blocks on the device."""
 
+    @property
     def table(self) -> BlockTable:
-        """Return where the states of all rows are."""
+        """The blocks of all rows."""
 
 
 class BlockTable(NamedTuple):
-    """Where the vision states of each row are: in blocks of one tensor, in any order; nothing is copied or padded."""
+    """The blocks of one tensor that have the vision states of each row, in any order; nothing is copied or padded."""
 
     states: Tensor  # (G, S, d); states that are NaN cannot be selected
-    blocks: Tensor  # (B, M) int32: the blocks of each row in order, anything behind the last
-    counts: Tensor  # (B,) int32: how many states each row has, 0 without an image
+    blocks: Tensor  # (B, M) int32: the blocks of each row in order; anything may follow the last
+    counts: Tensor  # (B,) int32: number of states of each row, 0 without an image
     copies: int = 1  # consecutive rows that share their blocks
 
     @property
@@ -69,7 +73,7 @@ class PaddedStates:
     """Row states in one padded tensor, as in transformers: consecutive rows are copies of an item (beams).
 
     Args:
-        states: (items, n, d). Padding becomes NaN, in place.
+        states: (items, n, d). Padding becomes NaN, in place, and so is never selected.
         mask: (items, n), False for padding.
         copies: Number of rows that share an item.
     """
@@ -98,10 +102,14 @@ class PaddedStates:
     @functools.cached_property
     def _blocks(self) -> StateBlocks:
         states = self.states.float() if self.states.is_cpu else self.states  # half precision is slow on CPUs
-        return StateBlocks.padded(states, self.mask, self.copies)
+        rows = torch.arange(len(states) * self.copies, device=states.device).view(-1, self.copies)
+        if bool(self.mask.all()):
+            return StateBlocks(states, None, rows)
+        states.masked_fill_(~self.mask[..., None], math.nan)  # a mask would have to be read in every step
+        return StateBlocks(states, None, rows, seen=self.mask.any(-1).repeat_interleave(self.copies))
 
     @functools.cached_property
-    def _table(self) -> BlockTable:
+    def table(self) -> BlockTable:
         self.states.masked_fill_(~self.mask[..., None], math.nan)
         places = torch.arange(1, self.mask.shape[1] + 1, device=self.mask.device)
         counts = torch.where(self.mask, places, 0).amax(-1)  # (items,)
@@ -115,35 +123,20 @@ class PaddedStates:
     def blocks(self, rows: Sequence[int] | None = None) -> StateBlocks:
         return self._blocks if rows is None else self._blocks.of_rows(rows)
 
-    def table(self) -> BlockTable:
-        return self._table
-
 
 @dataclass(frozen=True)
 class StateBlocks:
     """The vision states of a batch: G blocks of S states, each shared by c rows of the batch.
 
-    Padded blocks (`table` None) belong to c consecutive rows each; of pooled blocks, a row may have several.
+    A padded block (`table` is None) belongs to c consecutive rows; with pooled blocks, a row may have several.
     """
 
     states: Tensor  # (G, S, d)
-    mask: Tensor | None  # (G, S) which states may be selected; None if padding is NaN or absent
+    mask: Tensor | None  # (G, S) states that may be selected; None if padding is NaN or absent
     rows: Tensor  # (G, c) the rows that share a block; any row if there are fewer
     table: Tensor | None = None  # (B, M) the blocks of each row in order, then -1
-    slots: Tensor | None = None  # (B,) which of the c rows of its pooled blocks each row is
+    slots: Tensor | None = None  # (B,) number of each row among the c rows of its pooled blocks
     seen: Tensor | None = None  # (B,) whether a row has vision states; None if all rows have
-
-    @classmethod
-    def padded(cls, states: Tensor, mask: Tensor, copies: int = 1) -> StateBlocks:
-        """Make one block per item, shared by the consecutive rows that are its copies (beams, return sequences).
-
-        Padding becomes NaN, in place, and so is never selected; a mask would have to be read in every step.
-        """
-        rows = torch.arange(len(states) * copies, device=states.device).view(-1, copies)
-        if bool(mask.all()):
-            return cls(states, None, rows)
-        states.masked_fill_(~mask[..., None], math.nan)
-        return cls(states, None, rows, seen=mask.any(-1)[:, None].expand_as(rows).flatten())
 
     @classmethod
     def pooled(
@@ -201,9 +194,19 @@ def to_device(numbers: np.ndarray, device: torch.device) -> Tensor:
     return pinned.to(device, non_blocking=True)
 
 
+class RowSummary(NamedTuple):
+    """The outcome of a step for one row, without its details."""
+
+    size: int  # plausible tokens
+    applied: bool  # whether a vision token was used
+    changed: bool  # whether the likeliest token differs from the one before
+    state: int  # the selected vision state (the first of several), -1 if none was
+    weight: float  # of the vision side
+
+
 @dataclass(frozen=True)
 class RowDetail:
-    """What a step did to one row; all vectors run over the plausible ids, in vocabulary order."""
+    """The outcome of a step for one row; all vectors run over the plausible ids, in vocabulary order."""
 
     ids: Tensor  # (k,) token ids of the plausible set
     base: Tensor  # (k,) log P, the output distribution renormalized on the set
@@ -229,6 +232,16 @@ class RowDetail:
         return self.applied and bool(self.base[self.final.argmax()] < self.base.max())
 
 
+class StepInput(NamedTuple):
+    """The input of a step of B rows."""
+
+    logits: Tensor  # (B, V)
+    states: RowStates  # the vision states of the rows
+    uniform: float | Tensor = 0.0  # the draw of select="random", one number or (B, 1)
+    ended: Tensor | None = None  # (B,) rows that have ended, which may be left unchanged
+    written: Tensor | None = None  # (B, n) tokens generated so far, -1 for none; only `once` needs them
+
+
 class StepOutput(NamedTuple):
     """The result of a step; everything stays on the device."""
 
@@ -239,54 +252,32 @@ class StepOutput(NamedTuple):
     states: Tensor  # (B,) the selected vision state, if one was used
     weights: Tensor | float  # (B,) weight of the vision side, if one was used
     seen: Tensor | None = None  # (B,) whether a row has vision states; None if all rows have
-    details: tuple[RowDetail | None, ...] = ()  # of each row; only the reference has them
+    details: tuple[RowDetail | None, ...] = ()  # of the rows that the reference computed
 
 
 class Step:
-    """Take steps with one LM head and one set of settings."""
+    """An implementation of the step, for one LM head and one set of settings."""
 
     name: str  # of the implementation
 
-    def take(
-        self,
-        logits: Tensor,
-        states: RowStates,
-        uniform: float | Tensor = 0.0,
-        ended: Tensor | None = None,
-        written: Tensor | None = None,
-    ) -> StepOutput:
-        """Take one step of all rows.
+    def __init__(self, head: Projection, rule: Rule) -> None:
+        self.head, self.rule = head, rule
 
-        Args:
-            logits: (B, V).
-            states: The vision states of the rows.
-            uniform: The draw of select="random", one number or (B, 1).
-            ended: (B,) rows that have ended, which may be left unchanged.
-            written: (B, n) tokens generated so far, -1 for none; only `once` needs them.
-        """
+    def take(self, inputs: StepInput) -> StepOutput:
+        """Take one step of all rows."""
         raise NotImplementedError  # every step implementation defines it
 
-    def take_in_place(
-        self,
-        logits: Tensor,
-        rows: Tensor | None,
-        states: RowStates,
-        uniform: float | Tensor = 0.0,
-        gap: float = math.inf,
-        written: Tensor | None = None,
-    ) -> StepOutput:
+    def take_in_place(self, inputs: StepInput, rows: Tensor | None, gap: float) -> StepOutput:
         """Replace some rows of the logits by their scores.
 
         Args:
-            logits: (·, V).
-            rows: (B,) which of them the step is about; None for all.
-            states: The vision states of these rows.
-            uniform: The draw of select="random", one number or (B, 1).
+            inputs: The input of the step, except that its logits (·, V) may have further rows.
+            rows: (B,) the rows of the logits that the step computes; None for all.
             gap: How far below its logit the score of a token outside the plausible set is.
-            written: (B, n) tokens generated so far, as in `take`.
         """
+        logits = inputs.logits
         chosen = logits if rows is None else logits[rows]
-        output = self.take(chosen, states, uniform, written=written)
+        output = self.take(inputs._replace(logits=chosen))
         scores = torch.maximum(output.scores, chosen - gap)
         if rows is None:
             logits.copy_(scores)

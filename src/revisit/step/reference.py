@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from revisit.models.parts import LARGEST_LOGIT, Projection
-from revisit.step.interface import RESOLUTION, SOFT_TEMPERATURE, RowDetail, RowStates, Step, StepOutput
+from revisit.step.interface import RESOLUTION, SOFT_TEMPERATURE, RowDetail, RowSummary, Step, StepInput, StepOutput
 from revisit.step.rule import Divergence, Fusion, Rule
 
 # Vision tokens are projected and compared in slices of at most this many numbers, so that a flat distribution
@@ -230,33 +230,27 @@ def fuse(log_p: Tensor, log_q: Tensor, fusion: Fusion, weight: float | Tensor, n
 
 
 class ReferenceStep(Step):
-    """Take steps with the reference, row by row."""
+    """The reference, applied row by row."""
 
     name = "reference"
 
-    def __init__(self, head: Projection, rule: Rule) -> None:
-        self.head, self.rule = head, rule
-
     @torch.no_grad()
-    def take(
-        self,
-        logits: Tensor,
-        states: RowStates,
-        uniform: float | Tensor = 0.0,
-        ended: Tensor | None = None,
-        written: Tensor | None = None,
-    ) -> StepOutput:
-        over = [False] * len(logits) if ended is None else ended.tolist()
-        draws = uniform.flatten().tolist() if isinstance(uniform, Tensor) else [uniform] * len(logits)
-        tokens = [None] * len(logits) if written is None else list(written)
-        results: list[RowDetail | None] = [
-            None
-            if over[row]
-            else refine_row(one, states.item(row).states, self.head, self.rule, draws[row], tokens[row])
-            for row, one in enumerate(logits)
-        ]
-        scores = torch.stack([scatter(result, one) for result, one in zip(results, logits, strict=True)])
-        facts = [(0, 0, 0, 0, 0) if r is None else (r.size, r.applied, r.changed, r.state, 1) for r in results]
+    def take(self, inputs: StepInput) -> StepOutput:
+        scores = inputs.logits.clone()
+        ended = [False] * len(scores) if inputs.ended is None else inputs.ended.tolist()
+        rows = [None if ended[row] else self.take_row(inputs, row, scores[row]) for row in range(len(scores))]
+        facts = [(0, 0, 0, 0, 0) if r is None else (r.size, r.applied, r.changed, r.state, 1) for r in rows]
         sizes, applied, changed, selected, seen = torch.tensor(facts, device=scores.device).T
-        weights = torch.tensor([0.0 if r is None else r.weight for r in results], device=scores.device)
-        return StepOutput(scores, sizes, applied.bool(), changed.bool(), selected, weights, seen.bool(), tuple(results))
+        weights = torch.tensor([0.0 if r is None else r.weight for r in rows], device=scores.device)
+        details = tuple(r if isinstance(r, RowDetail) else None for r in rows)
+        return StepOutput(scores, sizes, applied.bool(), changed.bool(), selected, weights, seen.bool(), details)
+
+    def take_row(self, inputs: StepInput, row: int, scores: Tensor) -> RowDetail | RowSummary | None:
+        """Write the scores (V,) of one row, and return the outcome; None if the row is left unchanged."""
+        states, uniform = inputs.states.item(row).states, inputs.uniform
+        draw = float(uniform[row]) if isinstance(uniform, Tensor) else uniform
+        written = None if inputs.written is None else inputs.written[row]
+        result = refine_row(inputs.logits[row], states, self.head, self.rule, draw, written)
+        if result is not None:
+            scores.copy_(scatter(result, scores))
+        return result

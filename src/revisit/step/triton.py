@@ -40,7 +40,7 @@ from torch import Tensor
 from revisit.models.parts import HALF, LARGEST_LOGIT, Projection
 from revisit.step import reference
 from revisit.step.batched import BatchedStep
-from revisit.step.interface import BlockTable, RowStates, Step, StepOutput
+from revisit.step.interface import BlockTable, Step, StepInput, StepOutput
 from revisit.step.rule import Rule
 
 # -- kernels -------------------------------------------------------------------------------------------------------
@@ -391,7 +391,7 @@ def fuse(
 
 @dataclass(frozen=True)
 class Tiles:
-    """How much one program computes, and with how many warps and pipeline stages."""
+    """The amount of work of one program, and its warps and pipeline stages."""
 
     states: int  # vision states
     warps: int  # of the programs that compare them
@@ -421,7 +421,7 @@ FEW_TILES, MANY_TILES = 1024, 8192  # tiles of states that `select` compares: tw
 
 
 class Launch(NamedTuple):
-    """One kernel with what it is launched with."""
+    """A kernel, its grid and its arguments."""
 
     kernel: Any
     grid: tuple[int, ...]
@@ -450,14 +450,12 @@ def allocate(old: Buffers, logits: Tensor, states: BlockTable, rule: Rule, tiles
         "chosen": rule.neighbors,
         "chosen_count": 1,
     }
-    made = {}
+    buffers = {}
     for name, count in counts.items():
-        size = count * len(states.blocks)
-        known = name in old and old[name].numel() >= size
-        made[name] = (
-            old[name] if known else torch.empty(size, dtype=DTYPES.get(name, torch.float32), device=logits.device)
-        )
-    return made
+        size, dtype = count * len(states.blocks), DTYPES.get(name, torch.float32)
+        enough = name in old and old[name].numel() >= size
+        buffers[name] = old[name] if enough else torch.empty(size, dtype=dtype, device=logits.device)
+    return buffers
 
 
 def launches(
@@ -526,11 +524,12 @@ def launches(
 
 # -- the step ------------------------------------------------------------------------------------------------------
 
-CLOSE = 0.01  # by how much divergences may differ from the reference's at first use, and scores five times that
+CLOSE = (
+    0.01  # largest difference of divergences from the reference's at first use; scores may differ five times as much
+)
 COMPARED = 4  # rows of the first step that are compared
-_WORKS: dict[
-    tuple[Any, ...], bool
-] = {}  # by device, dtypes and tiles: whether the first step agreed with the reference's
+# (device, dtypes, tiles, …) -> whether the first step agreed with the reference's
+_WORKS: dict[tuple[Any, ...], bool] = {}
 
 
 def suits(head: Projection, rule: Rule) -> bool:
@@ -551,47 +550,34 @@ def failed(device: torch.device) -> bool:
 
 
 class TritonStep(Step):
-    """Compute steps with the kernels above.
+    """The kernels above.
 
-    They were compiled for many GPUs and tested in Triton's interpreter, not on every device. So the first step with a device
-    and dtype is compared with the reference's; if they differ or Triton fails, one warning is given and torch computes all steps.
+    They were compiled for many GPUs and tested in Triton's interpreter, not on every device. So the first step with each device
+    and dtype is compared with the reference's; if they differ or Triton fails, a warning is given and torch computes all steps.
     """
 
     name = "triton"
 
     def __init__(self, head: Projection, rule: Rule) -> None:
-        weight = head.plain_weight
-        assert weight is not None
-        self.weight, self.rule = weight, rule
+        super().__init__(head, rule)
+        assert head.plain_weight is not None
+        self.weight = head.plain_weight
         self.torch = BatchedStep(head, rule)
         self.buffers: Buffers = {}
 
     @torch.no_grad()
-    def take(
-        self,
-        logits: Tensor,
-        states: RowStates,
-        uniform: float | Tensor = 0.0,
-        ended: Tensor | None = None,
-        written: Tensor | None = None,
-    ) -> StepOutput:
-        if not self._works(logits, states, written=written):
-            return self.torch.take(logits, states, uniform, ended, written)
-        return self.launch(logits, states.table(), torch.empty_like(logits), ended=ended, written=written)
+    def take(self, inputs: StepInput) -> StepOutput:
+        if not self._works(inputs):
+            return self.torch.take(inputs)
+        logits, states, _, ended, written = inputs
+        return self.launch(logits, states.table, torch.empty_like(logits), ended=ended, written=written)
 
     @torch.no_grad()
-    def take_in_place(
-        self,
-        logits: Tensor,
-        rows: Tensor | None,
-        states: RowStates,
-        uniform: float | Tensor = 0.0,
-        gap: float = math.inf,
-        written: Tensor | None = None,
-    ) -> StepOutput:
-        if not self._works(logits, states, rows, written):
-            return self.torch.take_in_place(logits, rows, states, uniform, gap, written)
-        return self.launch(logits, states.table(), logits, rows=rows, gap=gap, written=written)
+    def take_in_place(self, inputs: StepInput, rows: Tensor | None, gap: float) -> StepOutput:
+        if not self._works(inputs, rows):
+            return self.torch.take_in_place(inputs, rows, gap)
+        logits, states = inputs.logits, inputs.states
+        return self.launch(logits, states.table, logits, rows=rows, gap=gap, written=inputs.written)
 
     def launch(
         self, logits: Tensor, table: BlockTable, scores: Tensor, tiles: Tiles | None = None, **options: Any
@@ -614,19 +600,17 @@ class TritonStep(Step):
 
     # -- first use -------------------------------------------------------------------------------------------------
 
-    def _works(
-        self, logits: Tensor, states: RowStates, rows: Tensor | None = None, written: Tensor | None = None
-    ) -> bool:
+    def _works(self, inputs: StepInput, rows: Tensor | None = None) -> bool:
         """Return whether the kernels can be used for a step; the first of its kind is compared with the reference's."""
-        table = states.table()
+        logits, table = inputs.logits, inputs.states.table
         tiles = tiles_for(len(table.blocks), table.longest, table.states.dtype)
         fits = triton.cdiv(table.longest, tiles.states) <= MANY_TILES and table.states.dtype == self.weight.dtype
         if not fits or logits.dtype == torch.float64 or logits.stride(1) != 1:
             return False
-        key = (logits.device, logits.dtype, table.states.dtype, tiles, written is not None)
+        key = (logits.device, logits.dtype, table.states.dtype, tiles, inputs.written is not None)
         if key not in _WORKS:
             try:
-                problem = self._compare(logits if rows is None else logits[rows], states, written)
+                problem = self._compare(inputs if rows is None else inputs._replace(logits=logits[rows]))
             except Exception as error:  # of the compiler, the driver, the device
                 problem = f"{type(error).__name__}: {str(error).strip()[:200]}"
             _WORKS[key] = problem is None
@@ -639,14 +623,15 @@ class TritonStep(Step):
                 )
         return _WORKS[key]
 
-    def _compare(self, logits: Tensor, states: RowStates, written: Tensor | None) -> str | None:
-        """Return how the first rows differ from the reference's; None if they do not."""
-        table = states.table()
+    def _compare(self, inputs: StepInput) -> str | None:
+        """Describe how the first rows differ from the reference's; None if they do not."""
+        logits, states, _, _, written = inputs
+        table = states.table
         out = self.launch(logits, table, torch.empty_like(logits), written=written)
         distances = self.buffers["distances"][: len(logits) * table.longest].view(len(logits), -1)
         for row, one in enumerate(logits[:COMPARED]):
             tokens = None if written is None else written[row]
-            want = reference.refine_row(one, states.item(row).states, self.torch.head, self.rule, written=tokens)
+            want = reference.refine_row(one, states.item(row).states, self.head, self.rule, written=tokens)
             size = 0 if want is None else want.size
             if int(out.sizes[row]) != size:
                 return f"row {row} has {int(out.sizes[row])} plausible tokens instead of {size}"

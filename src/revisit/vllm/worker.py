@@ -26,7 +26,7 @@ from revisit.errors import RevisitError
 from revisit.methods.revisit import ReVisiT
 from revisit.step.batched import refine_batch, room_for
 from revisit.step.choice import choose
-from revisit.step.interface import BlockTable, Item, StateBlocks, Step, to_device
+from revisit.step.interface import BlockTable, Item, StateBlocks, Step, StepInput, to_device
 from revisit.step.rule import Rule
 from revisit.vllm.head import ShardedHead
 from revisit.vllm.plan import Plan
@@ -143,11 +143,8 @@ class PooledStates:
             self._all = blocks
         return blocks
 
-    def table(self) -> BlockTable:
-        return self._table
-
     @functools.cached_property
-    def _table(self) -> BlockTable:
+    def table(self) -> BlockTable:
         return self.pool.table(*self._owned())
 
     def _owned(self) -> tuple[list[np.ndarray], list[int]]:
@@ -395,7 +392,8 @@ class Worker:
         written = self._written.read(lines, [row.token for row in group]) if lines else None
         index = slice(None) if rows is None else rows
         before = None if phase == "both" else logits[index].clone()
-        step.take_in_place(logits, rows, states, draws, MASKED_LOGIT_GAP, written if rule.once else None)
+        inputs = StepInput(logits, states, draws, written=written if rule.once else None)
+        step.take_in_place(inputs, rows, MASKED_LOGIT_GAP)
         if before is not None and written is not None:
             outside = self._outside_phase(requests, written)
             logits[index] = torch.where(outside[:, None], before, logits[index])

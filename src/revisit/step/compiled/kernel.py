@@ -12,15 +12,15 @@ import hashlib
 import math
 import warnings
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from revisit import settings
 from revisit.models.parts import Projection
-from revisit.step import reference
-from revisit.step.interface import Item, RowStates, Step, StepOutput
+from revisit.step.interface import Item, RowDetail, RowSummary, StepInput, StepOutput
+from revisit.step.reference import ReferenceStep
 from revisit.step.rule import Rule
 
 HERE = Path(__file__).resolve().parent
@@ -76,7 +76,7 @@ def suits(head: Projection, rule: Rule) -> bool:
 
 
 class Columns:
-    """The cache of one item's projected columns; the system allocates only the pages that are written."""
+    """A cache of one item's projected columns; the system allocates only the pages that are written."""
 
     def __init__(self, item: Item, vocabulary: int) -> None:
         self.states = item.states.float().contiguous()  # (n, d)
@@ -87,78 +87,39 @@ class Columns:
         self.divergences = torch.empty(len(self.states))  # of the last step
 
 
-class Row(NamedTuple):
-    """The result of one row; see `StepOutput`."""
-
-    size: int = 0
-    applied: bool = False
-    changed: bool = False
-    state: int = -1
-    weight: float = 0.0
-    touched: bool = False
-
-
-class CompiledStep(Step):
-    """Take steps with compiled code, row by row; the reference computes the few rows that it does not support."""
+class CompiledStep(ReferenceStep):
+    """The compiled code, applied row by row; the reference computes the few rows that it does not support."""
 
     name = "compiled"
 
     def __init__(self, head: Projection, rule: Rule) -> None:
-        weight = head.plain_weight
-        assert weight is not None
-        self.head, self.weight, self.rule = head, weight, rule
+        super().__init__(head, rule)
+        assert head.plain_weight is not None
+        self.weight = head.plain_weight
         self.library: Any = library()
         self.out = (ctypes.c_double * 3)()
 
-    @torch.no_grad()
-    def take(
-        self,
-        logits: Tensor,
-        states: RowStates,
-        uniform: float | Tensor = 0.0,
-        ended: Tensor | None = None,
-        written: Tensor | None = None,
-    ) -> StepOutput:
-        over = [False] * len(logits) if ended is None else ended.tolist()
-        logits = logits.float().contiguous()
-        scores = logits.clone()
-        if written is None or not self.rule.once:
-            written = torch.empty(len(logits), 0, dtype=torch.long)
-        rows = [
-            Row() if over[row] else self._take_row(one, scores[row], states.item(row), tokens)
-            for row, (one, tokens) in enumerate(zip(logits, written.contiguous(), strict=True))
-        ]
-        return StepOutput(
-            scores,
-            sizes=torch.tensor([row.size for row in rows]),
-            applied=torch.tensor([row.applied for row in rows]),
-            changed=torch.tensor([row.changed for row in rows]),
-            states=torch.tensor([row.state for row in rows]),
-            weights=torch.tensor([row.weight for row in rows]),
-            seen=torch.tensor([row.touched for row in rows]),
-        )
+    def take(self, inputs: StepInput) -> StepOutput:
+        written = inputs.written.contiguous() if self.rule.once and inputs.written is not None else None
+        return super().take(inputs._replace(logits=inputs.logits.float().contiguous(), written=written))
 
-    def _take_row(self, logits: Tensor, scores: Tensor, item: Item, written: Tensor) -> Row:
-        """Write the scores (V,) of one row."""
-        rule, out = self.rule, self.out
+    def take_row(self, inputs: StepInput, row: int, scores: Tensor) -> RowDetail | RowSummary | None:
+        rule, out, logits, item = self.rule, self.out, inputs.logits[row], inputs.states.item(row)
         if not len(item.states):
-            return Row()
+            return None
         if item.columns is None:
             item.columns = Columns(item, len(self.weight))
-        columns = item.columns
+        columns, written = item.columns, None if inputs.written is None else inputs.written[row]
         if len(logits) <= len(self.weight) and columns.capacity:
             adaptive = ADAPTIVE[rule.weight] if isinstance(rule.weight, str) else 0
             size = self.library.revisit_step(
                 logits.data_ptr(), len(logits), math.log(rule.alpha), columns.states.data_ptr(), *columns.states.shape,
                 self.weight.data_ptr(), self.weight.dtype == torch.bfloat16, rule.select == "max",
                 min(rule.neighbors, len(columns.states)), adaptive, 0.0 if adaptive else rule.weight, rule.normalize,
-                written.data_ptr(), len(written), rule.once, columns.capacity, columns.store.data_ptr(), columns.slot_of.data_ptr(),
-                columns.used.data_ptr(), scores.data_ptr(), torch.get_num_threads(), out, columns.divergences.data_ptr(),
+                None if written is None else written.data_ptr(), 0 if written is None else len(written), rule.once,
+                columns.capacity, columns.store.data_ptr(), columns.slot_of.data_ptr(), columns.used.data_ptr(),
+                scores.data_ptr(), torch.get_num_threads(), out, columns.divergences.data_ptr(),
             )  # fmt: skip
             if size > 0:
-                return Row(size, out[0] >= 0, out[1] > 0, int(out[0]), out[2], True)
-        result = reference.refine_row(logits, columns.states, self.head, rule, written=written)
-        scores.copy_(reference.scatter(result, logits))
-        if result is None:
-            return Row()
-        return Row(result.size, result.applied, result.changed, result.state, result.weight, True)
+                return RowSummary(size, out[0] >= 0, out[1] > 0, int(out[0]), out[2])
+        return super().take_row(inputs, row, scores)
