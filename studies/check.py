@@ -32,9 +32,9 @@ from revisit.explain.prefill import logit_slices
 from revisit.explain.support import TOP, ModelText, first_tokens, read_texts
 from revisit.explain.tokens import token_text
 from revisit.hooks.attention import watching
-from revisit.hooks.states import Hooks, vision_mask
+from revisit.hooks.states import Hooks
 from revisit.methods.sadt import agreeing, forms, normal
-from revisit.models.parts import ModelParts
+from revisit.models.parts import ModelParts, vision_mask
 from revisit.models.prompts import chat_text, prepare
 from revisit.paper.study import Result, Subject, images, number, percent, track
 from revisit.words import WORDS, category

@@ -13,9 +13,9 @@ from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria,
 import families
 import revisit
 from revisit import ReVisiT, RevisitError, Trace
-from revisit.hooks.states import Capture, vision_mask
+from revisit.hooks.states import Capture
 from revisit.models.families import resolve_layers
-from revisit.models.parts import ModelParts
+from revisit.models.parts import ModelParts, vision_mask
 from revisit.models.prompts import prepare
 
 METHOD = ReVisiT(alpha=1e-2, layers="all")

@@ -21,7 +21,7 @@ def even_layout(size: tuple[int, int], rows: int, columns: int) -> Layout:
     width, height = size
     xs = tuple((c * width / columns, (c + 1) * width / columns) for c in range(columns))
     ys = tuple((r * height / rows, (r + 1) * height / rows) for r in range(rows))
-    return Layout((size,), rows * columns, (ImageGrid(0, rows, columns, xs=xs, ys=ys),))
+    return Layout((size,), rows * columns, (ImageGrid(xs, ys),))
 
 
 def selected(step: int, tokens: int) -> int:

@@ -34,19 +34,13 @@ def test_shorter_rows_are_masked_on_the_left() -> None:
     assert merged["position_ids"][0].flatten().tolist() == [5, 5, 3, 3]
     assert merged["attention_mask"].tolist() == [[1] * 6] * 2 + [[0, 0, 1, 1, 1, 1]] * 2
     assert merged["use_cache"] is True
-
-
-def test_equal_lengths_need_no_mask() -> None:
-    merged = merge([part(4), part(4)], [0, 0])
-    assert merged is not None
-    assert merged.get("attention_mask") is None
-
-
-def test_given_masks_are_kept() -> None:
-    own = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
+    own = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])  # a mask of the caller is kept
     merged = merge([part(3, attention_mask=own), part(5)], [2, 0])
     assert merged is not None
     assert merged["attention_mask"].tolist() == [[0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 1, 1], [1] * 6, [1] * 6]
+    merged = merge([part(4), part(4)], [0, 0])
+    assert merged is not None
+    assert merged.get("attention_mask") is None  # equal lengths need none
 
 
 def test_inputs_that_do_not_match_are_not_merged() -> None:

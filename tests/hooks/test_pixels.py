@@ -15,13 +15,13 @@ import families
 from revisit.hooks.pixels import (
     changed_pixels,
     content_seed,
+    entries_per_image,
     item_digests,
     tiles_of_images,
     transformed_images,
-    units,
 )
-from revisit.hooks.states import vision_mask
 from revisit.methods import ritual
+from revisit.models.parts import vision_mask
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # CLIP's
 
@@ -37,6 +37,13 @@ def run_of(inputs: dict[str, Any], ids: Tensor, model: Any = None) -> Any:
         model=model,
         method=object(),
     )
+
+
+def transformed(name: Any, mask: Tensor, run: Any) -> Tensor:
+    """Return the pixels after one of RITUAL's transformations."""
+    draw = partial(ritual.RITUAL(transform=name).draw, normalization=(MEAN, STD))
+    pixels: Tensor = transformed_images(run, mask, draw, 0)["pixel_values"]
+    return pixels
 
 
 def noise(image: Tensor, draw: torch.Generator) -> Tensor:
@@ -67,9 +74,8 @@ def test_padding_stays_padding() -> None:
     assert not changed[0, 2].any()
     padded = torch.randn(2, 3, 6, 6)
     sizes = torch.tensor([[6, 6], [4, 2]])
-    changed = changed_pixels(run_of({"pixel_values": padded, "image_sizes": sizes}, torch.ones(2, 2)), noise, 0)[
-        "pixel_values"
-    ]
+    run = run_of({"pixel_values": padded, "image_sizes": sizes}, torch.ones(2, 2))
+    changed = changed_pixels(run, noise, 0)["pixel_values"]
     assert torch.equal(changed[1, :, 4:], padded[1, :, 4:])
     assert torch.equal(changed[1, :, :, 2:], padded[1, :, :, 2:])
     assert not torch.equal(changed[1, :, :4, :2], padded[1, :, :4, :2])
@@ -77,8 +83,8 @@ def test_padding_stays_padding() -> None:
 
 def test_packed_patches_belong_together() -> None:
     grid = torch.tensor([[1, 4, 4], [1, 2, 4]])
-    assert units(torch.zeros(24, 8), grid) == [16, 8]
-    assert units(torch.zeros(3, 3, 4, 4), None) == [1, 1, 1]
+    assert entries_per_image(torch.zeros(24, 8), grid) == [16, 8]
+    assert entries_per_image(torch.zeros(3, 3, 4, 4), None) == [1, 1, 1]
 
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "llava_next", "llava_onevision"])
@@ -89,10 +95,8 @@ def test_the_layout_is_the_processors(family: str) -> None:
     for name, turned in (("flip", ImageOps.mirror(image)), ("upside-down", ImageOps.flip(image))):
         inputs = dict(families.inputs(family, ["a"], [[image]]))
         want = families.inputs(family, ["a"], [[turned]])["pixel_values"]
-        method = ritual.RITUAL(transform=name)  # type: ignore[arg-type]
-        run = run_of(inputs, inputs["input_ids"], model)
         mask = vision_mask(inputs["input_ids"], (model.config.image_token_id,))
-        got = transformed_images(run, mask, partial(method.draw, normalization=(MEAN, STD)), 0)["pixel_values"]
+        got = transformed(name, mask, run_of(inputs, inputs["input_ids"], model))
         torch.testing.assert_close(got, want, atol=2e-2, rtol=0)  # resampling is not quite symmetric
 
 
@@ -116,11 +120,7 @@ def test_tiles_are_assigned_to_images_by_their_tokens() -> None:
 def test_all_tiles_of_an_image_are_transformed_alike(name: str) -> None:
     tile = torch.rand(1, 3, 8, 8)
     mask = torch.ones(1, 6).bool()
-    method = ritual.RITUAL(transform=name)  # type: ignore[arg-type]
-    inputs = {"pixel_values": tile.expand(3, -1, -1, -1).clone()}
-    made = transformed_images(run_of(inputs, mask.long()), mask, partial(method.draw, normalization=(MEAN, STD)), 0)[
-        "pixel_values"
-    ]
+    made = transformed(name, mask, run_of({"pixel_values": tile.expand(3, -1, -1, -1).clone()}, mask.long()))
     assert not torch.equal(made[0], tile[0])
     assert torch.equal(made[0], made[1])
     assert torch.equal(made[0], made[2])
@@ -129,14 +129,8 @@ def test_all_tiles_of_an_image_are_transformed_alike(name: str) -> None:
 def test_padding_is_not_transformed() -> None:
     tiles = torch.rand(1, 3, 3, 8, 8)
     tiles[0, 2] = 0
-    method = ritual.RITUAL(transform="colors")
-    mask = torch.ones(1, 4).bool()
-    run = run_of({"pixel_values": tiles}, mask.long())
-    run.model = SimpleNamespace(config=SimpleNamespace())
-    made = transformed_images(run, mask, partial(method.draw, normalization=(MEAN, STD)), 0)["pixel_values"]
+    mask, model = torch.ones(1, 4).bool(), SimpleNamespace(config=SimpleNamespace())
+    made = transformed("colors", mask, run_of({"pixel_values": tiles}, mask.long(), model))
     assert not made[0, 2].any()
     longer = torch.cat([tiles, torch.zeros(1, 2, 3, 8, 8)], dim=1)  # more padding, in a larger batch
-    run.inputs = {"pixel_values": longer}
-    assert torch.equal(
-        transformed_images(run, mask, partial(method.draw, normalization=(MEAN, STD)), 0)["pixel_values"][:, :3], made
-    )
+    assert torch.equal(transformed("colors", mask, run_of({"pixel_values": longer}, mask.long(), model))[:, :3], made)

@@ -23,13 +23,13 @@ from revisit.models.parts import unsupported
 from revisit.models.patch_maps import merged
 
 METHOD = ReVisiT(alpha=1e-2)
-# Several residual streams run between their layers, so that only the last layer has one state a token.
+# Models with several residual streams between their layers: only the last layer has one state per token.
 SEVERAL_STREAMS = ("gemma3n", "glm5_next", "inkling2", "qwen4_exp")
 NO_BEAMS = ("fuyu", "llama4")  # transformers itself does not repeat the image's features for the beams
 
 
 def known(model_type: str) -> str:
-    """The type, where this version of transformers has it and what it needs is installed; otherwise the test is skipped."""
+    """Return the type; skip the test unless this version of transformers has it and its packages are installed."""
     if model_type not in MAPPED:
         pytest.skip("this version of transformers does not have it")
     tiny = DECODED.get(model_type)
@@ -49,7 +49,7 @@ def test_every_mapped_type_is_accounted_for() -> None:
 
 
 class KeepStates(ReVisiT):
-    """ReVisiT that leaves the final vision states of the first item in `kept`."""
+    """ReVisiT that stores the final vision states of the first item in `kept`."""
 
     def begin(self, run: Any) -> Any:
         refine = super().begin(run)
@@ -94,7 +94,7 @@ def test_early_layers_of_several_streams_raise(model_type: str, method: Any) -> 
 
 @pytest.mark.parametrize("model_type", ["dots3_note", "lfm3_vl"])
 def test_a_vision_token_depends_most_on_its_own_patches(model_type: str) -> None:
-    """The processors of these types pack pixels as Qwen2-VL's does, so a group of four patches lies where its token does."""
+    """Their processors pack pixels as Qwen2-VL's does, so each group of four patches becomes one token."""
     model, inputs = model_types.build(known(model_type))
     assert table.of(model_type).patch_map is merged
 
@@ -126,7 +126,7 @@ def test_early_exits_of_a_padded_head_have_the_size_of_the_logits() -> None:
 
 
 @pytest.mark.parametrize("model_type", REFUSED)
-def test_a_type_that_cannot_be_decoded_says_why(model_type: str) -> None:
+def test_unsupported_types_state_the_reason(model_type: str) -> None:
     settings, reason = REFUSED[known(model_type)]
     config = CONFIG_MAPPING[model_type](**settings)
     found = unsupported(config, "This model")

@@ -16,7 +16,7 @@ from revisit.paper.objects import ObjectVocabulary
 from studies.pointing import Count, criteria, object_steps, read_boxes
 
 SPANS = ((0.0, 10.0), (10.0, 20.0))
-LAYOUT = Layout(((20, 20),), 4, (ImageGrid(0, 2, 2, xs=SPANS, ys=SPANS),))  # four patches of 10 × 10 pixels
+LAYOUT = Layout(((20, 20),), 4, (ImageGrid(SPANS, SPANS),))  # four patches of 10 × 10 pixels
 
 
 def test_a_patch_touches_a_box_or_has_its_middle_inside() -> None:

@@ -16,9 +16,8 @@ import vllm_worker
 from test_vllm_engine import CHUNKED, expected, expected_with_scores, inputs_of, mixed
 
 from revisit import ReVisiT
-from revisit.hooks.states import vision_mask
 from revisit.models import families
-from revisit.models.parts import ModelParts
+from revisit.models.parts import ModelParts, vision_mask
 
 pytestmark = pytest.mark.timeout(3000)
 HALF = ("qwen3_5", "qwen3_5_moe", "minicpmv4_6")  # vLLM's linear attention on CPUs is in bfloat16 only

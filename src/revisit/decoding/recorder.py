@@ -273,7 +273,7 @@ class Recorder:
         )
         if result.applied and result.divergences is not None:
             record.vision = result.vision.exp()[order].tolist()
-            record.layer, record.vision_token = states.place(result.state)
+            record.layer, record.vision_token = states.layer_and_token(result.state)
             record.divergence = float(result.divergences[result.state])
             record.divergences = result.divergences.float().cpu().view(len(states.layers), states.tokens)
             record.weight = result.weight

@@ -17,11 +17,11 @@ from revisit.decoding.recorder import EndedRows, Recorder
 from revisit.decoding.trace import Trace
 from revisit.errors import RevisitError
 from revisit.hooks.attention import AttentionHook, Call, watching
-from revisit.hooks.branch import CACHE, StandIn
+from revisit.hooks.branch import CACHE, Branches, StandIn
 from revisit.hooks.early_exits import EarlyExits
-from revisit.hooks.states import Capture, VisionStates, no_image, vision_mask
+from revisit.hooks.states import Capture, VisionStates, no_image
 from revisit.models.families import IMAGE_INPUTS, resolve_layers
-from revisit.models.parts import ModelParts, describe
+from revisit.models.parts import ModelParts, describe, vision_mask
 from revisit.models.processors import processor_of
 from revisit.models.types import Processor
 
@@ -268,9 +268,9 @@ class Run:
             )
         cache: Cache | None = self.model_kwargs.get(CACHE)
         try:
-            if isinstance(self.loop_model, StandIn):
-                self.loop_model.crop(cache, drop)
-            elif cache is not None:
+            if isinstance(self.loop_model, Branches):
+                raise NotImplementedError("it also holds the rows of a contrasted run")
+            if cache is not None:
                 cache.crop(-drop)
         except (AttributeError, NotImplementedError, RuntimeError, ValueError) as error:
             raise RevisitError(

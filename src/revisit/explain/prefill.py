@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from revisit.errors import RevisitError
-from revisit.hooks.states import Capture, Hooks, forced_inputs, last_logits, no_image, saved_positions, vision_mask
-from revisit.models.parts import Head, ModelParts, describe
+from revisit.hooks.states import Capture, Hooks, forced_inputs, last_logits, no_image, saved_positions
+from revisit.models.parts import Head, ModelParts, describe, vision_mask
 from revisit.step.reference import CHUNK_NUMBERS
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def watch_prefill(model: Model, inputs: Inputs, layers: Sequence[int]) -> Iterat
         raise no_image(model)
     prompts: list[PromptStates] = []
     with ExitStack() as stack:
-        capture = Capture(parts, mask, tuple(layers), 1, stack)
+        capture, hooks = Capture(parts, mask, tuple(layers), 1, stack), Hooks(stack)
 
         def finish(output: Any) -> None:
             capture.check_reached()
@@ -48,8 +48,9 @@ def watch_prefill(model: Model, inputs: Inputs, layers: Sequence[int]) -> Iterat
             parts.head.calibrate(capture.last[0], output.logits[0, -1], describe(model))
             prompts.extend(PromptStates(parts.head, item.by_layer, capture.last[:0]) for item in capture.items)
             capture.release()
+            hooks.release()
 
-        capture.after_forward(model, finish)
+        hooks.output(model, finish)
         yield prompts
 
 

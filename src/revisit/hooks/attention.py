@@ -1,8 +1,8 @@
 """Hooks that read or change the attention of a model's decoder, with the eager and the sdpa kernel.
 
 transformers selects its attention function by a name in the decoder's configuration. While a hook is installed, that name
-is ours, and our function calls the hooks and then the kernel that was selected before. Queries come with positions applied
-and keys come from the cache, so the code is the same for every model family.
+is ours: our function calls the hooks, and then the kernel that was selected before. Positions are already applied to the
+queries, and keys come from the cache, so the code is the same for every model family.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from revisit.models.parts import ModelParts, describe, multiply
 
 KERNELS = ("eager", "sdpa")
 PREFIX = "revisit_"
-# Arguments of kernels whose softmax has further terms besides q·k and the mask.
-MORE_TERMS = ("position_bias", "sinks", "s_aux")
+# Arguments of kernels whose softmax has further terms than q·k and the mask.
+EXTRA_TERMS = ("position_bias", "sinks", "s_aux")
 
 _lock = threading.Lock()
 _users: dict[int, int] = {}  # id of a configuration -> number of hooks installed in it
@@ -46,14 +46,14 @@ class Call:
     mask: Tensor | None
     scaling: float
     softcap: float | None
-    more: str = ""  # the argument with further terms of the kernel's softmax
+    extra_term: str = ""  # the kernel's argument that its softmax adds to the scores
 
     def scores(self, first: int = -1) -> Tensor:
-        """Return scores of the queries from `first` on, before the softmax, -inf where masked.  -> (rows, heads, q, columns), float32"""
-        if self.more:
+        """Return the scores of queries from `first` on, before the softmax, -inf where masked.  -> (rows, heads, q, columns), float32"""
+        if self.extra_term:
             raise RevisitError(
-                f"Attention scores cannot be read in decoder layer {self.layer}, whose attention adds {self.more!r} to them: use a method "
-                "that does not use attention."
+                f"Attention scores cannot be read in decoder layer {self.layer}, whose attention adds {self.extra_term!r} to them: use a "
+                "method that does not use attention."
             )
         query = self.query[:, :, first:]
         rows, heads, q, width = query.shape
@@ -92,7 +92,7 @@ class Call:
         return change
 
     def columns(self, prompt: Tensor, shift: int) -> Tensor:
-        """Turn a mask over prompt positions (rows, T) into one over key columns, of which `shift` come before the prompt."""
+        """Turn a mask over prompt positions (rows, T) into one over key columns; `shift` columns precede the prompt."""
         total = self.key.shape[2]
         if total < shift + prompt.shape[1]:
             raise RevisitError(
@@ -125,8 +125,8 @@ AttentionHook = Callable[[Call], Callable[[Tensor], Tensor] | None]
 @contextlib.contextmanager
 def watching(parts: ModelParts, attention_hook: AttentionHook, method_name: str) -> Iterator[None]:
     """Call the hook before every attention call of this thread in this model's decoder, within the context."""
-    found = (getattr(layer, "self_attn", None) or getattr(layer, "attention", None) for layer in parts.layers)
-    attentions = [(n, m) for n, m in enumerate(found) if isinstance(m, nn.Module) and hasattr(m, "config")]
+    candidates = (getattr(layer, "self_attn", None) or getattr(layer, "attention", None) for layer in parts.layers)
+    attentions = [(n, m) for n, m in enumerate(candidates) if isinstance(m, nn.Module) and hasattr(m, "config")]
     modules = {id(module): number for number, module in attentions}
     configs = {id(module.config): cast("PretrainedConfig", module.config) for _, module in attentions}
     if len(modules) < len(parts.layers):
@@ -156,7 +156,7 @@ def _enter(config: PretrainedConfig, method_name: str, parts: ModelParts) -> Non
                     f"{method_name} needs attention weights, which the {name!r} kernel of {describe(parts.model)} does not provide: load "
                     "the model with attn_implementation='sdpa' or 'eager'."
                 )
-            AttentionInterface.register(PREFIX + name, _through(name))
+            AttentionInterface.register(PREFIX + name, _with_hooks(name))
             AttentionMaskInterface.register(PREFIX + name, ALL_MASK_ATTENTION_FUNCTIONS[name])
             config._attn_implementation = PREFIX + name
         _users[id(config)] = _users.get(id(config), 0) + 1
@@ -170,7 +170,7 @@ def _leave(config: PretrainedConfig) -> None:
             config._attn_implementation = config._attn_implementation.removeprefix(PREFIX)
 
 
-def _through(name: str) -> Callable[..., Any]:
+def _with_hooks(name: str) -> Callable[..., Any]:
     """Return the attention function that calls this thread's hooks and then the kernel of this name."""
 
     def attend(
@@ -187,12 +187,12 @@ def _through(name: str) -> Callable[..., Any]:
         kernel = registry.get_interface(name, eager)
         scaling = kwargs.get("scaling")
         scaling = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-        more = next((name for name in MORE_TERMS if kwargs.get(name) is not None), "")
+        extra_term = next((name for name in EXTRA_TERMS if kwargs.get(name) is not None), "")
         afterwards = []
         for modules, attention_hook in () if paused() else getattr(_here, "hooks", ()):
             if id(module) in modules:
                 softcap = kwargs.get("softcap")
-                call = Call(modules[id(module)], query, key, value, attention_mask, scaling, softcap, more)
+                call = Call(modules[id(module)], query, key, value, attention_mask, scaling, softcap, extra_term)
                 change = attention_hook(call)
                 attention_mask = call.mask
                 if change is not None:

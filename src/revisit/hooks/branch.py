@@ -33,10 +33,15 @@ if TYPE_CHECKING:
     from revisit.decoding.run import Run
 
 CACHE = "past_key_values"
+# Options of generate() that a contrasted run shares with the clean one.
+COPIED_OPTIONS = (
+    *("num_beams", "num_return_sequences", "do_sample", "use_cache", "cache_implementation", "cache_config"),
+    *("pad_token_id", "eos_token_id", "bos_token_id"),
+)
 
 
 class StandIn:
-    """Wraps the model to observe beam reordering."""
+    """A wrapper of the model that observes beam reordering."""
 
     def __init__(self, run: Run) -> None:
         self._run, self._model = run, run.model
@@ -58,11 +63,6 @@ class StandIn:
 
     def reorder(self, cache: Cache, rows: Tensor) -> None:
         cache.reorder_cache(rows)  # type: ignore[arg-type]
-
-    def crop(self, cache: Cache | None, count: int) -> None:
-        """Drop the last `count` tokens of every row."""
-        if cache is not None:
-            cache.crop(-count)
 
 
 @dataclass
@@ -87,7 +87,7 @@ class Branch:
 
 
 def add_branch(run: Run, inputs: dict[str, Any] | None, *, stacked: bool) -> Branch:
-    """Add a contrasted run, for the inputs of another prompt; None for the same prompt again."""
+    """Add a contrasted run of another prompt with these inputs; None for the same prompt again."""
     branch = Branch(*loop_arguments(run, inputs))
     if not isinstance(run.loop_model, Branches):
         run.loop_model = Branches(run)
@@ -98,7 +98,7 @@ def add_branch(run: Run, inputs: dict[str, Any] | None, *, stacked: bool) -> Bra
 def loop_arguments(run: Run, inputs: dict[str, Any] | None) -> tuple[Tensor, dict[str, Any], GenerationConfig]:
     """Return a prompt as generate() prepares it for its loop: encoded images, positions, cache, repeated for beams.
 
-    None stands for the prompt of this call.
+    Without inputs, it is the prompt of this call.
     """
     check_empty_cache(run)
     if inputs is None:
@@ -115,18 +115,10 @@ def loop_arguments(run: Run, inputs: dict[str, Any] | None) -> tuple[Tensor, dic
     ) -> tuple[Tensor, dict[str, Any], GenerationConfig]:
         return input_ids, model_kwargs, generation_config
 
-    given = run.generation_config
+    call = run.generation_config
     config = GenerationConfig(
-        max_new_tokens=max(1, given.max_length - run.input_ids.shape[1]),
-        num_beams=given.num_beams,
-        num_return_sequences=given.num_return_sequences,
-        do_sample=given.do_sample,
-        use_cache=given.use_cache,
-        cache_implementation=given.cache_implementation,
-        cache_config=given.cache_config,
-        pad_token_id=given.pad_token_id,
-        eos_token_id=given.eos_token_id,
-        bos_token_id=given.bos_token_id,
+        max_new_tokens=max(1, call.max_length - run.input_ids.shape[1]),
+        **{name: getattr(call, name) for name in COPIED_OPTIONS},
     )
     with saved_positions(run.model):
         prepared: tuple[Tensor, dict[str, Any], GenerationConfig] = run.model.generate(
@@ -136,40 +128,40 @@ def loop_arguments(run: Run, inputs: dict[str, Any] | None) -> tuple[Tensor, dic
 
 
 def last_states(run: Run, inputs: dict[str, Any] | None) -> list[Tensor]:
-    """Return the output of every decoder layer at the last token of a prompt, in a run of its own; None for the call's prompt.
+    """Run a prompt separately and return the output of every decoder layer at its last token; None for the call's prompt.
 
     -> layers × (rows, d)
     """
-    found: list[Tensor] = []
+    outputs: list[Tensor] = []
     ids, kwargs, config = loop_arguments(run, inputs)
     run.contrasting = True
     try:
         with ExitStack() as stack, saved_positions(run.model):
             hooks = Hooks(stack)
             for layer in run.parts.layers:
-                hooks.after(layer, lambda states: found.append(states[:, -1].clone()))
+                hooks.after(layer, lambda states: outputs.append(states[:, -1].clone()))
             run.model._prefill(ids, config, kwargs)
     finally:
         run.contrasting = False
-    return found
+    return outputs
 
 
 class Branches(StandIn):
-    """Wraps the model in the decoding loop: runs all branches and returns the clean rows."""
+    """A wrapper of the model for the decoding loop that runs all branches and returns the clean rows."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self._rows = run.input_ids.shape[0]
         self._prompt = run.input_ids.shape[1]
         self._branches: list[Branch] = []
-        self._wish = True  # whether to stack if possible
+        self._may_stack = True  # whether all branches allow it
         self._cache: Any = None  # the clean branch's cache while other branches' rows are in it
         self.stacked: bool | None = None  # whether the branches share one forward; None until the second token
-        run.stack.callback(self._leave)
+        run.stack.callback(self._restore_cache)
 
     def add(self, branch: Branch, stacked: bool) -> None:
         self._branches.append(branch)
-        self._wish &= stacked
+        self._may_stack &= stacked
 
     # -- called by the loop --------------------------------------------------------------------------------------
 
@@ -187,7 +179,7 @@ class Branches(StandIn):
     def __call__(self, return_dict: bool = True, **inputs: Any) -> CausalLMOutputWithPast:
         parts = [inputs, *(self._next(branch, inputs["input_ids"]) for branch in self._branches)]
         if self.stacked is None:
-            self.stacked = self._wish and self._join(parts)
+            self.stacked = self._may_stack and self._join(parts)
         if not self.stacked:
             outputs: CausalLMOutputWithPast = self._model(**inputs, return_dict=True)
             for branch, part in zip(self._branches, parts[1:], strict=True):
@@ -217,15 +209,11 @@ class Branches(StandIn):
             branch.kwargs[CACHE].reorder_cache(rows)
         cache.reorder_cache(rows)  # type: ignore[arg-type]
 
-    def crop(self, cache: Cache | None, count: int) -> None:
-        # Run.crop turns this into the message for users.
-        raise NotImplementedError("it also holds the rows of a contrasted run")
-
     # -- parts ---------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _alone(self, branch: Branch) -> Iterator[None]:
-        """Mark the forward within the context as one of this branch alone."""
+        """Mark the forward within the context as one that runs this branch only."""
         self._run.contrasting, branch.live = True, slice(0, self._rows)
         try:
             yield
@@ -281,7 +269,7 @@ class Branches(StandIn):
                 outputs[name] = tuple(x[: self._rows] if isinstance(x, Tensor) else x for x in value)
         return outputs
 
-    def _leave(self) -> None:
+    def _restore_cache(self) -> None:
         """Restore the clean branch's cache to what plain decoding would have left."""
         if self._cache is None:
             return
@@ -308,8 +296,8 @@ def merge(parts: list[dict[str, Any]], shifts: list[int]) -> dict[str, Any] | No
             own = part["input_ids"].new_ones(rows, columns - shift) if mask is None else mask
             if not isinstance(own, Tensor) or own.ndim != 2:
                 return None
-            padded.append(_left(own.long(), shift))
-        merged["attention_mask"] = torch.cat(_together(padded))
+            padded.append(_pad_left(own.long(), shift))
+        merged["attention_mask"] = torch.cat(_on_one_device(padded))
     for name in dict.fromkeys(name for part in parts for name in part):
         if name in (CACHE, "attention_mask"):
             continue
@@ -317,10 +305,10 @@ def merge(parts: list[dict[str, Any]], shifts: list[int]) -> dict[str, Any] | No
         if name == "position_ids":
             if any(not isinstance(value, Tensor) for value in values):
                 return None
-            merged[name] = torch.cat(_together(values), dim=-2)
+            merged[name] = torch.cat(_on_one_device(values), dim=-2)
         elif all(isinstance(value, Tensor) and value.shape[:1] == (rows,) for value in values):
             width = max(value.shape[-1] for value in values)
-            merged[name] = torch.cat(_together([_left(value, width - value.shape[-1]) for value in values]))
+            merged[name] = torch.cat(_on_one_device([_pad_left(value, width - value.shape[-1]) for value in values]))
         else:
             known = [value for value in values if value is not None]
             if any(isinstance(value, Tensor) for value in known) or any(value != known[0] for value in known):
@@ -329,11 +317,11 @@ def merge(parts: list[dict[str, Any]], shifts: list[int]) -> dict[str, Any] | No
     return merged
 
 
-def _together(values: list[Tensor]) -> list[Tensor]:
-    """Move all values to the device of the first; a branch's may be on another, such as the vision tower's."""
+def _on_one_device(values: list[Tensor]) -> list[Tensor]:
+    """Move all values to the device of the first; those of a branch may be on another, that of the vision tower."""
     return [value.to(values[0].device) for value in values]
 
 
-def _left(value: Tensor, count: int) -> Tensor:
+def _pad_left(value: Tensor, count: int) -> Tensor:
     """Pad the last axis with `count` zeros on the left."""
     return torch.nn.functional.pad(value, (count, 0)) if count else value

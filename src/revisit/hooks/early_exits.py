@@ -44,18 +44,18 @@ def packed_product(head: nn.Linear, rows: Tensor) -> Tensor:
     """Apply the head to (n, d) rows through its packed weight.  -> (n, V)"""
     weight = head.weight.detach()
     version = (weight.data_ptr(), head.weight._version)
-    known = _PACKED.get(head)
-    if known is None or known[0] != version:
-        known = _PACKED[head] = version, torch.ops.mkldnn._reorder_linear_weight(weight, len(rows))
+    entry = _PACKED.get(head)
+    if entry is None or entry[0] != version:
+        entry = _PACKED[head] = version, torch.ops.mkldnn._reorder_linear_weight(weight, len(rows))
     bias = None if head.bias is None else head.bias.detach()
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, known[1], bias, "none", [], "")
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, entry[1], bias, "none", [], "")
     return product
 
 
 class EarlyExits:
-    """Keeps `logits` (rows, layers, V) of the chosen hidden states for every forward that contains the clean rows.
+    """The logits (rows, layers, V) of the chosen hidden states, for every forward that contains the clean rows.
 
-    These are the first `rows` of the batch, which may be followed by a contrasted branch. Forwards for which `ignore()` is
+    The clean rows are the first `rows` of the batch; a contrasted branch may follow them. Forwards for which `ignore()` is
     true do not contain them.
     """
 
@@ -74,8 +74,8 @@ class EarlyExits:
         self.logits: Tensor | None = None
         self._states: dict[int, Tensor] = {}  # layer -> (rows, d), of the running forward
         self._shape: torch.Size | None = None
-        self._rows: Tensor | None = None  # all rows of the head's product, if it is not left to the head
-        self._final: Tensor | None = None  # (d,) final state of the first row, to find what follows the head
+        self._rows: Tensor | None = None  # all rows of the product, if the packed weight computes it
+        self._final: Tensor | None = None  # (d,) final state of the first row, to find the transform of the logits
         hooks = Hooks(stack)
         for layer in layers:
             hooks.state(parts, layer, partial(self._keep, layer))
@@ -111,15 +111,15 @@ class EarlyExits:
             return None
         self._shape = hidden.shape
         self._final = hidden[0, -1]
-        found = [self._states[layer].to(hidden.device) for layer in self.layers]  # layers may sit on several devices
-        early = torch.stack(found, dim=1)  # (rows, layers, d)
+        states = [self._states[layer].to(hidden.device) for layer in self.layers]  # layers may be on several devices
+        early = torch.stack(states, dim=1)  # (rows, layers, d)
         self._states.clear()
         if self.norm is not None:
             early = normed(self.norm, early)
         rows = torch.cat([hidden.flatten(0, -2), early.to(hidden.device, hidden.dtype).flatten(0, 1)])
         if packs(self.parts.head.module):
             self._rows = rows
-            return rows[:0]  # leaves nothing to the head
+            return rows[:0]  # `_after_head` computes the product
         return rows  # (batch·positions + rows·layers, d)
 
     def _after_head(self, output: Tensor) -> Tensor | None:
@@ -128,8 +128,8 @@ class EarlyExits:
         if self._rows is not None:
             head = cast("nn.Linear", self.parts.head.module)
             output, self._rows = packed_product(head, self._rows), None
-        own = self._shape[:-1].numel()
+        count = self._shape[:-1].numel()  # of the head's own rows
         shape, self._shape = self._shape, None
-        self.logits = output[own:].unflatten(0, (self.rows, len(self.layers)))  # (rows, layers, V)
-        rest: Tensor = output[:own].unflatten(0, shape[:-1])
-        return rest
+        self.logits = output[count:].unflatten(0, (self.rows, len(self.layers)))  # (rows, layers, V)
+        logits: Tensor = output[:count].unflatten(0, shape[:-1])
+        return logits

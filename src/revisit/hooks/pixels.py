@@ -1,13 +1,13 @@
-"""Changes of the processed pixels of a prompt, image by image, so that an image is treated alike in every batch.
+"""Changes of the processed pixels of a prompt, image by image, which do not depend on the batch.
 
-Random numbers come from a generator that is seeded by the image's pixels: neither its place in the batch nor the state of the
-global generator matters, and the same image and seed give the same result on every device.
+Random numbers come from a generator that is seeded by the image's pixels: neither its position in the batch nor the state of
+the global generator matters, and the same image and seed give the same result on every device.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,8 +30,12 @@ DrawTransform = Callable[[torch.Generator, tuple[int, int]], Callable[[Tensor], 
 def content_seed(pixels: Tensor, seed: int) -> int:
     """Return a seed that depends on an image's pixels and on `seed` only."""
     digest = hashlib.blake2b(digest_size=8, key=(seed % (1 << 64)).to_bytes(8, "little"))
-    digest.update(pixels.detach().to("cpu", torch.float32).contiguous().numpy().tobytes())
+    digest.update(_content(pixels))
     return int.from_bytes(digest.digest(), "little") >> 1
+
+
+def _content(pixels: Tensor) -> bytes:
+    return pixels.detach().to("cpu", torch.float32).contiguous().numpy().tobytes()
 
 
 def changed_pixels(run: Run, change: Change, seed: int) -> dict[str, Any]:
@@ -42,8 +46,7 @@ def changed_pixels(run: Run, change: Change, seed: int) -> dict[str, Any]:
     inputs = prompt_inputs(run)
     for name, pixels in pixel_inputs(run).items():
         images, axis = split_images(run, name, pixels)
-        known = _sizes(pixels, run.inputs.get("image_sizes"))
-        sizes: list[list[int] | None] = list(known) if known else [None] * len(images)
+        sizes = _sizes(run, pixels) if pixels.ndim == 4 and axis == 0 else [None] * len(images)
         pieces = [_change(image, change, seed, size) for image, size in zip(images, sizes, strict=True)]
         inputs[name] = torch.cat(pieces, dim=axis).to(pixels.device, pixels.dtype)
     return inputs
@@ -62,23 +65,23 @@ def transformed_images(run: Run, mask: Tensor, draw: DrawTransform, seed: int) -
         if split_images(run, name, pixels)[1] != 0:
             raise _unknown_layout(run)
         counts = (
-            units(pixels, grids) if packed or pixels.ndim != 4 else tiles_of_images(len(pixels), mask[:: run.copies])
+            entries_per_image(pixels, grids)
+            if packed or pixels.ndim != 4
+            else tiles_of_images(len(pixels), mask[:: run.copies])
         )
-        known = run.inputs.get("image_sizes")
+        sizes = _sizes(run, pixels)
         pieces, first = [], 0
         for number, image in enumerate(pixels.split(counts)):
             numbers = image.detach().to("cpu", torch.float32)
             if packed and grids is not None:
-                layout: PackedLayout | TileLayout = PackedLayout(run, grids[number])
+                views, pack = packed_views(run, numbers, grids[number])
             elif numbers.ndim == 3 or grids is not None:
                 raise _unknown_layout(run)
             else:
-                size = None if known is None or len(known) != len(pixels) else torch.as_tensor(known[first]).tolist()
-                layout = TileLayout(run, numbers, size)
-            views = layout.views(numbers)
+                views, pack = tile_views(run, numbers, sizes[first])
             generator = torch.Generator().manual_seed(content_seed(views[0], seed))
             transform = draw(generator, (views[0].shape[-2], views[0].shape[-1]))
-            pieces.append(layout.pixels(numbers, [transform(view) for view in views]))
+            pieces.append(pack([transform(view) for view in views]))
             first += counts[number]
         inputs[name] = torch.cat(pieces).to(pixels.device, pixels.dtype)
     return inputs
@@ -86,14 +89,13 @@ def transformed_images(run: Run, mask: Tensor, draw: DrawTransform, seed: int) -
 
 def pixel_inputs(run: Run) -> dict[str, Tensor]:
     """Return the pixels of the prompt by the name of their input."""
-    check_empty_cache(run)
-    found = {name: value for name in PIXELS if isinstance(value := run.inputs.get(name), Tensor)}
-    if not found:
+    pixels = {name: value for name in PIXELS if isinstance(value := run.inputs.get(name), Tensor)}
+    if not pixels:
         raise RevisitError(
             f"{type(run.method).__name__} changes the pixels of the image, but the prompt of {describe(run.model)} has none: pass "
             "what the processor returned (pixel_values), not embeddings or encoder outputs."
         )
-    return found
+    return pixels
 
 
 def tiles_of_images(entries: int, mask: Tensor) -> list[int]:
@@ -106,7 +108,7 @@ def tiles_of_images(entries: int, mask: Tensor) -> list[int]:
 
 
 def check_empty_cache(run: Run) -> None:
-    """Raise RevisitError if the call's KV cache holds a part of the prompt, which it does for the clean run only."""
+    """Raise RevisitError if the call's KV cache holds a part of the prompt: it has none for the contrasted run."""
     cache = run.model_kwargs.get("past_key_values")
     if cache is not None and cache.get_seq_length() > 0:
         raise RevisitError(
@@ -128,14 +130,14 @@ def prompt_inputs(run: Run) -> dict[str, Any]:
 
 def split_images(run: Run, name: str, pixels: Tensor) -> tuple[tuple[Tensor, ...], int]:
     """Return the images, or their tiles, of a pixel input, and the axis along which they are concatenated."""
-    slices = run.inputs.get("target_sizes")  # MiniCPM-V's: patches of each slice, all side by side as one strip
+    slices = run.inputs.get("target_sizes")  # MiniCPM-V: patches of each slice, concatenated to one strip
     if slices is not None and pixels.ndim == 4 and len(pixels) == 1:
         return pixels.split((slices.prod(-1) * pixels.shape[-2]).tolist(), dim=-1), -1
-    return pixels.split(units(pixels, run.inputs.get(PACKED.get(name, "")))), 0
+    return pixels.split(entries_per_image(pixels, run.inputs.get(PACKED.get(name, "")))), 0
 
 
-def units(pixels: Tensor, grid: Tensor | None) -> list[int]:
-    """Return the number of entries of the first axis for each image: its patches if there is a grid, else one."""
+def entries_per_image(pixels: Tensor, grid: Tensor | None) -> list[int]:
+    """Return the number of entries along the first axis of each image: its patches if there is a grid, else one."""
     if grid is not None and pixels.ndim == 2:
         return [int(count) for count in grid.prod(-1).tolist()]
     return [1] * pixels.shape[0]
@@ -148,61 +150,56 @@ def _unknown_layout(run: Run) -> RevisitError:
     )
 
 
-class PackedLayout:
-    """Patches of one image as Qwen-VL's processors pack them: (t · h · w, channels · time · patch · patch).
-
-    `views` returns the image as (n, channels, height, width), and further views of it; `pixels` packs changed views again.
-    """
-
-    def __init__(self, run: Run, grid: Tensor) -> None:
-        vision = getattr(run.model.config, "vision_config", None)
-        names = ("patch_size", "temporal_patch_size", "spatial_merge_size")
-        patch, time, merge = (getattr(vision, name, None) for name in names)
-        if not isinstance(patch, int) or not isinstance(time, int) or not isinstance(merge, int):
-            raise _unknown_layout(run)
-        t, h, w = (int(n) for n in grid.tolist())
-        self.packed = (t, h // merge, w // merge, merge, merge, -1, time, patch, patch)
-        self.frames = (t * time, -1, h * patch, w * patch)
-
-    def views(self, pixels: Tensor) -> list[Tensor]:
-        # -> (frames, channels, height, width): t·time, channels, h/merge·merge·patch, w/merge·merge·patch
-        return [pixels.view(self.packed).permute(0, 6, 5, 1, 3, 7, 2, 4, 8).reshape(self.frames)]
-
-    def pixels(self, pixels: Tensor, views: list[Tensor]) -> Tensor:
-        laid = pixels.view(self.packed).permute(0, 6, 5, 1, 3, 7, 2, 4, 8).shape
-        return views[0].view(laid).permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(pixels.shape)
+# The views of an image, each (n, channels, height, width), and the function that turns changed views into pixels again.
+Views = tuple[list[Tensor], Callable[[list[Tensor]], Tensor]]
 
 
-class TileLayout:
-    """Tiles or frames (..., channels, height, width), padded if a stack or an image is smaller than the tensor.
+def packed_views(run: Run, pixels: Tensor, grid: Tensor) -> Views:
+    """Return the view of an image whose patches Qwen-VL's processors have packed: (t · h · w, channels · time · patch · patch)."""
+    vision = getattr(run.model.config, "vision_config", None)
+    names = ("patch_size", "temporal_patch_size", "spatial_merge_size")
+    patch, time, merge = (getattr(vision, name, None) for name in names)
+    if not isinstance(patch, int) or not isinstance(time, int) or not isinstance(merge, int):
+        raise _unknown_layout(run)
+    t, h, w = (int(n) for n in grid.tolist())
+    # (t, h/merge, w/merge, merge, merge, channels, time, patch, patch)
+    packed = pixels.view(t, h // merge, w // merge, merge, merge, -1, time, patch, patch)
+    # (t, time, channels, h/merge, merge, patch, w/merge, merge, patch)
+    laid = packed.permute(0, 6, 5, 1, 3, 7, 2, 4, 8)
+
+    def pack(views: list[Tensor]) -> Tensor:
+        return views[0].view(laid.shape).permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(pixels.shape)
+
+    return [laid.reshape(t * time, -1, h * patch, w * patch)], pack
+
+
+def tile_views(run: Run, pixels: Tensor, size: list[int] | None) -> Views:
+    """Return the views of tiles or frames (..., channels, height, width), without padded tiles and margins.
 
     If the model declares the layout of its tiles (LLaVA-NeXT, LLaVA-OneVision), they are assembled to the image, and the
     thumbnail before them is a second view.
     """
+    every = pixels.flatten(0, -4)  # (tiles, channels, height, width)
+    used = [number for number, tile in enumerate(every) if pixels.ndim < 5 or bool(tile.any())]
+    height, width = size if pixels.ndim == 4 and size is not None else pixels.shape[-2:]
+    tiles = every[used][..., :height, :width]
+    shape = _tile_grid(run.model.config, size) if pixels.ndim == 5 and size is not None else None
+    assembled = shape is not None and shape[0] * shape[1] + 1 == len(used) > 2
 
-    def __init__(self, run: Run, pixels: Tensor, size: list[int] | None) -> None:
-        self.tiles = pixels.flatten(0, -4)  # (tiles, channels, height, width)
-        self.used = [number for number, tile in enumerate(self.tiles) if pixels.ndim < 5 or bool(tile.any())]
-        self.region = size if pixels.ndim == 4 and size is not None else list(pixels.shape[-2:])
-        shape = _tile_grid(run.model.config, size) if pixels.ndim == 5 and size is not None else None
-        self.shape = shape if shape is not None and shape[0] * shape[1] + 1 == len(self.used) > 2 else None
-
-    def views(self, pixels: Tensor) -> list[Tensor]:
-        tiles = self.tiles[self.used][..., : self.region[0], : self.region[1]]
-        if self.shape is None:
-            return [tiles]
-        whole = tiles[1:].unflatten(0, self.shape).permute(2, 0, 3, 1, 4)  # (channels, rows, height, columns, width)
-        return [whole.flatten(3, 4).flatten(1, 2)[None], tiles[:1]]
-
-    def pixels(self, pixels: Tensor, views: list[Tensor]) -> Tensor:
-        made = views[0]
-        if self.shape is not None:
-            apart = views[0][0].unflatten(2, (self.shape[1], -1)).unflatten(1, (self.shape[0], -1))
-            made = torch.cat([views[1], apart.permute(1, 3, 0, 2, 4).flatten(0, 1)])
-        result = self.tiles.clone()
-        for number, tile in zip(self.used, made, strict=True):
-            result[number, :, : self.region[0], : self.region[1]] = tile
+    def pack(views: list[Tensor]) -> Tensor:
+        changed = views[0]
+        if shape is not None and assembled:
+            apart = views[0][0].unflatten(2, (shape[1], -1)).unflatten(1, (shape[0], -1))
+            changed = torch.cat([views[1], apart.permute(1, 3, 0, 2, 4).flatten(0, 1)])
+        result = every.clone()
+        for number, tile in zip(used, changed, strict=True):
+            result[number, :, :height, :width] = tile
         return result.view(pixels.shape)
+
+    if shape is None or not assembled:
+        return [tiles], pack
+    whole = tiles[1:].unflatten(0, shape).permute(2, 0, 3, 1, 4)  # (channels, rows, height, columns, width)
+    return [whole.flatten(3, 4).flatten(1, 2)[None], tiles[:1]], pack
 
 
 def _tile_grid(config: PretrainedConfig, size: list[int]) -> tuple[int, int] | None:
@@ -217,11 +214,12 @@ def _tile_grid(config: PretrainedConfig, size: list[int]) -> tuple[int, int] | N
     return int(rows), int(columns)
 
 
-def _sizes(pixels: Tensor, image_sizes: Sequence[Tensor] | Tensor | None) -> list[list[int]] | None:
-    """Return (height, width) of images that are padded to a common size (Pixtral); None if each fills its tensor."""
-    if image_sizes is None or pixels.ndim != 4 or len(image_sizes) != len(pixels):
-        return None
-    return torch.as_tensor(image_sizes).tolist()  # type: ignore[no-any-return]
+def _sizes(run: Run, pixels: Tensor) -> list[list[int] | None]:
+    """Return (height, width) of each image in the pixels, which may be padded; None where it is not declared."""
+    sizes = run.inputs.get("image_sizes")
+    if sizes is None or len(sizes) != len(pixels):
+        return [None] * len(pixels)
+    return [torch.as_tensor(size).tolist() for size in sizes]
 
 
 def _change(image: Tensor, change: Change, seed: int, size: list[int] | None = None) -> Tensor:
@@ -244,18 +242,10 @@ def item_digests(run: Run, mask: Tensor) -> list[str]:
 
     Unless every item has one image, the digest also depends on the rest of the batch.
     """
-    items = len(mask) // run.copies
-    digests = [hashlib.blake2b(digest_size=16) for _ in range(items)]
+    items, digests = len(mask) // run.copies, []
     for name in PIXELS:
         pixels = run.inputs.get(name)
-        if not isinstance(pixels, Tensor):
-            continue
-        images, _ = split_images(run, name, pixels)
-        one_each = len(images) == items
-        for number, image in enumerate(images):
+        for image in split_images(run, name, pixels)[0] if isinstance(pixels, Tensor) else ():
             tiles = [tile for tile in image[0] if tile.any()] if image.ndim == 5 else [image]  # without padding
-            content = b"".join(tile.detach().to("cpu", torch.float32).contiguous().numpy().tobytes() for tile in tiles)
-            for item, digest in enumerate(digests):
-                if not one_each or number == item:
-                    digest.update(content if one_each else content + str(item).encode())
-    return [digest.hexdigest() for digest in digests]
+            digests.append(hashlib.blake2b(b"".join(map(_content, tiles)), digest_size=16).hexdigest())
+    return digests if len(digests) == items else [f"{item} of {digests}" for item in range(items)]

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +49,7 @@ def paused() -> bool:
 
 
 class Hooks:
-    """Forward hooks for the forwards of the thread that made them, until released or the stack closes.
+    """Forward hooks that act in the thread that created them, until they are released or the stack closes.
 
     `force_eager` disables compiled code until then, because it would bypass the hooks.
     """
@@ -68,7 +68,7 @@ class Hooks:
         def hook(
             _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> tuple[Any, dict[str, Any]] | None:
-            if not self._mine():
+            if not self._applies():
                 return None
             changed = callback(args[0] if args else kwargs["hidden_states"])
             if changed is None:
@@ -84,7 +84,7 @@ class Hooks:
         """
 
         def hook(_module: nn.Module, args: tuple[Any, ...], output: object) -> object:
-            if not self._mine():
+            if not self._applies():
                 return None
             states: Any = output[0] if isinstance(output, tuple) else getattr(output, "last_hidden_state", output)
             flat = states.ndim == 2 and bool(args) and args[0].ndim == 3
@@ -100,7 +100,7 @@ class Hooks:
         """Call `callback` with everything that the module returned."""
 
         def hook(_module: nn.Module, _args: object, output: object) -> None:
-            if self._mine():
+            if self._applies():
                 callback(output)
 
         self._handles.append(module.register_forward_hook(hook))
@@ -108,7 +108,7 @@ class Hooks:
     def state(self, parts: ModelParts, layer: int, callback: StateHook) -> None:
         """Call `callback` with hidden state number `layer`: the input of decoder layer `layer`, or the normed final state.
 
-        That is the output of the layer below, with whatever the model adds in between (DeepStack features).
+        It is the output of the previous layer plus anything the model adds in between (DeepStack features).
         """
         if layer < parts.depth:
 
@@ -121,7 +121,7 @@ class Hooks:
             self.after(parts.decoder, callback)
 
     def every_position(self, decoder: nn.Module, callback: Callable[[int], None] = lambda _: None) -> None:
-        """Make every decoder layer run for every position, and call `callback` with their number before each forward.
+        """Make every decoder layer run for every position, and call `callback` with the number of positions before each forward.
 
         Otherwise Gemma 4 runs the layers that reuse keys and values for the last position only (transformers 5.23).
         """
@@ -129,7 +129,7 @@ class Hooks:
         def hook(
             _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> tuple[Any, dict[str, Any]] | None:
-            if not self._mine():
+            if not self._applies():
                 return None
             embeds = kwargs.get("inputs_embeds")
             tokens = kwargs.get("input_ids", *args[:1]) if embeds is None else embeds
@@ -138,7 +138,7 @@ class Hooks:
 
         self._handles.append(decoder.register_forward_pre_hook(hook, with_kwargs=True))
 
-    def _mine(self) -> bool:
+    def _applies(self) -> bool:
         return threading.get_ident() == self._thread and not paused()
 
     def release(self) -> None:
@@ -158,7 +158,7 @@ def normed(norm: nn.Module, states: Tensor) -> Tensor:
 
 
 class ForceEager:
-    """Disables compiled code between the first `begin` and the last `end`."""
+    """A counter of users of eager mode: compiled code is disabled between the first `begin` and the last `end`."""
 
     def __init__(self) -> None:
         self.lock, self.open = threading.Lock(), 0
@@ -181,30 +181,25 @@ class ForceEager:
 _FORCE_EAGER = ForceEager()
 
 
-STATE = "rope_deltas"  # (rows, 1): difference between positions and the number of tokens
+POSITION_STATE = "rope_deltas"  # (rows, 1): difference between positions and the number of tokens
 
 
 @contextlib.contextmanager
 def saved_positions(model: Model, *, clear: bool = False) -> Iterator[None]:
     """Restore the model's position state after the context; `clear` starts without any."""
-    kept = [(module, getattr(module, STATE)) for module in model.modules() if hasattr(module, STATE)]
+    kept = [(module, getattr(module, POSITION_STATE)) for module in model.modules() if hasattr(module, POSITION_STATE)]
     try:
         if clear:
             for module, _ in kept:
-                setattr(module, STATE, None)
+                setattr(module, POSITION_STATE, None)
         yield
     finally:
         for module, deltas in kept:
-            setattr(module, STATE, deltas)
+            setattr(module, POSITION_STATE, deltas)
 
 
 # Vision states of the prompts in KV caches: a later call that reuses a cache does not compute them in its prefill.
 _OF_CACHE: weakref.WeakKeyDictionary[Cache, list[VisionStates]] = weakref.WeakKeyDictionary()
-
-
-def vision_mask(input_ids: Tensor, vision_ids: Sequence[int]) -> Tensor:
-    """Return the mask of vision tokens in a prompt.  (B, T) -> (B, T)"""
-    return torch.isin(input_ids, torch.tensor(vision_ids, device=input_ids.device))
 
 
 def run_lengths(positions: Tensor) -> list[int]:
@@ -227,14 +222,14 @@ class VisionStates:
     def tokens(self) -> int:
         return len(self.positions)
 
-    def place(self, state: int) -> tuple[int, int]:
+    def layer_and_token(self, state: int) -> tuple[int, int]:
         """Return (layer, vision token) of a state."""
         j, i = divmod(state, self.tokens)
         return self.layers[j], i
 
 
 class Capture:
-    """Captures the vision tokens' states at the chosen layers in the prefill of a generate call.
+    """The vision tokens' states at the chosen layers, captured in the prefill of a generate call.
 
     The prefill is the first forward, or several that each run a chunk of the prompt. Rows of the batch that are copies of one
     item (beams, return sequences) share one set of states. The last position's state is captured too, to find how the model turns
@@ -260,8 +255,8 @@ class Capture:
         self.norm = parts.final_norm if final_norm else None
         self.cache = cache
         self.cached = 0 if cache is None else int(cache.get_seq_length())  # positions that the first forward skips
-        self._start, self._width = self.cached, 0  # first position of the running forward, and their number
-        self.kept = _OF_CACHE.get(cache) if cache is not None else None
+        self._start, self._width = self.cached, 0  # first position and number of positions of the running forward
+        self.earlier = _OF_CACHE.get(cache) if cache is not None else None  # items of the cache's last prompt
         self.store: Tensor | None = None  # (items, |J|, N, d), padded to the largest item
         self._indices: dict[torch.device, tuple[Tensor, Tensor]] = {}
         self._hooks = Hooks(stack, force_eager=True)
@@ -270,10 +265,6 @@ class Capture:
             if layer < parts.depth:
                 self._hooks.state(parts, layer, partial(self._keep, layer))
         self._hooks.state(parts, parts.depth, self._keep_last)
-
-    def after_forward(self, model: Model, callback: Callable[[Any], None]) -> None:
-        """Call `callback` with the output of the whole model, until the capture is released."""
-        self._hooks.output(cast("nn.Module", model), callback)
 
     def release(self) -> None:
         """Remove every hook and keep the states."""
@@ -326,12 +317,12 @@ class Capture:
             longest = max(item.tokens for item in self.items)
             shape = (len(self.items), len(self.layers), longest, hidden.shape[-1])
             self.store = torch.zeros(shape, dtype=hidden.dtype, device=self.parts.head.device)
-        norm, place = self.norm if layer < self.parts.depth else None, self.layers.index(layer)
+        norm, column = self.norm if layer < self.parts.depth else None, self.layers.index(layer)
         for number, item in enumerate(self.items):
-            item.by_layer[layer] = self.store[number, place, : item.tokens]
+            item.by_layer[layer] = self.store[number, column, : item.tokens]
         if start == 0 and end == self.length:
             states = hidden[self.index(hidden.device)]  # (items, N, d), by one kernel
-            self.store[:, place] = states if norm is None else normed(norm, states)
+            self.store[:, column] = states if norm is None else normed(norm, states)
             return
         for number, item in enumerate(self.items):
             before, until = (int((item.positions < position).sum()) for position in (start, end))
@@ -341,7 +332,7 @@ class Capture:
             item.by_layer[layer][before:until] = states if norm is None else normed(norm, states)
 
     def index(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return row and position of every item's vision tokens, padded with position 0.  -> (items, 1), (items, N)"""
+        """Return the row and the positions of every item's vision tokens, padded with position 0.  -> (items, 1), (items, N)"""
         if device not in self._indices:
             rows = torch.arange(len(self.items))[:, None] * self.copies
             columns = torch.nn.utils.rnn.pad_sequence([item.positions for item in self.items], batch_first=True)
@@ -357,8 +348,8 @@ class Capture:
 
     def _from_cache(self, number: int, layer: int, count: int) -> Tensor:
         """Return states of the first `count` vision tokens, which this prefill skipped because the cache holds them."""
-        if self.kept is not None and number < len(self.kept):
-            old = self.kept[number]
+        if self.earlier is not None and number < len(self.earlier):
+            old = self.earlier[number]
             if layer in old.by_layer and torch.equal(old.positions[:count], self.items[number].positions[:count]):
                 return old.by_layer[layer][:count]
         raise RevisitError(

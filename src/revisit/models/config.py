@@ -27,7 +27,7 @@ def embedded_folder() -> Path:
 def resolve(name_or_path: str | Path) -> str:
     """Return the local path or Hub id of a model name.
 
-    The strings "tiny" and "photo" always mean the embedded models; a folder of that name is written "./tiny", or as a Path.
+    The strings "tiny" and "photo" always mean the embedded models; write "./tiny", or pass a Path, for a folder of that name.
     """
     if not isinstance(name_or_path, (str, Path)) or "\0" in str(name_or_path):
         raise RevisitError(f"A model must be a path or a Hub id, not {name_or_path!r}.")
@@ -36,7 +36,7 @@ def resolve(name_or_path: str | Path) -> str:
     if name_or_path == photo.NAME:  # assembled on first use
         return str(photo.assembled_folder())
     name = str(name_or_path)
-    if name in (EMBEDDED, photo.NAME):  # a Path, which drops a leading "./"
+    if name in (EMBEDDED, photo.NAME):  # a Path: it drops a leading "./"
         return f"./{name}"
     return str(Path(name).expanduser()) if name.startswith("~") else name
 
@@ -48,10 +48,10 @@ def is_embedded(name_or_path: str | Path) -> bool:
 
 def name_of(model: Model) -> str:
     """Return a loaded model's Hub id, or the name of its folder without the path to it."""
-    where = str(getattr(model.config, "_name_or_path", ""))
-    if not where or not Path(where).is_dir():
-        return where or type(model).__name__
-    folder = Path(where).resolve()
+    source = str(getattr(model.config, "_name_or_path", ""))
+    if not source or not Path(source).is_dir():
+        return source or type(model).__name__
+    folder = Path(source).resolve()
     if is_embedded(folder):
         return EMBEDDED
     return photo.NAME if photo.is_assembled(folder) else folder.name
@@ -60,8 +60,7 @@ def name_of(model: Model) -> str:
 def load_config(name_or_path: str | Path, *, trust_remote_code: bool = False, **kwargs: Any) -> Any:
     """Load the configuration of a model."""
     name = resolve(name_or_path)
-    raw = _raw(name, kwargs)
-    _check_type(name, raw, trust_remote_code)
+    _check_type(name, _read_config(name, kwargs), trust_remote_code)
     from transformers import AutoConfig  # after the checks of the name, because it takes seconds
 
     try:
@@ -81,7 +80,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _raw(name: str, hub: dict[str, Any]) -> dict[str, Any]:
+def _read_config(name: str, hub: dict[str, Any]) -> dict[str, Any]:
     """Read config.json before any class interprets it."""
     if Path(name).exists():
         file = Path(name, hub.get("subfolder") or "", "config.json")
@@ -106,13 +105,13 @@ def _raw(name: str, hub: dict[str, Any]) -> dict[str, Any]:
 
 
 def _hub_is_reachable(name: str, hub: dict[str, Any]) -> bool:
-    """Return whether the Hub can be reached if it is needed; one request, where a download would retry for minutes."""
+    """Return whether the Hub can be reached if it is needed, by one request; a download would retry for minutes."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 
-    wanted: dict[str, Any] = {"repo_id": name, "filename": "config.json", "revision": hub.get("revision")}
+    file: dict[str, Any] = {"repo_id": name, "filename": "config.json", "revision": hub.get("revision")}
     try:
-        if not hub.get("local_files_only") and not try_to_load_from_cache(**wanted, cache_dir=hub.get("cache_dir")):
-            get_hf_file_metadata(hf_hub_url(**wanted), token=hub.get("token"))
+        if not hub.get("local_files_only") and not try_to_load_from_cache(**file, cache_dir=hub.get("cache_dir")):
+            get_hf_file_metadata(hf_hub_url(**file), token=hub.get("token"))
     except (OSError, ValueError):  # a response with an error; the download reports it
         return True
     except Exception:  # raised by the HTTP library that huggingface_hub uses
@@ -144,7 +143,7 @@ def _check_type(name: str, raw: dict[str, Any], trust_remote_code: bool) -> None
 
 
 def describe_model(name: str, trust_remote_code: bool = False) -> Any:
-    """Read what recommended settings depend on: the configuration and the generation configuration."""
+    """Read the two configurations that recommended settings depend on, without weights."""
     from transformers import GenerationConfig
 
     config = load_config(name, trust_remote_code=trust_remote_code)

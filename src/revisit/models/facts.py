@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from PIL import Image
 
 from revisit.errors import RevisitError
 from revisit.models import families
 from revisit.models.config import describe_model
 from revisit.models.families import LAYER_SETS, resolve_layers
-from revisit.models.parts import unsupported, vision_token_ids
+from revisit.models.parts import unsupported, vision_mask, vision_token_ids
 from revisit.models.processors import load_processor
 from revisit.models.prompts import prepare
 from revisit.models.thoughts import find_thoughts
@@ -26,18 +25,18 @@ class ModelFacts:
 
     name: str
     model_type: str
-    family: str  # the names of its models; empty if the tests decode none of the family
+    family: str  # names of the family's models; empty if the tests decode none of them
     depth: int  # decoder layers
     width: int  # of a hidden state
     vocabulary: int
     tied: bool  # whether the head shares its weights with the embedding
     dtype: str  # of the checkpoint; empty if not declared
-    image_size: tuple[int, int]  # width, height of the image that `vision_tokens` is about
+    image_size: tuple[int, int]  # width, height of the image that `vision_tokens` counts
     batch: int
     vision_tokens: int | None  # of one image of that size
     layers: dict[str, tuple[int, ...]]  # of each named set; hidden state 0 is the embedding, `depth` the last
     recommended: dict[str, Any]  # settings of ReVisiT
-    problems: tuple[str, ...]  # what will not work, and why; one sentence each
+    problems: tuple[str, ...]  # features that will not work, and the reason; one sentence each
     vllm: bool  # whether the vLLM plug-in supports it
     thought: tuple[str, str] | None  # the tokens around a thought; None if its tokenizer has none
 
@@ -57,8 +56,8 @@ def model_facts(
             f"An image of {image_size[0]}×{image_size[1]} pixels in a batch of {batch} is out of range: use sizes "
             "from 1 to 20000 and a batch of at least 1."
         )
-    about = describe_model(str(name), trust_remote_code)
-    config, text = about.config, about.config.get_text_config()
+    described = describe_model(str(name), trust_remote_code)
+    config, text = described.config, described.config.get_text_config()
     family = families.of(config.model_type)
     problems = [reason] if (reason := unsupported(config, f"A model of type {config.model_type}")) else []
     tokens = thoughts = None
@@ -74,7 +73,7 @@ def model_facts(
         problems.append(f"Patches on the image (decode pages): {family.no_patch_map}")
     depth = int(getattr(text, "num_hidden_layers", 0))
     tied = bool(getattr(text, "tie_word_embeddings", False) or getattr(config, "tie_word_embeddings", False))
-    own = getattr(about.generation_config, "revisit", None)
+    declared = getattr(described.generation_config, "revisit", None)
     return ModelFacts(
         name=str(name),
         model_type=config.model_type,
@@ -88,7 +87,7 @@ def model_facts(
         batch=batch,
         vision_tokens=tokens,
         layers={name: resolve_layers(name, depth, tied) for name in LAYER_SETS},
-        recommended={"layers": family.layers, **(own if isinstance(own, dict) else {})},
+        recommended={"layers": family.layers, **(declared if isinstance(declared, dict) else {})},
         problems=tuple(problems),
         vllm=bool(family.vllm),
         thought=None if thoughts is None else family.thought,
@@ -98,4 +97,4 @@ def model_facts(
 def vision_tokens(processor: Processor, config: Any, size: tuple[int, int]) -> int:
     """Count the vision tokens of one image of this size in the output of the model's processor."""
     inputs = prepare(processor, ["x"], [[Image.new("RGB", size)]])
-    return int(torch.isin(inputs["input_ids"], torch.tensor(vision_token_ids(config))).sum())
+    return int(vision_mask(inputs["input_ids"], vision_token_ids(config)).sum())

@@ -1,8 +1,8 @@
 """The table of model families: a new family is one entry of data/families.yaml.
 
-Most of a model is found from what it declares (see `parts`), so unlisted families work too. An entry adds what models do not
-declare: where vision tokens are on the image, the tokens around an image and a thought, the layers the paper recommends, the class in vLLM.
-Nothing heavy is imported here.
+Most parts of a model are found from its configuration and modules (see `parts`), so unlisted families work too. An entry adds the
+rest: the positions of vision tokens on the image, the tokens around an image and a thought, the layers that the paper recommends,
+the class in vLLM. Nothing heavy is imported here.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ class Family:
 
     model_type: str
     title: str = ""  # names of its models; empty unless the tests decode a tiny model of it with its real processor
-    unsupported: str = ""  # why it cannot be decoded, if its configuration does not show that
-    layers: str = "last"  # what the paper recommends
+    unsupported: str = ""  # the reason why it cannot be decoded, if its configuration does not show it
+    layers: str = "last"  # recommended by the paper
     patch_map: PatchMap | None = None
     learned_queries: bool = False  # its vision tokens are not patches
     image_edges: tuple[str, ...] | None = None  # tokens around and within an image; None: unknown
     sid_share: float = 0.1  # published share of the vision tokens that SID keeps
     vllm: str = ""  # the architecture in vLLM without "ForConditionalGeneration", if the plug-in supports it
     thought: tuple[str, str] = ("<think>", "</think>")  # tokens around a thought, if the tokenizer has them
-    attends_ahead: bool = False  # positions of an image attend to later ones, so that a prompt runs in one forward
+    attends_ahead: bool = False  # positions of an image attend to later ones, so a prompt cannot be run in chunks
     needs: str = ""  # a package that its processor imports and this package does not install
     prefixing_processor: str = ""  # the processor class, if it inserts the images before the text itself
     native_suffix: str = ""  # suffix of native checkpoints, if this type needs code from its repository
@@ -116,7 +116,7 @@ def vllm_architectures() -> set[str]:
 
 
 def prefixes_images(processor: object) -> bool:
-    """Return whether a processor inserts the images itself, so that texts contain no placeholder."""
+    """Return whether a processor inserts the images itself; texts then contain no placeholder."""
     return any(type(processor).__name__ == family.prefixing_processor for family in FAMILIES.values())
 
 

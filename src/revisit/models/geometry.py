@@ -1,4 +1,4 @@
-"""Find where each vision token is on its image.
+"""Locate each vision token on its image.
 
 The vision tokens of an image form one or more grids (see `patch_maps`); `layout` returns them in pixels of the original.
 """
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from revisit.models import families
-from revisit.models.parts import vision_token_ids
-from revisit.models.patch_maps import Box, Context, ImageGrid, Size, merged, place
+from revisit.models.parts import vision_mask, vision_token_ids
+from revisit.models.patch_maps import Box, Context, ImageGrid, Size, merged, number_tokens
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -36,7 +36,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Layout:
-    """The grids of all images of one prompt; without grids, `reason` states why."""
+    """The grids of all images of one prompt; if there are none, `reason` explains it."""
 
     sizes: tuple[Size, ...]
     tokens: int
@@ -46,15 +46,15 @@ class Layout:
     def region(self, index: int) -> Region | None:
         """Return the region of a vision token; None for line breaks, class tokens and patches of pure padding."""
         for grid in self.grids:
-            place = grid.place(index)
-            if place is None:
+            cell = grid.cell(index)
+            if cell is None:
                 continue
-            width, height = self.sizes[grid.image]
-            x0, y0, x1, y1 = grid.box(*place)
+            row, column = cell
+            (x0, x1), (y0, y1), (width, height) = grid.xs[column], grid.ys[row], self.sizes[grid.image]
             box = (max(x0, 0.0), max(y0, 0.0), min(x1, float(width)), min(y1, float(height)))
             if box[0] >= box[2] or box[1] >= box[3]:
                 return None
-            return Region(grid.image, box, grid.view, *place)
+            return Region(grid.image, box, grid.view, row, column)
         return None
 
 
@@ -76,9 +76,9 @@ def layout(
     totals = []
     for choice in range(max(map(len, alternatives), default=0)):
         pieces = [option[min(choice, len(option) - 1)] for option in alternatives]
-        placed, total = place(pieces)
+        grids, total = number_tokens(pieces)
         if total == tokens:
-            return Layout(sizes, tokens, tuple(placed))
+            return Layout(sizes, tokens, tuple(grids))
         totals.append(total)
     counts = " or ".join(map(str, dict.fromkeys(totals))) or "no"
     return Layout(
@@ -93,8 +93,7 @@ def layout_of(
     model: Model, processor: Processor, images: Sequence[Sequence[Image]], inputs: Inputs, row: int = 0
 ) -> Layout:
     """Locate the vision tokens of one prompt of a prepared batch; `images` are those of every prompt."""
-    ids = inputs["input_ids"][row]
-    tokens = int(torch.isin(ids, torch.tensor(vision_token_ids(model.config)).to(ids)).sum())
+    tokens = int(vision_mask(inputs["input_ids"][row], vision_token_ids(model.config)).sum())
     total, first = sum(map(len, images)), sum(map(len, images[:row]))
     own = {
         name: value[first : first + len(images[row])]

@@ -47,9 +47,9 @@ def open_image(source: ImageLike, *, max_pixels: int = MAX_PIXELS) -> Image:
     if isinstance(source, (str, Path)):
         return read_image(_read_file(str(source)), repr(str(source)), max_pixels=max_pixels)
     if isinstance(source, pil.Image):
-        return _finished(source, f"of mode {source.mode}", max_pixels)
+        return _upright_rgb(source, f"of mode {source.mode}", max_pixels)
     if hasattr(source, "__array__"):
-        return _finished(_from_array(source), "given as an array", max_pixels)
+        return _upright_rgb(_from_array(source), "given as an array", max_pixels)
     if hasattr(source, "read"):
         source = source.read(MAX_BYTES + 1)
     if not isinstance(source, (bytes, bytearray, memoryview)):
@@ -118,7 +118,7 @@ def read_image(data: bytes, what: str, *, max_pixels: int = MAX_PIXELS, formats:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # sizes are checked here, and odd tags do not matter
-            return _finished(pil.open(io.BytesIO(data), formats=formats), what, max_pixels)
+            return _upright_rgb(pil.open(io.BytesIO(data), formats=formats), what, max_pixels)
     except UnidentifiedImageError:
         raise RevisitError(
             f"The file {what} is not an image in a supported format; convert it to PNG or JPEG."
@@ -133,7 +133,7 @@ def read_image(data: bytes, what: str, *, max_pixels: int = MAX_PIXELS, formats:
         raise RevisitError(f"The image {what} is truncated or damaged ({error}); get a complete copy.") from None
 
 
-def _finished(image: Image, what: str, max_pixels: int) -> Image:
+def _upright_rgb(image: Image, what: str, max_pixels: int) -> Image:
     """Check the size of an image, decode it, and make it upright and RGB."""
     width, height = image.size
     if width * height > max_pixels:
@@ -166,17 +166,17 @@ def _to_rgb(image: Image) -> Image:
 
 
 def find_images(arguments: Sequence[str]) -> list[str]:
-    """List the image files that names and folders stand for, in the order given."""
-    found: list[str] = []
+    """List image files, in the order given; a folder stands for all image files in it."""
+    files: list[str] = []
     for argument in arguments:
         if Path(argument).is_dir():
             inside = sorted(str(p) for p in Path(argument).iterdir() if p.suffix.lower() in SUFFIXES)
             if not inside:
                 raise RevisitError(f"The folder {argument!r} contains no image files.")
-            found.extend(inside)
+            files.extend(inside)
         else:
-            found.append(argument)
-    return found
+            files.append(argument)
+    return files
 
 
 def image_from_data_uri(uri: str, *, max_pixels: int = MAX_PIXELS, formats: tuple[str, ...] = WEB_FORMATS) -> Image:

@@ -39,7 +39,7 @@ def load(
         name_or_path: A Hub id, a folder, or the name of an embedded model ("tiny", "photo").
         dtype: Precision of the weights. By default float32 on a CPU, where half precision is slow, and the checkpoint's own
             on an accelerator.
-        device_map: Where the model goes. By default the GPU if there is one.
+        device_map: Device of the model, or of each of its parts. By default the GPU if there is one.
         trust_remote_code: Whether code from the model's repository may run.
         allow_incomplete: Whether to accept a checkpoint with missing, unexpected or non-finite tensors.
         **kwargs: Passed to transformers' `from_pretrained`, so quantized models load as they do there.
@@ -123,11 +123,11 @@ def _device_map(requested: DeviceMap | None, *, quantized: bool) -> DeviceMap | 
     """Choose the device map: the one requested, or else the GPU if there is one."""
     if requested is None:
         return "cuda" if torch.cuda.is_available() and not quantized else None
-    for place in requested.values() if isinstance(requested, dict) else [requested]:
-        if str(place).startswith("cuda") and (torch.device(place).index or 0) >= torch.cuda.device_count():
-            have = f"has {torch.cuda.device_count()} GPU(s)" if torch.cuda.is_available() else "sees no GPU"
+    for device in requested.values() if isinstance(requested, dict) else [requested]:
+        if str(device).startswith("cuda") and (torch.device(device).index or 0) >= torch.cuda.device_count():
+            gpus = f"finds {torch.cuda.device_count()} GPU(s)" if torch.cuda.is_available() else "finds no GPU"
             raise RevisitError(
-                f"The device map is {str(place)!r}, but torch {torch.__version__} {have} here; leave the device map out, or install a "
+                f"The device map is {str(device)!r}, but torch {torch.__version__} {gpus} here; leave the device map out, or install a "
                 "torch built for your GPU."
             )
     return requested

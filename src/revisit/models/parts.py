@@ -1,9 +1,9 @@
-"""The parts of a vision-language model that decoding methods need, found from what the model declares."""
+"""The parts of a vision-language model that decoding methods need, found in its configuration and modules."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
@@ -101,7 +101,7 @@ class Head:
     """The language-model head and the transform of its logits (scaling, soft-capping)."""
 
     module: nn.Module
-    transforms: list[Callable[[Tensor], Tensor]] = field(default_factory=lambda: [_same])
+    transforms: list[Callable[[Tensor], Tensor]] = field(default_factory=lambda: [_identity])
     transform: Callable[[Tensor], Tensor] | None = None
     _fetched: tuple[Tensor, Tensor | None] | None = None  # weight and bias of a head that cannot be indexed
 
@@ -123,10 +123,10 @@ class Head:
         weight = self.weight
         if weight is not None:
             return weight.device
-        found = next(self.module.parameters()).device
-        # of an off-loaded module, whose weights are on the meta device between calls
+        device = next(self.module.parameters()).device
+        # An off-loaded module has its weights on the meta device between calls.
         hook = getattr(self.module, "_hf_hook", None)
-        return torch.device(hook.execution_device) if found.type == "meta" and hook is not None else found
+        return torch.device(hook.execution_device) if device.type == "meta" and hook is not None else device
 
     def linear(self) -> LinearHead:
         """Return this head with rows that can be gathered; fetched once from a head that cannot be indexed."""
@@ -135,7 +135,7 @@ class Head:
             if self._fetched is None:
                 self._fetched = fetch_rows(self.module, self.device)
             weight, bias = self._fetched
-        return LinearHead(weight, bias, None if self.transform in (None, _same) else self.transform)
+        return LinearHead(weight, bias, None if self.transform in (None, _identity) else self.transform)
 
     @property
     def vocabulary(self) -> int:
@@ -156,7 +156,7 @@ class Head:
         return self.linear().logits(states, ids, model_dtype)
 
     def calibrate(self, state: Tensor, logits: Tensor, what: str) -> None:
-        """Determine which declared transform the model applies, from one state (d,) and its logits (V,).
+        """Find the declared transform that the model applies, from one state (d,) and its logits (V,).
 
         Configurations declare scalings and caps that the forward may not use, so the model's own logits decide.
         """
@@ -204,7 +204,7 @@ def fetch_rows(module: nn.Module, device: torch.device, chunk: int = 512) -> tup
     return weight, bias if bool(bias.any()) else None
 
 
-def _same(logits: Tensor) -> Tensor:
+def _identity(logits: Tensor) -> Tensor:
     return logits
 
 
@@ -216,7 +216,7 @@ def _declared_transforms(text_config: Any) -> list[Callable[[Tensor], Tensor]]:
         if isinstance(value, (int, float)) and value:
             scale *= float(value) ** power
     cap = getattr(text_config, families.LOGIT_CAP, None)
-    transforms: list[Callable[[Tensor], Tensor]] = [_same]
+    transforms: list[Callable[[Tensor], Tensor]] = [_identity]
     if scale != 1.0:
         transforms.append(lambda x: x * scale)
     if cap:
@@ -262,12 +262,12 @@ class ModelParts:
     @property
     def mlps(self) -> list[nn.Module]:
         """The feed-forward network of every decoder layer."""
-        found = [next((getattr(layer, n) for n in families.MLPS if hasattr(layer, n)), None) for layer in self.layers]
-        if not all(isinstance(module, nn.Module) for module in found):
+        mlps = [next((getattr(layer, n) for n in families.MLPS if hasattr(layer, n)), None) for layer in self.layers]
+        if not all(isinstance(module, nn.Module) for module in mlps):
             raise RevisitError(
                 f"A decoder layer of {describe(self.model)} has no recognizable feed-forward network: use another method."
             )
-        return cast("list[nn.Module]", found)
+        return cast("list[nn.Module]", mlps)
 
     def feed_forward(self, layer: int, states: Tensor) -> Tensor:
         """Apply the feed-forward half of a decoder layer with its norms.  (..., d) -> (..., d)"""
@@ -305,7 +305,7 @@ class ModelParts:
 
 
 def unsupported(config: Any, what: str) -> str | None:
-    """Return why a model of this configuration has no vision tokens to decode with; None if it has."""
+    """Return the reason why a model of this configuration cannot be decoded with its vision tokens; None if it can."""
     text = text_config(config)
     instead = "so there is nothing to revisit; use a decoder-only model such as LLaVA, Qwen-VL or InternVL."
     if getattr(config, "is_encoder_decoder", False) or getattr(text, "is_encoder_decoder", False):
@@ -341,6 +341,11 @@ def vision_token_ids(config: Any) -> tuple[int, ...]:
     """Return the token ids of images and videos in prompts, as the configuration declares them."""
     values = (getattr(config, name, None) for name in families.VISION_TOKEN_IDS)
     return tuple(dict.fromkeys(value for value in values if isinstance(value, int)))
+
+
+def vision_mask(input_ids: Tensor, vision_ids: Sequence[int]) -> Tensor:
+    """Return the mask of vision tokens in prompts.  (B, T) -> (B, T)"""
+    return torch.isin(input_ids, torch.tensor(vision_ids, device=input_ids.device))
 
 
 def describe(model: Model) -> str:

@@ -1,6 +1,6 @@
 """Patch maps: the grids of vision tokens that each family makes of an image.
 
-Families resize, crop, pad, tile, add a thumbnail, merge neighboring patches, end rows with line breaks. Common to all: the
+Families resize, crop, pad, tile, add a thumbnail, merge neighboring patches, end rows with line breaks. In all of them, the
 vision tokens of an image form one or more grids, row by row, whose columns and rows are intervals of the original image.
 `families` assigns a map to each family.
 """
@@ -10,37 +10,40 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 Size: TypeAlias = tuple[int, int]  # width, height
 Box: TypeAlias = tuple[float, float, float, float]  # x0, y0, x1, y1
 Span: TypeAlias = tuple[float, float]
-Spans: TypeAlias = tuple[Span, ...]
+Spans: TypeAlias = Sequence[Span]
 
 
 @dataclass(frozen=True)
 class ImageGrid:
-    """rows × columns vision tokens from token `first` on, row by row; rows may end in `gap` tokens without a position.
+    """A grid of vision tokens, row by row."""
 
-    `xs` and `ys` are the intervals of the original image, in pixels, of columns and rows; they extend beyond a padded image.
-    """
-
-    first: int
-    rows: int
-    columns: int
-    gap: int = 0
+    xs: Spans  # of each column: its interval in pixels of the original image, beyond it where the image was padded
+    ys: Spans  # of each row
     image: int = 0  # which image of the prompt
     view: str = "image"  # "image", "thumbnail" or "tile"
-    xs: Spans = ()
-    ys: Spans = ()
+    gap: int = 0  # tokens without a position at the end of each row
+    first: int = 0  # number of its first vision token
+
+    @property
+    def rows(self) -> int:
+        return len(self.ys)
+
+    @property
+    def columns(self) -> int:
+        return len(self.xs)
 
     @property
     def tokens(self) -> int:
         return self.rows * (self.columns + self.gap)
 
-    def place(self, index: int) -> tuple[int, int] | None:
+    def cell(self, index: int) -> tuple[int, int] | None:
         """Return (row, column) of the vision token `index`; None if it is not in this grid."""
         offset = index - self.first
         if not 0 <= offset < self.tokens:
@@ -48,15 +51,10 @@ class ImageGrid:
         row, column = divmod(offset, self.columns + self.gap)
         return (row, column) if column < self.columns else None
 
-    def box(self, row: int, column: int) -> Box:
-        """Return the box of a cell in pixels of the original image, not clipped to it."""
-        (x0, x1), (y0, y1) = self.xs[column], self.ys[row]
-        return x0, y0, x1, y1
-
 
 Piece: TypeAlias = "ImageGrid | int"  # a grid, or a number of tokens without a position
-Guess: TypeAlias = "Iterable[list[Piece]]"  # possible layouts of one image; the number of tokens decides
-PatchMap: TypeAlias = "Callable[[Context, int, Size], Guess]"  # (context, number of the image, its size) -> layouts
+Layouts: TypeAlias = "Iterable[list[Piece]]"  # possible layouts of one image; the number of its tokens selects one
+PatchMap: TypeAlias = "Callable[[Context, int, Size], Layouts]"  # (context, number of the image, its size) -> layouts
 
 
 @dataclass(frozen=True)
@@ -81,11 +79,11 @@ class Context:
 
     @property
     def patch(self) -> int:
-        return _one(getattr(self.vision, "patch_size", 1))
+        return _first(getattr(self.vision, "patch_size", 1))
 
     @property
     def image_size(self) -> int:
-        return _one(getattr(self.vision, "image_size", 0))
+        return _first(getattr(self.vision, "image_size", 0))
 
     def setting(self, name: str, default: Any = None) -> Any:
         value = getattr(self.processor, name, None)
@@ -109,7 +107,7 @@ class Context:
         return int(self.image_size // self.patch // factor * float(getattr(self.config, "downsample_ratio", 1)))
 
 
-def _one(value: Any) -> int:
+def _first(value: Any) -> int:
     return int(value[0] if isinstance(value, (list, tuple)) else value)
 
 
@@ -123,15 +121,14 @@ def _sides(size: Any) -> dict[str, int]:
     return found
 
 
-def place(pieces: Iterable[list[Piece]]) -> tuple[list[ImageGrid], int]:
+def number_tokens(pieces: Iterable[list[Piece]]) -> tuple[list[ImageGrid], int]:
     """Number the tokens of all pieces; return the grids and the number of tokens."""
-    placed, first = [], 0
-    for image in pieces:
-        for piece in image:
-            if not isinstance(piece, int):
-                placed.append(dataclasses.replace(piece, first=first))
-            first += piece if isinstance(piece, int) else piece.tokens
-    return placed, first
+    grids, first = [], 0
+    for piece in itertools.chain.from_iterable(pieces):
+        if not isinstance(piece, int):
+            grids.append(dataclasses.replace(piece, first=first))
+        first += piece if isinstance(piece, int) else piece.tokens
+    return grids, first
 
 
 # -- from the model's input back to the original image -----------------------------------------------------------------
@@ -140,19 +137,14 @@ def place(pieces: Iterable[list[Piece]]) -> tuple[list[ImageGrid], int]:
 def _spans(count: int, step: float, scale: float = 1.0, offset: float = 0.0) -> Spans:
     """Return the original intervals of `count` cells of `step` input pixels, where input = original · scale + offset."""
     edges = [(k * step - offset) / scale for k in range(count + 1)]
-    return tuple(itertools.pairwise(edges))
-
-
-def _grid(image: int, xs: Iterable[Span], ys: Iterable[Span], view: str = "image", gap: int = 0) -> ImageGrid:
-    xs, ys = tuple(xs), tuple(ys)
-    return ImageGrid(0, len(ys), len(xs), gap, image, view, xs, ys)
+    return list(itertools.pairwise(edges))
 
 
 def _cover(image: int, box: Box, columns: int, rows: int, view: str = "image") -> ImageGrid:
     """Make a grid over a rectangle of the original image."""
     x0, y0, x1, y1 = box
     xs, ys = _spans(columns, (x1 - x0) / columns, offset=-x0), _spans(rows, (y1 - y0) / rows, offset=-y0)
-    return _grid(image, xs, ys, view)
+    return ImageGrid(xs, ys, image, view)
 
 
 def _whole(image: int, size: Size, columns: int, rows: int, view: str = "image") -> ImageGrid:
@@ -175,7 +167,7 @@ def _resized(size: Size, setting: dict[str, int]) -> Size:
 # -- the maps --------------------------------------------------------------------------------------------------------
 
 
-def llava(c: Context, image: int, size: Size) -> Guess:
+def llava(c: Context, image: int, size: Size) -> Layouts:
     """Pad to a square (optionally), resize, crop the center; keep the aspect with a Pixtral tower."""
     if getattr(c.vision, "model_type", "") == "pixtral" and c.has("image_sizes"):
         yield from native(c, image, size)
@@ -188,7 +180,7 @@ def llava(c: Context, image: int, size: Size) -> Guess:
         _spans(keep // c.patch, c.patch, new / side, (side - length) // 2 * new / side - (new - keep) // 2)
         for length, side, new, keep in zip(size, padded, seen, kept, strict=True)
     )
-    grid = _grid(image, xs, ys)
+    grid = ImageGrid(xs, ys, image)
     yield [grid]
     yield [1, grid]  # with the class token in front
 
@@ -223,13 +215,13 @@ def _anyres(c: Context, image: int, size: Size, most_tiles: int | None = None) -
     if most_tiles is not None:
         ratio = math.sqrt(len(ys) * len(xs) / (most_tiles * per**2))
         if ratio > 1.1:  # too many: the model interpolates to a smaller grid
-            xs, ys = _fewer(xs, int(len(xs) // ratio)), _fewer(ys, int(len(ys) // ratio))
+            xs, ys = _divided(xs, int(len(xs) // ratio)), _divided(ys, int(len(ys) // ratio))
     seen = per * step / tile  # the tower drops a remainder of less than a patch
     thumbnail = _cover(image, (0, 0, width * seen, height * seen), per, per, "thumbnail")
-    return [thumbnail, _grid(image, xs, ys, "tile", gap=1)]
+    return [thumbnail, ImageGrid(xs, ys, image, "tile", gap=1)]
 
 
-def _fewer(spans: list[Span], count: int) -> list[Span]:
+def _divided(spans: Spans, count: int) -> list[Span]:
     """Divide the same interval into `count` equal cells."""
 
     def at(position: float) -> float:
@@ -241,11 +233,11 @@ def _fewer(spans: list[Span], count: int) -> list[Span]:
     return list(itertools.pairwise(edges))
 
 
-def llava_next(c: Context, image: int, size: Size) -> Guess:
+def llava_next(c: Context, image: int, size: Size) -> Layouts:
     yield _anyres(c, image, size)
 
 
-def llava_onevision(c: Context, image: int, size: Size) -> Guess:
+def llava_onevision(c: Context, image: int, size: Size) -> Layouts:
     """LLaVA-OneVision: like LLaVA-NeXT with a token limit; several images are padded to squares."""
     if c.images > 1:
         yield [*next(iter(padded_square(c, image, size))), 1]
@@ -253,26 +245,26 @@ def llava_onevision(c: Context, image: int, size: Size) -> Guess:
     yield _anyres(c, image, size, int(ratio.rsplit("_", 1)[-1]) if ratio.rsplit("_", 1)[-1].isdigit() else None)
 
 
-def merged(c: Context, image: int, size: Size) -> Guess:
+def merged(c: Context, image: int, size: Size) -> Layouts:
     """Qwen-VL: the whole image resized to a grid of patches, squares of which are merged into tokens."""
     frames, rows, columns = c.rows("image_grid_thw")[image]
     merge = int(getattr(c.vision, "spatial_merge_size", 0) or c.setting("merge_size", 2))
     yield [_whole(image, size, columns // merge, rows // merge)] * frames
 
 
-def native(c: Context, image: int, size: Size) -> Guess:
+def native(c: Context, image: int, size: Size) -> Layouts:
     """Pixtral: the whole image resized to whole patches (`image_sizes`), keeping its aspect."""
     height, width = c.rows("image_sizes")[image]
     cell = c.patch * int(getattr(c.config, "spatial_merge_size", 1) or 1)
     yield [_whole(image, size, width // cell, height // cell)]
 
 
-def square(c: Context, image: int, size: Size) -> Guess:
+def square(c: Context, image: int, size: Size) -> Layouts:
     """PaliGemma, Gemma 3: the whole image resized to a square; crops of long images (pan and scan) are not mapped."""
     yield [_whole(image, size, c.side(), c.side())]
 
 
-def tiles(c: Context, image: int, size: Size) -> Guess:
+def tiles(c: Context, image: int, size: Size) -> Layouts:
     """InternVL: the canvas of tiles nearest in aspect, then the whole image; or the whole image alone."""
     from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
 
@@ -296,23 +288,23 @@ def _tiles_of(image: int, size: Size, columns: int, rows: int, side: int) -> lis
     return [*tiles, _whole(image, size, side, side, "thumbnail")]
 
 
-def pooled(c: Context, image: int, size: Size) -> Guess:
+def pooled(c: Context, image: int, size: Size) -> Layouts:
     """Gemma 4: the whole image resized to a grid of patches, whose positions are an input; squares are pooled."""
     columns, rows = (max(place) + 1 for place in zip(*c.rows("image_position_ids")[image], strict=True))
     pool = int(getattr(c.vision, "pooling_kernel_size", 1))
     yield [_whole(image, size, columns // pool, rows // pool)]
 
 
-def splits(c: Context, image: int, size: Size) -> Guess:
+def splits(c: Context, image: int, size: Size) -> Layouts:
     """Idefics3: the image stretched to rows and columns of tiles, then the whole image."""
     _, rows, columns = c.processor.get_number_of_image_patches(size[1], size[0])
     yield _tiles_of(image, size, columns, rows, c.side())
     yield [_whole(image, size, c.side(), c.side())]
 
 
-def padded_square(c: Context, image: int, size: Size) -> Guess:
+def padded_square(c: Context, image: int, size: Size) -> Layouts:
     """DeepSeek-VL: padded to a square, which is resized."""
     side, tile = max(size), c.tile()
     per, step = c.image_size // c.patch, c.patch * tile / c.image_size
     xs, ys = (_spans(per, step, tile / side, (side - length) // 2 * tile / side) for length in size)
-    yield [_grid(image, xs, ys)]
+    yield [ImageGrid(xs, ys, image)]

@@ -1,6 +1,6 @@
-"""The embedded model for photographs: CLIP's ViT-B/16 and SmolLM2-135M-Instruct, as two packages carry them.
+"""The embedded model for photographs: CLIP's ViT-B/16 and SmolLM2-135M-Instruct from two installed packages.
 
-Only a projector and low-rank adapters are ours. At the first use of `photo` they are joined with the installed parts into a plain
+Only a projector and low-rank adapters are ours. At the first use of `photo`, they and the installed parts are assembled into a plain
 LLaVA folder in the cache, which every command loads like any other model; the adapters are added to the weights.
 """
 
@@ -40,9 +40,9 @@ MEAN, STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.2757
 
 def find_file(package: str, file: str) -> Path:
     """Return a file inside an installed package, which is not imported."""
-    found = importlib.util.find_spec(package)
-    for place in (found.submodule_search_locations or ()) if found else ():
-        if (path := Path(place) / file).is_file():
+    spec = importlib.util.find_spec(package)
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        if (path := Path(folder) / file).is_file():
             return path
     raise RevisitError(f"The model {NAME!r} needs the package {package!r}, which is not installed: {INSTALL}.")
 
@@ -184,7 +184,7 @@ def merged(weights: Mapping[str, Tensor], parts: Mapping[str, Tensor]) -> dict[s
 
 
 def assemble(language: Path, tower: Path, own: Path, target: Path) -> None:
-    """Write a plain LLaVA folder in float16: the language model of a GGUF file, the tower of an ONNX file, and what is ours."""
+    """Write a plain LLaVA folder in float16 from the language model (GGUF), the tower (ONNX), and our projector and adapters."""
     import torch
     from safetensors.torch import load_file
     from transformers import (
@@ -233,7 +233,7 @@ def assemble(language: Path, tower: Path, own: Path, target: Path) -> None:
 
 
 def own_weights() -> Path:
-    """Read the projector and the adapters that come with this package."""
+    """Return the file with the projector and the adapters, which comes with this package."""
     path = Path(__file__).parents[1] / "embedded" / "weights" / NAME / OWN
     if not path.is_file():
         raise RevisitError(f"The weights of {NAME!r} are missing from {path.parent}; install revisit-decoding again.")
@@ -241,7 +241,7 @@ def own_weights() -> Path:
 
 
 def assembled_folder() -> Path:
-    """Return the folder of the whole model in the cache, written at the first call; other weights or settings give another one."""
+    """Return the cached folder of the whole model, written at the first call; its name depends on our weights and settings."""
     language, tower, own = LANGUAGE.find(), TOWER.find(), own_weights()
     digest = hashlib.sha256(own.read_bytes() + repr(RECOMMENDED).encode()).hexdigest()
     target = cache_folder() / f"{NAME}-{digest[:12]}"

@@ -16,7 +16,7 @@ from revisit.models import families
 from revisit.models.config import load_config, resolve
 from revisit.models.types import Model, Processor
 
-# model -> the processor that it was loaded with, or that was found for it
+# model -> its processor, loaded with it or found later
 _PROCESSORS: WeakKeyDictionary[Model, Processor] = WeakKeyDictionary()
 
 
@@ -52,7 +52,7 @@ def keep_processor(model: Model, processor: Processor) -> None:
 
 
 def processor_of(model: Model, needed_by: str = "This") -> Processor:
-    """Return the processor that was loaded with a model, or else load the one from the model's folder or Hub id.
+    """Return the processor that was loaded with a model, or load it from the model's folder or Hub id.
 
     It is kept for as long as the model lives. No remote code runs.
 

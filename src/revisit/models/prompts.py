@@ -75,30 +75,30 @@ def prepare(
         prompts: One prompt, or a list of them for a batch.
         images: With one prompt, an image, a list of images, or None. With a list of prompts, a list with one of these for
             each prompt. An image is anything that `open_image` takes.
-        device: Where the inputs go; the CPU by default.
+        device: Device of the inputs; the CPU by default.
 
     Returns:
-        What the processor returns, for `generate(model, **inputs)`.
+        The processor's output, for `generate(model, **inputs)`.
 
     Raises:
         RevisitError: An image cannot be read, a prompt contains the model's image token, or the lists do not match.
     """
-    prompts, given = _paired(processor, prompts, images)
+    prompts, image_lists = _as_batch(processor, prompts, images)
     for prompt in prompts:
         check_no_image_tokens(processor, "prompt", prompt)
-    opened = [[open_image(image) for image in own] for own in given]
+    opened = [[open_image(image) for image in own] for own in image_lists]
     texts = [chat_text(processor, prompt, len(own)) for prompt, own in zip(prompts, opened, strict=True)]
     return encode(processor, texts, opened, device)
 
 
-def _paired(processor: Processor, prompts: object, images: object) -> tuple[list[str], list[list[ImageLike]]]:
+def _as_batch(processor: Processor, prompts: object, images: object) -> tuple[list[str], list[list[ImageLike]]]:
     """Return the prompts and the list of images of each; raise RevisitError for other arguments."""
     if not hasattr(processor, "image_processor"):
         raise RevisitError(
             f"The first argument must be the model's processor, not {type(processor).__name__}: model, processor = revisit.load(…)."
         )
     if isinstance(prompts, str):
-        own: list[Any] = _images_of_one(images)
+        own: list[Any] = _as_list(images)
         if len(own) == 1 and isinstance(own[0], (list, tuple)):  # [[image]], as a batch of one would have it
             own = list(own[0])
         return [prompts], [own]
@@ -114,10 +114,10 @@ def _paired(processor: Processor, prompts: object, images: object) -> tuple[list
         raise RevisitError(
             f"There are {len(prompts)} prompts but images for {count}: pass a list with an image, or a list of images, for each prompt."
         )
-    return list(prompts), [_images_of_one(own) for own in batch]
+    return list(prompts), [_as_list(own) for own in batch]
 
 
-def _images_of_one(images: Any) -> list[ImageLike]:
+def _as_list(images: Any) -> list[ImageLike]:
     if images is None:
         return []
     return list(images) if isinstance(images, (list, tuple)) else [images]
@@ -164,8 +164,8 @@ def check_no_image_tokens(processor: Processor, what: str, text: str) -> None:
 
 def vision_texts(processor: Processor) -> tuple[str, ...]:
     """Return the texts that stand for an image or a video in prompts."""
-    found = {str(getattr(processor, name)) for name in families.VISION_TOKENS if getattr(processor, name, None)}
-    return tuple(sorted(found - {""}))
+    texts = {str(getattr(processor, name, None) or "") for name in families.VISION_TOKENS}
+    return tuple(sorted(texts - {""}))
 
 
 def new_tokens(output: Any, inputs: Inputs) -> Tensor:
@@ -187,7 +187,7 @@ def end_tokens(generation_config: GenerationConfig) -> set[int]:
 
 def until_end(tokens: Sequence[int], end: set[int]) -> list[int]:
     """Return the tokens up to and including the first end token; padding follows it."""
-    for place, token in enumerate(tokens):
+    for number, token in enumerate(tokens):
         if token in end:
-            return list(tokens[: place + 1])
+            return list(tokens[: number + 1])
     return list(tokens)

@@ -24,7 +24,7 @@ class Split:
 
     thought: list[int]
     answer: list[int]
-    in_thought: list[bool]  # of every token, the ones around a thought included
+    in_thought: list[bool]  # for every token; true for the tokens around a thought too
     unclosed: bool  # whether the text ends within a thought
 
 
@@ -36,10 +36,10 @@ class Thoughts:
     close: int
 
     def inside(self, input_ids: Tensor) -> Tensor:
-        """Return which rows end within a thought.  (rows, length) -> (rows,)"""
-        place = torch.arange(1, input_ids.shape[1] + 1, device=input_ids.device)
+        """Return the mask of rows that end within a thought.  (rows, length) -> (rows,)"""
+        numbers = torch.arange(1, input_ids.shape[1] + 1, device=input_ids.device)
         opened, closed = (
-            torch.nn.functional.pad(place * (input_ids == mark), (1, 0)).amax(-1) for mark in (self.open, self.close)
+            torch.nn.functional.pad(numbers * (input_ids == mark), (1, 0)).amax(-1) for mark in (self.open, self.close)
         )
         return opened > closed
 

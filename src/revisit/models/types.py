@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     ImageLike: TypeAlias = (
         str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO | Image | np.ndarray | Tensor
     )
-    # What a processor returns: `input_ids`, `attention_mask`, `pixel_values` and whatever else the model takes.
+    # The output of a processor: `input_ids`, `attention_mask`, `pixel_values` and any other input of the model.
     Inputs: TypeAlias = Mapping[str, Any]
 else:
     Configured = ImageLike = Inputs = Model = Processor = Tokenizer = Any

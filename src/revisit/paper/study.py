@@ -24,11 +24,10 @@ from revisit.eval.report.document import Cell, Text
 from revisit.eval.run import Reporter, run
 from revisit.eval.spec import command_line
 from revisit.explain.prefill import force
-from revisit.hooks.states import vision_mask
 from revisit.methods import as_method
 from revisit.models.images import open_image
 from revisit.models.loading import load
-from revisit.models.parts import ModelParts
+from revisit.models.parts import ModelParts, vision_mask
 from revisit.models.prompts import end_tokens, new_tokens, prepare, until_end
 from revisit.paper.objects import ObjectVocabulary
 
