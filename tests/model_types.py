@@ -25,14 +25,14 @@ TABLE: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_
 
 @dataclass
 class Tiny:
-    """A tiny model of a type: its configuration, its vision tokens in one row, and the inputs of one row besides the text."""
+    """A tiny model of a type: its configuration, its vision tokens in one row, and the other inputs of one row."""
 
     config: dict[str, Any]
     tokens: int
     inputs: dict[str, Any]
     around: tuple[list[int], list[int]] = ([], [])  # tokens before and after the image
     needs: str = ""  # a package that the tests do not install
-    since: str = "5.19"  # the version of transformers from which on this configuration and these inputs are its
+    since: str = "5.19"  # the first version of transformers with this configuration and these inputs
 
 
 def merged(node: Any) -> Any:
@@ -65,7 +65,7 @@ REFUSED = {name: (merged(entry["config"]), entry["reason"]) for name, entry in T
 
 @functools.cache
 def build(model_type: str) -> tuple[Any, dict[str, torch.Tensor]]:
-    """A tiny random model of a type, and the inputs of one row; cached, so leave them as you found them."""
+    """Build a tiny random model of a type, and the inputs of one row; cached, so tests must not change them."""
     tiny = DECODED[model_type]
     torch.manual_seed(0)
     config = transformers.CONFIG_MAPPING[model_type](**tiny.config)

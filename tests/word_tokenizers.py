@@ -17,7 +17,7 @@ WORDS = TEXT.split()
 
 @functools.cache
 def train(kind: str) -> PreTrainedTokenizerFast:
-    """A tokenizer for which WORDS are single tokens and anything else is written in pieces."""
+    """Train a tokenizer that encodes each of WORDS as one token and all other words as several."""
     core = Tokenizer(models.BPE(byte_fallback=kind == "metaspace", unk_token="<unk>"))
     text = [" ".join(["x", word]) for word in WORDS for _ in range(3)]
     if kind == "bytes":

@@ -53,16 +53,17 @@ def as_path(path: object) -> Path:
 
 
 def need(*packages: str) -> None:
-    """Raise RevisitError unless these packages are installed, for commands that would fail only after minutes of work."""
+    """Raise RevisitError unless these packages are installed, before a command does minutes of work that would be lost."""
     if absent := [package for package in dict.fromkeys(packages) if find_spec(package) is None]:
         raise missing(*absent)
 
 
 def missing(*packages: str) -> RevisitError:
-    """Make the error for packages that are not installed, with one command that installs them all."""
+    """Return the error for packages that are not installed, with one command that installs them all."""
     extras = ",".join(dict.fromkeys(EXTRAS[package] for package in packages if package in EXTRAS))
-    wanted = [f"revisit-decoding[{extras}]"] if extras else []
-    command = " ".join(f"'{name}'" for name in [*wanted, *(package for package in packages if package not in EXTRAS)])
+    names = [f"revisit-decoding[{extras}]"] if extras else []
+    names += [package for package in packages if package not in EXTRAS]
+    command = " ".join(f"'{name}'" for name in names)
     which = "which is" if len(packages) == 1 else "which are"
     return RevisitError(f"This needs {', '.join(packages)}, {which} not installed: pip install {command}.")
 
@@ -74,12 +75,12 @@ def brief(error: BaseException) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Suggest the nearest known name, with a leading space; empty if none is near."""
-    spelled = {known_name.lower(): known_name for known_name in sorted(known)}
-    near = difflib.get_close_matches(name.lower(), spelled, n=1)
-    return f" Did you mean {spelled[near[0]]!r}?" if near else ""
+    by_lower = {candidate.lower(): candidate for candidate in sorted(known)}
+    near = difflib.get_close_matches(name.lower(), by_lower, n=1)
+    return f" Did you mean {by_lower[near[0]]!r}?" if near else ""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> RevisitError:
-    """Make the error for an unknown name, with the nearest known one."""
+    """Return the error for an unknown name, with the nearest known one."""
     names = sorted(known)
     return RevisitError(f"Unknown {kind} {name!r}.{did_you_mean(name, names)} Known: {', '.join(names)}.")

@@ -19,12 +19,12 @@ def flag(name: str, default: bool) -> bool:
 
 
 def compiled_step() -> bool:
-    """Return REVISIT_KERNEL: whether compiled steps may be used, in C on CPUs and in Triton on GPUs (on by default)."""
+    """Return REVISIT_KERNEL: the switch of the compiled steps, in C on CPUs and in Triton on GPUs (on by default)."""
     return flag("REVISIT_KERNEL", True)
 
 
 def vllm_plugin() -> bool:
-    """Return REVISIT_VLLM: whether vLLM loads model classes that store vision states (off by default)."""
+    """Return REVISIT_VLLM: the switch of the model classes for vLLM that store vision states (off by default)."""
     return flag("REVISIT_VLLM", False)
 
 
@@ -52,23 +52,23 @@ def vllm_pool_mb() -> float:
 
 def cache_folder() -> Path:
     """Return the folder for generated data: REVISIT_CACHE, else revisit/ in XDG_CACHE_HOME or ~/.cache."""
-    if own := os.environ.get("REVISIT_CACHE"):
-        return Path(own).expanduser()
+    if folder := os.environ.get("REVISIT_CACHE"):
+        return Path(folder).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "revisit"
 
 
 def nltk_folders() -> list[str]:
     """Return NLTK_DATA: folders with NLTK's data, searched before NLTK's own."""
-    return [place for place in os.environ.get("NLTK_DATA", "").split(os.pathsep) if place]
+    return [folder for folder in os.environ.get("NLTK_DATA", "").split(os.pathsep) if folder]
 
 
 def secret(name: str) -> str | None:
-    """Return the secret in a variable that the user named, such as the judge's key; None if it is not set."""
+    """Return the secret in a variable named by the user, for example the judge's API key; None if it is not set."""
     return os.environ.get(name) or None
 
 
 def hide_progress_bars(*, downloads: bool) -> None:
-    """Hide other libraries' progress bars, except those of downloads if asked, unless HF_HUB_DISABLE_PROGRESS_BARS is set."""
+    """Hide other libraries' progress bars, optionally except those of downloads; HF_HUB_DISABLE_PROGRESS_BARS takes precedence."""
     from huggingface_hub.utils.tqdm import disable_progress_bars, enable_progress_bars
 
     if "HF_HUB_DISABLE_PROGRESS_BARS" in os.environ:
@@ -81,7 +81,7 @@ def hide_progress_bars(*, downloads: bool) -> None:
 
 
 def world_size() -> int:
-    """Return WORLD_SIZE: the number of processes that a launcher such as torchrun started; 1 without one."""
+    """Return WORLD_SIZE: the number of processes that a launcher (torchrun) started; 1 without one."""
     value = os.environ.get("WORLD_SIZE", "").strip() or "1"
     if not value.isdecimal():
         raise RevisitError(f"WORLD_SIZE={value!r} in the environment is not a number of processes.")

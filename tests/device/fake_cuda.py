@@ -1,5 +1,5 @@
-"""A device that torch takes for CUDA, on a machine without one: two devices, memory that the host cannot read, and a log of
-every kernel, wait and copy with the line of ours that asked for it. It computes real numbers and times nothing.
+"""A test device that torch treats as CUDA, on a machine without a GPU: two devices, memory that the host cannot read, and a log
+of every kernel, wait and copy with the line of our code that caused it. It computes real numbers and measures no time.
 
 `load()` builds device.cpp once (one to two minutes) into the cache folder and makes `torch.device("cuda")` work.
 """
@@ -31,7 +31,7 @@ GATHERS = ("index", "index_select", "gather", "embedding", "scatter", "scatter_"
 
 
 def unavailable() -> str | None:
-    """Return why the device cannot be built here, in one line; None if it can."""
+    """Return the reason why the device cannot be built here, in one line; None if it can."""
     if not sys.platform.startswith("linux"):
         return "the test device needs Linux"
     if shutil.which("c++") is None:
@@ -49,7 +49,7 @@ class Event:
     name: str
     read: int
     written: int
-    place: str | None  # file:line of ours that asked, None for others
+    place: str | None  # file:line of our code that caused it; None for other code
 
     @property
     def bytes(self) -> int:
@@ -136,9 +136,9 @@ def _synchronize(*_: Any) -> None:
 
 @functools.cache
 def _extension() -> Any:
-    told = SOURCE.read_bytes() + torch.__version__.encode() + sys.version.encode()
+    version = SOURCE.read_bytes() + torch.__version__.encode() + sys.version.encode()
     folder = settings.cache_folder() / "test-device"
-    built = folder / f"device_{hashlib.sha256(told).hexdigest()[:16]}.so"
+    built = folder / f"device_{hashlib.sha256(version).hexdigest()[:16]}.so"
     if not built.exists():
         folder.mkdir(parents=True, exist_ok=True)
         root, draft = Path(torch.__file__).parent, built.with_suffix(".draft.so")

@@ -1,6 +1,6 @@
-"""On a device that reports itself as CUDA: the CPU's tokens on one and two devices, and budgets for the calls of a step.
+"""Decoding on a test device that reports itself as CUDA: the CPU's tokens on one and two devices, and budgets for a step.
 
-Run by `make test-device`, in a process of its own: torch believes in the device for as long as the process lives.
+Run by `make test-device`, in a separate process: the device cannot be removed from torch.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _device() -> None:
 
 @functools.cache
 def built(family: str) -> tuple[Any, Any]:
-    """A model on the CPU, in float32, with its processor."""
+    """Return a model on the CPU, in float32, with its processor."""
     return revisit.load("tiny", device_map="cpu") if family == "embedded" else families.build(family)
 
 
@@ -61,8 +61,8 @@ def inputs_of(family: str, items: int, images: int = 1) -> dict[str, Any]:
 
 def decode(model: Any, inputs: dict[str, Any], method: Any, new: int = NEW, **options: Any) -> torch.Tensor:
     torch.manual_seed(0)
-    given = {"max_new_tokens": new, "do_sample": False, **options}
-    out: torch.Tensor = revisit.generate(model, **inputs, method=method, **given)
+    options = {"max_new_tokens": new, "do_sample": False, **options}
+    out: torch.Tensor = revisit.generate(model, **inputs, method=method, **options)
     return out.cpu()
 
 
@@ -72,7 +72,7 @@ def moved(inputs: dict[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def placed(family: str, where: str) -> Any:
-    """The model on "one" device; with the second half of its decoder "layers", or its vision "tower", on the second."""
+    """Return the model on "one" device, or with half of its decoder "layers" or its vision "tower" on the second."""
     twin = copy.deepcopy(built(family)[0])
     if where == "one":
         return twin.to("cuda:0")
@@ -136,7 +136,7 @@ def test_half_precision_gives_the_references_tokens(family: str, layers: str) ->
 
 @pytest.fixture
 def shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """For each step on the device, the bytes of the states, and the number of candidates times states that it compares."""
+    """Collect, for each step on the device, the bytes of the states, and the number of candidates times states."""
     seen: list[tuple[int, int]] = []
     compare = batched.compare
 
@@ -152,7 +152,7 @@ def shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 
 def later_steps(family: str, items: int, images: int, method: Any, **options: Any) -> tuple[float, float, float, Any]:
-    """Our kernels, waits and bytes in a step after the third, and the log of a whole run with the CPU's tokens."""
+    """Return our kernels, waits and bytes in a step after the third, and the log of a whole run with the CPU's tokens."""
     device, inputs, logs = placed(family, "one"), moved(inputs_of(family, items, images)), []
     options = {"eos_token_id": None, **options}  # every row decodes to the end
     for new in (3, NEW):
@@ -161,8 +161,8 @@ def later_steps(family: str, items: int, images: int, method: Any, **options: An
         logs.append(log)
     assert torch.equal(tokens, decode(built(family)[0], inputs_of(family, items, images), method, **options))
     few, many = logs
-    counts = (getattr(many, what) - getattr(few, what) for what in ("kernels", "waits", "bytes"))
-    kernels, waits, moved_bytes = (count / (NEW - 3) for count in counts)
+    differences = (getattr(many, name) - getattr(few, name) for name in ("kernels", "waits", "bytes"))
+    kernels, waits, moved_bytes = (difference / (NEW - 3) for difference in differences)
     return kernels, waits, moved_bytes, many
 
 
@@ -171,7 +171,7 @@ def later_steps(family: str, items: int, images: int, method: Any, **options: An
 def test_a_step_of_revisit_stays_within_its_budget(family: str, layers: Any, shapes: list[tuple[int, int]]) -> None:
     """Kernels do not depend on the batch, the host waits once, and the states are read once."""
     vocabulary = built(family)[0].config.get_text_config().vocab_size
-    asked = []
+    counts = []
     for items, images in ((8, 3), (1, 1), (8, 1), (32, 1)):
         shapes.clear()
         kernels, waits, moved_bytes, log = later_steps(family, items, images, revisit.ReVisiT(layers=layers))
@@ -181,13 +181,13 @@ def test_a_step_of_revisit_stays_within_its_budget(family: str, layers: Any, sha
         assert kernels <= 60, log.places("kernel").most_common(70)
         assert waits <= 1, log.places("wait")
         assert moved_bytes <= budget, (items, images, moved_bytes / budget)
-        asked.append(kernels)
-    assert max(asked[-2:]) <= 1.1 * min(asked[-2:])
+        counts.append(kernels)
+    assert max(counts[-2:]) <= 1.1 * min(counts[-2:])
 
 
 def test_an_adaptive_weight_and_several_vision_tokens_stay_within_the_budget_of_kernels() -> None:
     """The embedded model's recommended settings; images of several sizes, a row without one, and one that has ended."""
-    rule, generator, asked = Rule(weight="agreement", neighbors=8), torch.Generator().manual_seed(0), []
+    rule, generator, counts = Rule(weight="agreement", neighbors=8), torch.Generator().manual_seed(0), []
     head = LinearHead(torch.randn(500, 32, generator=generator).to("cuda:0"))
     for rows in (3, 8, 32):
         items = [torch.randn(0 if row == 1 else 20 + row % 3, 32, generator=generator) for row in range(rows)]
@@ -197,9 +197,9 @@ def test_an_adaptive_weight_and_several_vision_tokens_stay_within_the_budget_of_
         with fake_cuda.Log() as log:
             batched.refine_batch(logits, blocks, head, rule, capacity=64, ended=ended)
         assert log.waits == 0, log.places("wait")
-        asked.append(log.kernels)
-    assert max(asked) <= 58
-    assert len(set(asked)) == 1
+        counts.append(log.kernels)
+    assert max(counts) <= 58
+    assert len(set(counts)) == 1
 
 
 @pytest.mark.parametrize(

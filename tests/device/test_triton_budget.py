@@ -49,7 +49,7 @@ def test_a_step_of_vllm_is_seven_kernels_and_no_wait(requests: int, drafts: int,
         assert len(launched) == 7
         assert server.log.kernels == 0, server.log.places("kernel")
         assert server.log.waits == 0, server.log.places("wait")
-    if requests > 1:  # the batch changes: where its blocks are is sent, and the host does not wait for that either
+    if requests > 1:  # the batch changes: its block table is sent, and the host does not wait for that either
         server.worker.remove("0")
         del server.prompts["0"]
         server.decode(3, drafts)
@@ -60,11 +60,11 @@ def test_a_step_of_vllm_is_seven_kernels_and_no_wait(requests: int, drafts: int,
 
 @pytest.mark.parametrize("items", [1, 8])
 def test_a_step_of_transformers_is_seven_kernels_and_no_wait(items: int, launched: list[str]) -> None:
-    """Beyond what plain decoding asks of the device."""
+    """Compare with the device calls of plain decoding."""
     model = families.build("llava")[0].to("cuda:0")
     inputs = families.inputs("llava", ["what is it?"] * items, [[families.image(n)] for n in range(items)])
     moved = {name: value.to("cuda:0") for name, value in inputs.items()}
-    asked: dict[str, list[float]] = {}
+    counts: dict[str, list[float]] = {}
     for name in ("greedy", "revisit"):
         logs = []
         for new in (3, 12):
@@ -73,6 +73,6 @@ def test_a_step_of_transformers_is_seven_kernels_and_no_wait(items: int, launche
                 options: dict[str, Any] = {"max_new_tokens": new, "do_sample": False, "eos_token_id": None}
                 revisit.generate(model, **moved, method=methods.as_method(name, model), **options)
             logs.append((log.kernels, log.waits, len(launched)))
-        asked[name] = [(many - few) / 9 for few, many in zip(*logs, strict=True)]
-    assert asked["revisit"][2] == 7
-    assert asked["revisit"][:2] == asked["greedy"][:2]
+        counts[name] = [(many - few) / 9 for few, many in zip(*logs, strict=True)]
+    assert counts["revisit"][2] == 7
+    assert counts["revisit"][:2] == counts["greedy"][:2]

@@ -67,7 +67,7 @@ def test_a_step_of_many_requests_is_few_kernels_and_one_wait(requests: int, draf
     name = next(iter(there.prompts))
     there.worker.remove(name)
     del there.prompts[name]
-    there.decode(3, drafts)  # the batch has changed: which block belongs to which row is sent again
+    there.decode(3, drafts)  # the batch has changed, so its block table is sent again
     assert there.log.kernels <= 80
     assert there.log.waits <= 2
     assert not there.worker.take_failed()
