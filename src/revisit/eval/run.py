@@ -26,7 +26,7 @@ from revisit.eval.engines.base import Engine, open_engine
 from revisit.eval.log import Log, check_layout, item_hash, new_request, read_logs
 from revisit.eval.report.results import write_results
 from revisit.eval.spec import Spec
-from revisit.explain.files import below, make_folder, read_file
+from revisit.explain.files import path_within, make_folder, read_file
 
 
 class Reporter:
@@ -224,7 +224,7 @@ def _batches(items: Sequence[Item], size: int) -> list[list[Item]]:
 
 
 def _relative(path: Path, folder: Path) -> str:
-    return below(folder, path).relative_to(below(folder, "x").parent).as_posix()
+    return path_within(folder, path).relative_to(path_within(folder, "x").parent).as_posix()
 
 
 # -- items ----------------------------------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ def _checksum(path: Path, folder: Path) -> tuple[str, str]:
     from revisit.models.images import MAX_BYTES, read_image  # Pillow is slow to import
 
     try:
-        content = read_file(below(folder, path), MAX_BYTES)
+        content = read_file(path_within(folder, path), MAX_BYTES)
         read_image(content, repr(path.name))
     except OSError as error:
         return "", error.strerror or str(error)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from revisit.errors import RevisitError
-from revisit.explain.files import LineFile, below, write_text
+from revisit.explain.files import LineFile, path_within, write_text
 from revisit.explain.records import IMAGES, AnswerRow, read_answers
 from revisit.models.config import name_of
 from revisit.models.images import open_image
@@ -58,7 +58,7 @@ def _image(answer: AnswerRow, images: Path, files: dict[str, Path], by_number: d
     for name in IMAGES:
         value = answer.record.get(name)
         if isinstance(value, str) and value:
-            return files.get(Path(value).name) or below(images, value)
+            return files.get(Path(value).name) or path_within(images, value)
     key = answer.need(IDS)
     same = next((file for file in files.values() if file.stem == key), None)
     if same is None and key.isdecimal():
@@ -120,12 +120,12 @@ def _checks(
 
 def _stored(file: LineFile, settings: dict[str, Any]) -> dict[tuple[int, str, str], dict[str, Any]]:
     """Return the checks in a file by number, image and text; raise RevisitError if they have other settings."""
-    known = [row["settings"] for row in file.rows if "settings" in row]
+    known = [line["settings"] for line in file.objects if "settings" in line]
     if known and known[0] != settings:
         raise RevisitError(f"{file.path} has checks with other settings ({known[0]}); use another --out.")
     if not known:
         file.append([{"settings": settings}])
-    return {(row["number"], row["image"], row["text"]): row for row in file.rows if "number" in row}
+    return {(line["number"], line["image"], line["text"]): line for line in file.objects if "number" in line}
 
 
 def write_summary(out: Path, lines: Sequence[dict[str, Any]], captions: Sequence[Caption]) -> None:

@@ -1,10 +1,10 @@
-"""Files on disk: read without surprises, written whole or not at all.
+"""Safe reading of files that data names, and writing of whole files or none.
 
-Names that come from data go through `below`, and everything that a name may lead to goes through `read_file` or `file_digest`: pipes and
-devices, which block or never end, raise an error.
+File names from data go through `path_within`, and files are opened by `open_regular`, which raises an error for pipes and devices: reading
+them could block or never end.
 
-`LineFile` is an append-only file of JSON objects, one per line and each with a checksum. A kill at any byte costs at most the lines being
-written. Damaged lines are skipped and stay where they are: whoever needs their content appends it again.
+`LineFile` is an append-only file of JSON objects, one per line, each with a checksum. A kill at any byte costs at most the lines being
+written. Damaged lines are skipped and stay in the file; their content can be appended again.
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ from revisit.errors import RevisitError
 
 try:
     import fcntl
-except ImportError:  # Windows, where two processes that append to one file are not noticed
+except ImportError:  # Windows: two processes that append to one file are not detected
     fcntl = None  # type: ignore[assignment]
 
-# Opening a pipe does not wait for its writer. Windows translates line ends unless files are binary.
+# Do not wait for the writer of a pipe. Windows translates line ends unless files are binary.
 FLAGS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-MAX_BYTES = 8 << 30  # of a data file; a folder of large tables has 1 GB files
+MAX_BYTES = 8 << 30  # of a data file; some tables have 1 GB
 CHECKSUM = "checksum"
 LENGTH = 16  # characters of a line's checksum
 
 
 def digest(value: Any) -> str:
-    """Return the SHA-256 (hex) of `value` as canonical JSON; values that JSON lacks enter by their repr."""
+    """Return the SHA-256 (hex) of `value` as canonical JSON; other values are replaced by their repr."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=True, separators=(",", ":"), default=repr)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def slug(text: str, limit: int = 40) -> str:
-    """Return `text` as a piece of a file name."""
+    """Return `text` as part of a file name."""
     return re.sub(r"[^A-Za-z0-9._]+", "_", text).strip("_.")[-limit:] or "x"
 
 
 # -- reading --------------------------------------------------------------------------------------------------------
 
 
-def below(root: Path, name: str | Path) -> Path:
-    """Return the path of a file that data names; raise RevisitError if the name leads out of `root`.
+def path_within(folder: Path, name: str | Path) -> Path:
+    """Return the absolute path of a file in a folder; raise RevisitError if the name leads out of the folder.
 
-    The test is about names: links inside a data folder were put there by its owner and are followed.
+    Only names are checked: links in a data folder were created by its owner and are followed.
     """
-    base, path = os.path.abspath(root), os.path.abspath(root / name)
+    base, path = os.path.abspath(folder), os.path.abspath(folder / name)
     if "\0" in str(name) or not path.startswith(base.rstrip(os.sep) + os.sep):
-        raise RevisitError(f"{str(name)[:200]!r} is outside the folder {root}; such files are not read.")
+        raise RevisitError(f"{str(name)[:200]!r} is outside the folder {folder}; such files are not read.")
     return Path(path)
 
 
@@ -98,9 +98,9 @@ def file_digest(path: Path) -> str:
 # -- writing --------------------------------------------------------------------------------------------------------
 
 
-def disk_error(error: OSError, path: Path, todo: str = "Choose another --out") -> RevisitError:
+def disk_error(error: OSError, path: Path, advice: str = "Choose another --out") -> RevisitError:
     """Return the error for a failed write."""
-    return RevisitError(f"Cannot write {path}: {error.strerror or error}. {todo}.")
+    return RevisitError(f"Cannot write {path}: {error.strerror or error}. {advice}.")
 
 
 def make_folder(path: Path) -> Path:
@@ -117,15 +117,15 @@ def make_folder(path: Path) -> Path:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace `path` by `value` in one step."""
+    """Replace a file by a value as JSON, in one step."""
     write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace `path` in one step: a reader, or a kill, meets the old file or the new one, never a part."""
+    """Replace a file in one step: readers see the old content or the new, also after a kill."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        temporary.unlink(missing_ok=True)  # a link there may lead anywhere
+        temporary.unlink(missing_ok=True)  # do not write through a link
         with temporary.open("xb") as file:
             file.write(text.encode())
             file.flush()
@@ -141,22 +141,22 @@ def write_text(path: Path, text: str) -> None:
 def new_folder(folder: Path, *, resume: bool = False) -> Iterator[Path]:
     """Yield a hidden folder that is renamed to `folder` when the block succeeds, and removed when it fails.
 
-    With `resume` it is kept instead and filled further. One process at a time can fill a folder.
+    With `resume` it is kept, and the next call continues with it. One process at a time can fill a folder.
     """
-    place = folder.with_name(f".{folder.name}.draft")
-    lock = FileLock(place.with_suffix(".lock"), timeout=0, is_singleton=False)
+    draft = folder.with_name(f".{folder.name}.draft")
+    lock = FileLock(draft.with_suffix(".lock"), timeout=0, is_singleton=False)
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
+        draft.parent.mkdir(parents=True, exist_ok=True)
         with lock:
             try:
                 if not resume:
-                    shutil.rmtree(place, ignore_errors=True)
-                place.mkdir(exist_ok=True)
-                yield place
-                place.rename(folder)  # replaces an empty folder, never one with files
+                    shutil.rmtree(draft, ignore_errors=True)
+                draft.mkdir(exist_ok=True)
+                yield draft
+                draft.rename(folder)  # replaces an empty folder, never one with files
             except BaseException:
                 if not resume:
-                    shutil.rmtree(place, ignore_errors=True)
+                    shutil.rmtree(draft, ignore_errors=True)
                 raise
             finally:
                 Path(lock.lock_file).unlink(missing_ok=True)  # before the release: nobody else can hold it yet
@@ -173,64 +173,55 @@ def new_folder(folder: Path, *, resume: bool = False) -> Iterator[Path]:
 # -- lines ----------------------------------------------------------------------------------------------------------
 
 
-def encode(row: Mapping[str, Any]) -> bytes:
-    """Return a row as a line."""
-    line = {**row, CHECKSUM: digest(row)[:LENGTH]}
+def encode(value: Mapping[str, Any]) -> bytes:
+    """Return an object as a line with a checksum."""
+    line = {**value, CHECKSUM: digest(value)[:LENGTH]}
     return json.dumps(line, ensure_ascii=True, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
 def decode(line: bytes) -> dict[str, Any]:
-    """Return the row of a line; raise ValueError unless it is exactly what `encode` wrote."""
-    row = json.loads(line)
-    if not isinstance(row, dict) or row.pop(CHECKSUM, None) != digest(row)[:LENGTH]:
+    """Return the object of a line; raise ValueError if the checksum does not match."""
+    value = json.loads(line)
+    if not isinstance(value, dict) or value.pop(CHECKSUM, None) != digest(value)[:LENGTH]:
         raise ValueError("the checksum does not match")
-    return row
+    return value
 
 
-def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Return the rows of a file in order, and the number of damaged lines; an unfinished last line is neither."""
-    rows, damaged, _ = _read(path)
-    return rows, damaged
-
-
-def _read(path: Path) -> tuple[list[dict[str, Any]], int, int]:
-    """Return the rows, the number of damaged lines, and the length of the file without an unfinished last line."""
-    rows, damaged, size = [], 0, 0
+def read_lines(path: Path) -> tuple[list[dict[str, Any]], int, int]:
+    """Return the objects in a file, the number of damaged lines, and the number of bytes before an unfinished last line."""
+    objects, damaged, size = [], 0, 0
     with open_regular(path) as file:
         for line in file:
             if not line.endswith(b"\n"):
                 break
             size += len(line)
             try:
-                rows.append(decode(line))
+                objects.append(decode(line))
             except (ValueError, RecursionError):
                 damaged += 1
-    return rows, damaged, size
+    return objects, damaged, size
 
 
 class LineFile:
-    """A file of rows that this process may append to; any other process that opens it gets an error.
+    """A file of JSON objects that only this process can append to; any other process that opens it gets an error.
 
     Attributes:
-        rows: The rows that the file had when it was opened.
+        objects: The objects that the file had when it was opened.
         damaged: The number of lines that were skipped.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         make_folder(path.parent)
-        # A link is not followed: behind it is a file of somebody else.
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | FLAGS
         try:
             self._descriptor = os.open(path, flags, 0o644)
         except OSError as error:
             raise disk_error(error, path) from error
         try:
-            if fcntl:
-                fcntl.flock(
-                    self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB
-                )  # the system releases it when the process dies
-            self.rows, self.damaged, self._size = _read(path)
+            if fcntl:  # the system releases the lock when the process dies
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.objects, self.damaged, self._size = read_lines(path)
             if self._size < os.fstat(self._descriptor).st_size:
                 os.ftruncate(self._descriptor, self._size)
         except BlockingIOError as error:
@@ -242,22 +233,22 @@ class LineFile:
             os.close(self._descriptor)
             raise disk_error(error, path) from error
 
-    def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Store some rows, all of them or none."""
-        data = b"".join(map(encode, rows))
+    def append(self, objects: Iterable[Mapping[str, Any]]) -> None:
+        """Store some objects, all of them or none."""
+        data = b"".join(map(encode, objects))
         try:
             view = memoryview(data)
-            while view:  # a write may be short; O_APPEND puts the rest behind it
+            while view:  # a write may be short
                 view = view[os.write(self._descriptor, view) :]
             os.fsync(self._descriptor)
         except OSError as error:
-            os.ftruncate(self._descriptor, self._size)  # shrinking needs no room: the file ends with a whole line again
-            todo = "Everything stored so far is intact; fix that and run the same command again to resume"
-            raise disk_error(error, self.path, todo) from error
+            os.ftruncate(self._descriptor, self._size)  # needs no space: the file ends with a whole line again
+            advice = "Everything stored so far is intact; fix that and run the same command again to resume"
+            raise disk_error(error, self.path, advice) from error
         self._size += len(data)
 
     def close(self) -> None:
-        """End appending and let other processes in."""
+        """Close the file, which other processes can then open."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from revisit.errors import RevisitError
-from revisit.explain.files import below, read_file
+from revisit.explain.files import path_within, read_file
 
 # Fields with generated text. `answer` is not among them: it is the gold answer as often.
 TEXTS = ("text", "caption", "response", "prediction", "model_prediction")
@@ -142,10 +142,10 @@ def folder(data_dir: Path, name: str, *inside: str) -> Path:
 def find_image(data_dir: Path, name: str, *places: str) -> Path:
     """Return the path of an image that data names: in the first of `places` that has it, else where it should be put."""
     for place in places:
-        path = below(data_dir, Path(place) / name)
+        path = path_within(data_dir, Path(place) / name)
         if path.exists():
             return path
-    return below(data_dir, Path(places[0]) / name)
+    return path_within(data_dir, Path(places[0]) / name)
 
 
 # -- answers --------------------------------------------------------------------------------------------------------

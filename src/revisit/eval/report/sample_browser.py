@@ -22,7 +22,7 @@ from revisit.eval.compare import control_notes, variants_of
 from revisit.eval.log import Answer, Log, unfinished
 from revisit.eval.report.comparisons import heading, ranked
 from revisit.explain.document import check_writable, script_page, write_page
-from revisit.explain.files import below, disk_error, make_folder
+from revisit.explain.files import path_within, disk_error, make_folder
 from revisit.models.images import open_image
 
 logger = logging.getLogger(__name__)
@@ -183,7 +183,7 @@ def items_of(log: Log, notes: list[str]) -> dict[str, Item]:
 
 def images_of(log: Log, answer: Answer) -> tuple[Path, ...]:
     """Return the images of an answer, below the log's data folder."""
-    return tuple(below(Path(log.request.data), image) for image in answer.images) if log.request.data else ()
+    return tuple(path_within(Path(log.request.data), image) for image in answer.images) if log.request.data else ()
 
 
 def _answer(answer: Answer, scores: Scores | None, item: Item | None) -> dict[str, Any]:

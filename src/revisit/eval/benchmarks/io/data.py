@@ -16,7 +16,7 @@ from revisit.errors import RevisitError, need
 from revisit.eval.benchmarks.base import Benchmark, HubDataset
 from revisit.eval.benchmarks.base import get as get_benchmark
 from revisit.eval.benchmarks.io.download import Progress, fetch_all
-from revisit.explain.files import below, new_folder, read_file
+from revisit.explain.files import new_folder, path_within, read_file
 from revisit.explain.records import Record
 
 SOURCE = "source.json"
@@ -112,7 +112,7 @@ class Draft:
         return self.images[path]
 
     def _target(self, path: str) -> Path:
-        target = below(self.root, path)
+        target = path_within(self.root, path)
         target.parent.mkdir(parents=True, exist_ok=True)
         return target
 
@@ -120,7 +120,7 @@ class Draft:
         """Return the encoded image in a column of a dataset: bytes, or the path of a file of the dataset."""
         content = (value.get("bytes") or value.get("path")) if isinstance(value, Mapping) else value
         if isinstance(content, str):
-            return read_file(below(self.source, content), MAX_IMAGE_BYTES)
+            return read_file(path_within(self.source, content), MAX_IMAGE_BYTES)
         if not isinstance(content, bytes) or not content:
             raise RevisitError(f"{where} has no image.")
         return content
