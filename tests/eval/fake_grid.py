@@ -17,8 +17,8 @@ from revisit.decoding.method import Method
 from revisit.decoding.settings import Decoding
 from revisit.eval.benchmarks.base import Benchmark, Item, Metric, Scores, ratio
 from revisit.eval.config import EvalConfig
-from revisit.eval.engines.base import Engine
-from revisit.eval.log import Answer, Log, item_seed
+from revisit.eval.engines.base import Engine, item_seed
+from revisit.eval.log import Answer, Log
 from revisit.eval.run import run
 from revisit.explain.files import read_lines
 
@@ -67,20 +67,18 @@ class HashEngine(Engine):
 
     def __init__(self, model: str, pause: float = 0.0, weights: str = "w1", invariant: bool = True) -> None:
         self.model, self.pause, self.weights, self.invariant = model, pause, weights, invariant
-        self.asked: list[list[str]] = []
+        self.batches: list[list[str]] = []
         self.closed = False
 
-    def about(self) -> dict[str, Any]:
-        spec = {"model": self.model, "fingerprint": self.weights, "dtype": "float32", "device": "cpu"}
-        return {**spec, "engine": "hash", "libraries": {"revisit": "0"}}
-
-    def batching(self, batch_size: int, items: Sequence[Item]) -> dict[str, Any] | None:
-        return None if self.invariant else {"size": batch_size}
+    def identity(self, batch_size: int, items: Sequence[Item]) -> dict[str, Any]:
+        model = {"model": self.model, "fingerprint": self.weights, "dtype": "float32", "device": "cpu"}
+        batching = None if self.invariant else {"size": batch_size}
+        return {**model, "engine": "hash", "libraries": {"revisit": "0"}, "batching": batching}
 
     def answer(
         self, method: Any, decoding: Decoding, seed: int, items: Sequence[Item], images: Sequence[list[Any]]
     ) -> list[Answer]:
-        self.asked.append([item.id for item in items])
+        self.batches.append([item.id for item in items])
         time.sleep(self.pause)
         out = []
         for item, shown in zip(items, images, strict=True):
@@ -90,8 +88,8 @@ class HashEngine(Engine):
             tokens = tuple(hashlib.sha256(key.encode()).digest()[: decoding.max_new_tokens])
             text = "".join(chr(97 + t % 26) for t in tokens)
             counters = {"steps": len(tokens), "applied": method.by}
-            about = {"id": item.id, "item": item.hash, "prompt": item.prompt}
-            out.append(Answer(**about, text=text, tokens=tokens, counters=counters, seconds=self.pause / len(items)))
+            identity = {"id": item.id, "item": item.hash, "prompt": item.prompt}
+            out.append(Answer(**identity, text=text, tokens=tokens, counters=counters, seconds=self.pause / len(items)))
         return out
 
     def close(self) -> None:
@@ -122,10 +120,10 @@ def rows_of(out: Path) -> dict[str, list[dict[str, Any]]]:
     """Return the answers of every log in the order in which they were stored, without their time."""
     found = {}
     for path in sorted(out.glob("logs/*.jsonl")):
-        rows, damaged = read_lines(path)
+        lines, damaged, _ = read_lines(path)
         assert damaged == 0
-        kept = [row for row in rows if "spec" not in row]
-        found[path.name] = [{k: v for k, v in row.items() if k != "seconds"} for row in kept]
+        answers = [line for line in lines if "spec" not in line]
+        found[path.name] = [{k: v for k, v in answer.items() if k != "seconds"} for answer in answers]
     return found
 
 

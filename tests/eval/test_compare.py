@@ -1,4 +1,4 @@
-"""Comparisons: ranks, tests, what cannot be compared; the tables."""
+"""Comparisons: values, ranks, tests, tables, and logs that cannot be compared."""
 
 from __future__ import annotations
 
@@ -16,9 +16,18 @@ from rich.console import Console
 from revisit.errors import RevisitError
 from revisit.eval import statistics
 from revisit.eval.benchmarks.base import Metric
-from revisit.eval.compare import Comparison, Value, about_added, compare, ranks
+from revisit.eval.compare import Comparison, Value, added_notes, compare, ranks
 from revisit.eval.log import Log, read_logs
-from revisit.eval.report.comparisons import WRITERS, comparison_section, footnotes, short_names, stars, to_csv, verdict
+from revisit.eval.report.comparisons import (
+    WRITERS,
+    comparison_sections,
+    footnotes,
+    short_names,
+    stars,
+    tables_of,
+    to_csv,
+    verdict,
+)
 from revisit.eval.report.document import section_markdown
 from revisit.eval.report.terminal import print_section
 from revisit.eval.run import run
@@ -34,10 +43,10 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> list[Log]:
     return read_logs(root / "out")
 
 
-def test_values_are_those_of_the_run_and_tests_those_of_the_statistics(logs: list[Log]) -> None:
+def test_values_come_from_the_scores_and_tests_from_the_statistics(logs: list[Log]) -> None:
     (table,) = compare(logs, resamples=499)
     scores = {log.spec.method: log.scores for log in logs if log.scores}
-    assert table.baseline == "shift"  # the first, since nobody ran greedy
+    assert table.baseline == "shift"  # the first, because greedy was not run
     assert list(table.values) == ["shift", "shift(by=1)", "shift(by=2)"]
     assert table.n == 40
     terms = {method: own.per_item["vowels"] for method, own in scores.items()}
@@ -60,8 +69,8 @@ def test_ranks_go_by_what_is_printed() -> None:
     assert ranks([0.1301, 0.1249, 0.1252, 0.2], lower) == [2, 1, 1, 0]  # 13.0, 12.5, 12.5, 20.0
     assert ranks([0.5, 0.7, math.nan], Metric("F1", "higher", 100, 1)) == [2, 1, 0]
     assert ranks([0.5, 0.7], Metric("yes_ratio", None)) == [0, 0]
-    assert ranks([0.5], lower) == [0]  # alone there is no best
-    assert ranks([0.5, 0.5001, math.nan], lower) == [0, 0, 0]  # nor where all are alike
+    assert ranks([0.5], lower) == [0]  # a single value is not the best
+    assert ranks([0.5, 0.5001, math.nan], lower) == [0, 0, 0]  # nor are equal ones
 
 
 def test_stars() -> None:
@@ -89,7 +98,7 @@ def table() -> Comparison:
 
 
 def test_markdown(table: Comparison) -> None:
-    text = section_markdown(comparison_section(table))
+    text = section_markdown(comparison_sections([table])[0])
     assert "| Method | F1 ↑ | CHAIR_i ↓ |" in text
     assert "| greedy | <u>80.0</u> [78.0, 82.0] | <u>10.0</u> |" in text
     assert "| revisit | **85.0** | **7.0** [6.0, 8.0] |" in text
@@ -122,22 +131,45 @@ def test_long_settings_are_a_footnote() -> None:
     assert footnotes(names) == " ¹ weight=agreement, neighbors=8. ² weight=agreement, neighbors=4."
 
 
-def test_different_items_are_not_compared(tmp_path: Path) -> None:
+def test_only_logs_with_the_same_questions_are_compared(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     data = write_items(tmp_path / "data", 30)
-    for by, limit in ((0, None), (1, 20)):
-        config = make_config(tmp_path / "out", data, model="m1", method=Shift(by=by), limit=limit)
-        run(config, engine_for=HashEngine)
+    config = make_config(tmp_path / "out", data, model="m1", method=Shift(by=0))
+    for change in ({}, {"method": Shift(by=1), "limit": 20}):
+        run(config.replace(**change), engine_for=HashEngine)
     with pytest.raises(RevisitError, match=r"not run on the same items .*shift 30, shift\(by=1\) 20; 20 in common"):
         compare(read_logs(tmp_path / "out"))
-
-
-def test_the_same_id_with_another_question_is_not_compared(tmp_path: Path) -> None:
-    data = write_items(tmp_path / "data", 10)
-    run(make_config(tmp_path / "out", data, model="m1", method=Shift(by=0)), engine_for=HashEngine)
+    run(config.replace(model="m2"), engine_for=HashEngine)
+    caplog.clear()
+    assert [table.model for table in compare(read_logs(tmp_path / "out"), resamples=99)] == ["m2"]
+    assert "not run on the same items" in caplog.text
     (data / "items.txt").write_text((data / "items.txt").read_text().replace("prompt 3", "PROMPT 3"))
-    run(make_config(tmp_path / "out", data, model="m1", method=Shift(by=1)), engine_for=HashEngine)
+    run(config.replace(method=Shift(by=1)), engine_for=HashEngine)
     with pytest.raises(RevisitError, match="different questions with the same id 'q3'"):
-        compare(read_logs(tmp_path / "out"))
+        compare([log for log in read_logs(tmp_path / "out") if log.spec.model == "m1"])
+
+
+def test_methods_with_different_weights_are_not_compared(tmp_path: Path) -> None:
+    data = write_items(tmp_path / "data", 12)
+    for by, weights in ((0, "aaaaaaaaaa"), (3, "bbbbbbbbbb")):
+        config = make_config(tmp_path / "out", data, model="m1", method=Shift(by=by))
+        run(config, engine_for=lambda model: HashEngine(model, weights=weights))  # noqa: B023
+    tables = compare(read_logs(tmp_path / "out"), resamples=99)
+    assert [table.variant for table in tables] == ["weights aaaaaaaa", "weights bbbbbbbb"]
+    assert [list(table.values) for table in tables] == [["shift"], ["shift(by=3)"]]
+    assert "letters, m1, weights aaaaaaaa (" in tables_of(tables[0])[0].caption
+
+
+def test_a_method_is_found_by_its_name_if_only_one_label_has_it(logs: list[Log]) -> None:
+    """With settings recommended for the model, the label of `revisit` may be `revisit(layers=all)`."""
+    (table,) = compare(logs, resamples=99)
+    assert table.values["shift"] is table.values.get("shift")  # the exact label comes first
+    (table,) = compare(logs[1:], resamples=99)
+    with pytest.raises(RevisitError, match=r"'shift' has several settings: use one of shift\(by=1\), shift\(by=2\)"):
+        table.values["shift"]
+    (table,) = compare(logs[1:2])
+    assert table.values["shift"] is table.values["shift(by=1)"]
+    with pytest.raises(RevisitError, match="'greedy' was not compared"):
+        table.values["greedy"]
 
 
 def test_metrics_and_baselines_by_name(logs: list[Log]) -> None:
@@ -149,24 +181,6 @@ def test_metrics_and_baselines_by_name(logs: list[Log]) -> None:
         compare(logs, baseline="shfit")
     with pytest.raises(RevisitError, match=r"Unknown metric 'vowel'\. Did you mean 'vowels'"):
         compare(logs, metrics=["vowel"])
-
-
-def test_corrected_interval_and_corrected_p_tell_the_same_story() -> None:
-    rng = np.random.default_rng(5)
-    base = {f"q{i}": (float(rng.random() < 0.5), 1.0) for i in range(300)}
-    found = []
-    for shift in (0.0, 0.03, 0.05, 0.08, 0.1):
-        better = {u: (max(n, float(rng.random() < shift)), d) for u, (n, d) in base.items()}
-        found.append(statistics.paired(base, better, resamples=1999))
-    raw = [pair.p_bootstrap for pair in found]
-    levels, corrected = statistics.holm_levels(raw), statistics.holm(raw)
-    for pair, level, p in zip(found, levels, corrected, strict=True):
-        at = pair.at(level)
-        assert (p < 0.05) == (at.low > 0 or at.high < 0)
-    assert statistics.holm_levels([0.001, math.nan, 0.02, 0.2]) == pytest.approx(
-        [1 - 0.05 / 3, 0.95, 1 - 0.05 / 2, 0.95]
-    )
-    assert statistics.holm_levels([0.3, 0.04]) == pytest.approx([0.975, 0.975])  # not rejected: both at the first step
 
 
 class Undirected(Letters):
@@ -215,13 +229,8 @@ def test_several_seeds_are_one_row_with_mean_and_deviation(sampled: list[Log]) -
     assert second.paired.difference == pytest.approx(second.value - first.value)
     assert second.paired.units == 40  # items, not items times seeds
     assert any("over the seeds 0, 1, 5" in note for note in table.notes)
-
-
-def test_seeds_in_tables(sampled: list[Log]) -> None:
-    tables = compare(sampled, resamples=99)
-    vowels = tables[0].values["shift"]["vowels"]
-    shown = f"{100 * vowels.value:.1f} ± {100 * vowels.std:.1f}"
-    assert shown in section_markdown(comparison_section(tables[0]))
+    shown = f"{100 * first.value:.1f} ± {100 * first.std:.1f}"
+    assert shown in section_markdown(comparison_sections([table])[0])
 
 
 def test_seeds_that_only_some_methods_have_are_not_compared(sampled: list[Log]) -> None:
@@ -231,11 +240,9 @@ def test_seeds_that_only_some_methods_have_are_not_compared(sampled: list[Log]) 
         compare(sampled[:-1], resamples=99)
 
 
-def test_a_terminal_gets_drawn_tables_and_a_pipe_markdown(
-    logs: list[Log], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_gets_drawn_tables_and_a_pipe_markdown(logs: list[Log], capsys: pytest.CaptureFixture[str]) -> None:
     tables = compare(logs, resamples=99)
-    section = comparison_section(tables[0])
+    section = comparison_sections(tables)[0]
     print_section(section)
     assert capsys.readouterr().out == section_markdown(section) + "\n\n"
     text = io.StringIO()
@@ -280,7 +287,7 @@ def test_added_methods_are_named_because_they_change_corrected_p_values(tmp_path
         methods = tuple(Shift(by=by) for by in range(number))
         run(make_config(tmp_path / "out", data, model="m1", method=methods), engine_for=HashEngine)
         logs = read_logs(tmp_path / "out")
-        tables.append(about_added(before, compare(logs, resamples=99)))
+        tables.append(added_notes(before, compare(logs, resamples=99)))
         before = logs
     assert tables[:2] == [[], []]  # no p-value existed before
     (note,) = tables[2]

@@ -1,4 +1,4 @@
-"""The options of an evaluation: what they mean together, and what raises an error."""
+"""The options of an evaluation: their meaning together, and wrong ones."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def test_names_are_split_and_settings_reach_their_method(tmp_path: Path, model: 
     assert labels == ["greedy", "revisit", "revisit(alpha=0.01, layers=all)"]
     assert [b.name for b in made.benchmarks] == ["pope", "chair"]
     assert made.benchmarks[0].parser == "vcd"
-    assert made.folders == {"pope": tmp_path, "chair": tmp_path}
+    for data in (tmp_path, [tmp_path], {"pope": tmp_path, "chair": str(tmp_path)}):
+        assert made.replace(data=data).folders == {"pope": tmp_path, "chair": tmp_path}
 
 
 def test_a_chain_under_the_papers_preset_takes_published_settings(tmp_path: Path, model: Path) -> None:
@@ -79,6 +80,8 @@ def test_what_is_not_given_is_what_is_recommended_for_the_model(tmp_path: Path) 
         {"sample": "maybe"},
         {"max_new_tokens": 0},
         {"seeds": [0.5]},
+        {"seeds": "0,x"},
+        {"seeds": "-1"},
         {"seed": -1},
         {"limit": "five"},
         {"batch_size": 2.5},
@@ -100,8 +103,9 @@ def test_a_wrong_value_raises_one_sentence_that_names_its_option(values: dict[st
 
 
 def test_text_is_read_by_the_type_of_its_option() -> None:
-    made = EvalConfig(sample="no", beams="3", seeds="1,2", data="a,b", temperature="1e-3")
+    made = EvalConfig(sample="no", beams="3", seeds="1, 2", data="a,b", temperature="1e-3")
     assert (made.sample, made.beams, made.seeds, made.data, made.temperature) == (False, 3, (1, 2), "a,b", 0.001)
+    assert made.all_seeds == (1, 2)
 
 
 @pytest.mark.parametrize(
@@ -113,6 +117,12 @@ def test_text_is_read_by_the_type_of_its_option() -> None:
         ({"temperature": 0.5}, "need --sample"),
         ({"sample": True, "temperature": 0.0}, "temperature must be"),
         ({"sample": True, "beams": 2}, "either a temperature or num_beams"),
+        ({"seed": 5}, "--seed and --seeds need --sample"),
+        ({"seeds": "0,1"}, "--seed and --seeds need --sample"),
+        ({"sample": True, "seeds": "1,1"}, "seed '1' is listed twice"),
+        ({"method": "greedy,greedy"}, "method 'greedy' is listed twice"),
+        ({"benchmark": ["pope:suffix=one-word", "pope:suffix=one-word"]}, "is listed twice"),
+        ({"model": ()}, "at least one model"),
         ({"data": "nowhere/at/all"}, "'nowhere/at/all' does not exist"),
         ({"data": None, "model": "org/model"}, "--data is missing"),
         ({"method": "revisit:alpha"}, "alpha"),
@@ -156,44 +166,16 @@ def test_folders_may_be_called_like_scenes_and_downloads() -> None:
 def test_scenes_by_name() -> None:
     assert parse_scenes("scenes") == ("unusual", 100, 0)
     assert parse_scenes("scenes:usual:20:3") == ("usual", 20, 3)
-    for bad in (
-        "scenes:usual:x",
-        "scenes:usual:0",
-        "scenes:usual:99999999999",
-        "scenes:usual:2:-1",
-        "scenes:usual:1:2:3",
-    ):
+    for wrong in ("x", "0", "99999999999", "2:-1", "1:2:3"):
         with pytest.raises(RevisitError, match="scenes:SPLIT:NUMBER:SEED"):
-            parse_scenes(bad)
+            parse_scenes(f"scenes:usual:{wrong}")
     with pytest.raises(RevisitError, match="Did you mean 'unusual'"):
         parse_scenes("scenes:unusal")
 
 
-def test_seeds_are_whole_numbers_and_go_with_sampling() -> None:
-    assert EvalConfig(seeds="0, 1,2", sample=True).all_seeds == (0, 1, 2)
-    for seeds, sentence in (
-        ("0,x", "seeds must be"),
-        ("-1", "seeds must be"),
-        ("1,1", "listed twice"),
-    ):
-        with pytest.raises(RevisitError, match=sentence):
-            EvalConfig(seeds=seeds, sample=True, data="scenes:unusual:2").check()
-    with pytest.raises(RevisitError, match="seeds need sampling"):
-        EvalConfig(seeds="0,1", data="scenes:unusual:2").check()
-
-
-@pytest.mark.parametrize(
-    ("given", "labels"),
-    [
-        (["pope", "pope:suffix=one-word"], ["pope", "pope(suffix=one-word)"]),
-        (["chair", "chair:ids=seed42-500"], ["chair", "chair(ids=seed42-500)"]),
-    ],
-)
-def test_two_protocols_of_a_benchmark_in_one_command(tmp_path: Path, given: list[str], labels: list[str]) -> None:
-    config = EvalConfig(benchmark=given, data=str(tmp_path))
-    assert [benchmark_label(benchmark) for benchmark in config.benchmarks] == labels
-    with pytest.raises(RevisitError, match="is listed twice"):
-        EvalConfig(benchmark=[*given, given[0]], data=str(tmp_path)).check()
+def test_two_protocols_of_a_benchmark_in_one_command(tmp_path: Path) -> None:
+    config = checked(tmp_path, benchmark=["pope", "pope:suffix=one-word"])
+    assert [benchmark_label(benchmark) for benchmark in config.benchmarks] == ["pope", "pope(suffix=one-word)"]
 
 
 def test_where_a_judge_is_reached_is_no_part_of_the_measurement() -> None:
@@ -211,6 +193,6 @@ def test_nltk_data_is_required_before_the_first_answer(
     monkeypatch.setattr(language, "missing_packages", lambda: ["wordnet"])
     assert not EvalConfig(benchmark="chair").needs_nltk_data
     assert EvalConfig(benchmark="chair", data=str(tmp_path)).needs_nltk_data
-    asked = EvalConfig(model=str(model), benchmark="chair", data="scenes:unusual:2", out=str(tmp_path / "out"))
+    config = EvalConfig(model=str(model), benchmark="chair", data="scenes:unusual:2", out=str(tmp_path / "out"))
     with pytest.raises(RevisitError, match="NLTK data not found: wordnet"):
-        run(asked, engine_for=lambda _: pytest.fail("an engine was opened"))
+        run(config, engine_for=lambda _: pytest.fail("an engine was opened"))

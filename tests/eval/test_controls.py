@@ -13,7 +13,7 @@ import revisit
 from revisit import RevisitError
 from revisit.eval.benchmarks.base import Item, Metric
 from revisit.eval.compare import compare
-from revisit.eval.controls import CONTROLS, about_controls, controlled, noise_like
+from revisit.eval.controls import CONTROLS, control_note, controlled, noise_like
 from revisit.eval.run import evaluate
 
 ACCURACY = Metric("accuracy", "higher", 100, 1)
@@ -46,19 +46,19 @@ def test_the_other_controls() -> None:
     assert (noise != np.array(noise_like(image, "other"))).any()
 
 
-def test_the_sentence_about_controls_by_hand() -> None:
+def test_the_note_on_controls_by_hand() -> None:
     blind = "greedy [no image]"
     values = {"greedy": 0.8, "revisit": 0.85, "vcd": 0.81, blind: 0.6, "greedy [noise image]": 0.82}
-    assert about_controls(values, ACCURACY, "greedy") == [
+    assert control_note(values, ACCURACY, "greedy") == (
         "Without the image, accuracy of greedy is 60.0 instead of 80.0: 75 % of it is left. "
         "revisit gains more than every control; vcd does not gain more than every control."
-    ]
-    (text,) = about_controls({"greedy": 0.8, "plausible-only": 0.9, blind: 0.6}, ACCURACY, "greedy")
-    assert text.endswith("75 % of it is left.")
-    assert about_controls({"greedy": 0.8, "revisit": 0.85}, ACCURACY, "greedy") == []
-    assert about_controls({"greedy": 0.8, blind: math.nan}, ACCURACY, "greedy") == []
-    (text,) = about_controls({"greedy": 0.5, blind: 0.6}, Metric("accuracy", "lower", 100, 1), "greedy")
-    assert text.endswith("60.0 instead of 50.0.")
+    )
+    note = control_note({"greedy": 0.8, "plausible-only": 0.9, blind: 0.6}, ACCURACY, "greedy")
+    assert note.endswith("75 % of it is left.")
+    assert control_note({"greedy": 0.8, "revisit": 0.85}, ACCURACY, "greedy") == ""
+    assert control_note({"greedy": 0.8, blind: math.nan}, ACCURACY, "greedy") == ""
+    note = control_note({"greedy": 0.5, blind: 0.6}, Metric("accuracy", "lower", 100, 1), "greedy")
+    assert note.endswith("60.0 instead of 50.0.")
 
 
 def test_a_blind_model_scores_the_same_with_every_image(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
-"""Logs on disk: one per spec, never two answers to one item, lines of other logs are not taken."""
+"""Logs on disk: one per spec, one answer per item, no lines of other logs, and cached scores."""
 
 from __future__ import annotations
 
-import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,13 +11,15 @@ from fake_grid import HashEngine, Letters, Shift
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Item
-from revisit.eval.log import Answer, Log, Request, new_request, read_logs
+from revisit.eval.log import Answer, Log, Request, read_logs
 from revisit.eval.spec import Spec
 from revisit.explain.files import encode
 
+ITEMS = [Item("q1", "p", hash="c1"), Item("q2", "p", hash="c2")]
+
 
 def spec(**changes: object) -> Spec:
-    made = Spec.of(HashEngine("org/model").about(), Shift(by=1), Letters(), Decoding(max_new_tokens=7))
+    made = Spec.of(HashEngine("org/model").identity(8, []), Shift(by=1), Letters(), Decoding(max_new_tokens=7))
     return made.model_copy(update=changes)
 
 
@@ -25,14 +27,17 @@ def answer(number: int, text: str = "a cat") -> Answer:
     return Answer(id=f"q{number}", item=f"c{number}", prompt="p", text=text, tokens=(1, 2), counters={"steps": 3})
 
 
-def opened(folder: Path, **changes: object) -> Log:
+def written(folder: Path, *answers: Answer, **changes: object) -> Log:
     log = Log.open(folder, spec(**changes))
-    log.begin(new_request({"q1": "c1", "q2": "c2"}))
+    log.begin(ITEMS)
+    log.append(answers)
+    log.close()
     return log
 
 
 def test_appended_answers_are_read_again_and_never_doubled(tmp_path: Path) -> None:
-    first = opened(tmp_path)
+    first = Log.open(tmp_path, spec())
+    first.begin(ITEMS)
     assert first.append([answer(1), answer(2)]) == 2
     assert first.append([answer(2, "another"), answer(3)]) == 1
     first.close()
@@ -40,7 +45,7 @@ def test_appended_answers_are_read_again_and_never_doubled(tmp_path: Path) -> No
     assert second.path == first.path
     assert second.append([answer(1), answer(2), answer(3)]) == 0
     assert second.answers["q2", "c2"] == answer(2)
-    items = [Item("q2", "p", hash="c2"), Item("q2", "p", hash="changed"), Item("q9", "p", hash="c9")]
+    items = [ITEMS[1], Item("q2", "p", hash="changed"), Item("q9", "p", hash="c9")]
     assert second.missing(items) == items[1:]
     second.close()
     assert list(Log.read(first.path).answers.values()) == [answer(1), answer(2), answer(3)]
@@ -63,56 +68,51 @@ def test_any_change_of_a_spec_is_another_log() -> None:
     assert spec(options={"a": 1, "b": 2}).key == spec(options={"b": 2, "a": 1}).key
 
 
-def test_a_line_of_another_log_is_not_taken(tmp_path: Path) -> None:
-    one, other = opened(tmp_path), opened(tmp_path, seed=1)
-    one.append([answer(1)])
-    other.append([answer(1, "another answer")])
-    one.close()
-    other.close()
+def test_lines_of_another_log_are_not_used(tmp_path: Path) -> None:
+    one, other = written(tmp_path, answer(1)), written(tmp_path, answer(1, "another answer"), seed=1)
     lines, foreign = (log.path.read_bytes().splitlines(keepends=True) for log in (one, other))
     one.path.write_bytes(lines[0] + foreign[1])
-    found = Log.read(one.path)
-    assert (found.answers, found.damaged) == ({}, 1)
+    log = Log.read(one.path)
+    assert (log.answers, log.damaged) == ({}, 1)
     one.path.write_bytes(other.path.read_bytes())
     with pytest.raises(RevisitError, match="other settings"):
         Log.open(tmp_path, spec())
 
 
-def test_a_log_without_a_header_hides_no_other_and_is_refilled_when_it_is_opened(tmp_path: Path) -> None:
-    opened(tmp_path, seed=1).close()
-    log = opened(tmp_path)
-    log.append([answer(1)])
-    log.close()
-    lines = log.path.read_bytes().splitlines(keepends=True)
-    log.path.write_bytes(b"x" + lines[0] + lines[1])
+def test_a_log_without_a_header_hides_no_other_and_gets_a_new_one_when_it_is_opened(tmp_path: Path) -> None:
+    written(tmp_path, seed=1)
+    log = written(tmp_path, answer(1))
+    log.path.write_bytes(b"x" + log.path.read_bytes())
     with pytest.raises(RevisitError, match="header is damaged"):
         Log.read(log.path)
     assert [other.spec.seed for other in read_logs(tmp_path)] == [1]
-    again = opened(tmp_path)
-    assert again.answers == {("q1", "c1"): answer(1)}
-    again.close()
+    assert written(tmp_path).answers == {("q1", "c1"): answer(1)}
     assert Log.read(log.path).request.items == 2
 
 
 def test_the_same_request_is_stored_once(tmp_path: Path) -> None:
-    log = opened(tmp_path)
-    log.begin(new_request({"q1": "c1", "q2": "c2"}))
-    log.begin(new_request({"q1": "c1"}))
+    log = Log.open(tmp_path, spec())
+    for items in (ITEMS, ITEMS, ITEMS[:1]):
+        log.begin(items)
     log.close()
     assert [request.items for request in Log.read(log.path).requests] == [2, 1]
 
 
-def test_scores_of_another_scorer_are_not_used(tmp_path: Path) -> None:
-    log = opened(tmp_path)
-    log.append([answer(1), answer(2)])
-    scores = log.score(Letters(), [Item("q1", "p", hash="c1"), Item("q2", "p", hash="c2")])
-    log.close()
+def test_cached_scores_belong_to_one_scorer_and_to_the_answers(tmp_path: Path) -> None:
+    log = written(tmp_path, answer(1), answer(2))
+    scores = log.score(Letters(), ITEMS)
     assert Log.read(log.path).scores == scores
+    others = [
+        written(tmp_path, answer(1), answer(2), scorer="letters-0"),
+        written(tmp_path, answer(1), answer(2, "a dog"), seed=1),
+        written(tmp_path, answer(1), seed=2),
+    ]
+    for other in others:
+        shutil.copy(log.path.with_suffix(".scores.json"), other.path.with_suffix(".scores.json"))
+        assert Log.read(other.path).scores is None
     path = log.path.with_suffix(".scores.json")
-    record = json.loads(path.read_text())
-    for change in ({"scorer": "letters-0"}, {"checksum": "x"}, {"asked": "other"}):
-        path.write_text(json.dumps({**record, **change}))
-        assert Log.read(log.path).scores is None
+    path.write_text(path.read_text().replace("vowels", "vowel"))
+    assert Log.read(log.path).scores is None
 
 
 def test_a_folder_without_logs_raises(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

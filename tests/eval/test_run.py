@@ -23,11 +23,11 @@ from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Item, Scores
 from revisit.eval.compare import compare
 from revisit.eval.config import EvalConfig
-from revisit.eval.log import Log, item_seed, read_logs, unfinished
-from revisit.eval.report.comparisons import value_table
+from revisit.eval.engines.base import item_seed
+from revisit.eval.log import Log, read_logs, unfinished
 from revisit.eval.report.sample_browser import read_samples
 from revisit.eval.run import Reporter, run
-from revisit.eval.statistics import metric_interval, wilson
+from revisit.eval.statistics import wilson
 
 SCRIPT = Path(__file__).with_name("fake_grid.py")
 ONE = {"model": "m1", "method": (Shift(),)}
@@ -43,8 +43,9 @@ def run_here(config: EvalConfig, **engine: Any) -> tuple[list[Log], list[HashEng
     return run(config, engine_for=open_one), engines
 
 
-def asked(engines: list[HashEngine]) -> int:
-    return sum(len(batch) for engine in engines for batch in engine.asked)
+def generated(engines: list[HashEngine]) -> int:
+    """Return the number of answers that were generated."""
+    return sum(len(batch) for engine in engines for batch in engine.batches)
 
 
 @pytest.fixture
@@ -53,12 +54,17 @@ def data(tmp_path: Path) -> Path:
 
 
 def test_an_evaluation_from_nothing(tmp_path: Path, data: Path) -> None:
-    logs, engines = run_here(make_config(tmp_path / "out", data))
-    names = [("m1", "shift"), ("m1", "shift(by=3)"), ("m2", "shift"), ("m2", "shift(by=3)")]
+    logs, engines = run_here(make_config(tmp_path / "out", data, method=(Shift(by=3), Shift(by=1))))
+    names = [("m1", "shift(by=3)"), ("m1", "shift(by=1)"), ("m2", "shift(by=3)"), ("m2", "shift(by=1)")]
     assert [(log.spec.model, log.spec.method) for log in logs] == names
-    assert asked(engines) == 4 * 23
+    assert [(log.spec.model, log.spec.method) for log in read_logs(tmp_path / "out")] == names
+    assert generated(engines) == 4 * 23
     assert all(engine.closed for engine in engines)
-    log = logs[1]
+    prompts = {item.id: len(item.prompt) for item in Letters().load(data)}
+    lengths = [prompts[id] for batch in engines[0].batches[:6] for id in batch]
+    assert lengths == sorted(lengths, reverse=True)  # similar lengths together, the longest first
+    assert [len(batch) for batch in engines[0].batches[:6]] == [4, 4, 4, 4, 4, 3]
+    log = logs[0]
     assert (log.answered, log.request.items) == (23, 23)
     assert log.spec.decoding["max_new_tokens"] == 7  # the benchmark's own length
     assert log.totals() == {"steps": 23 * 7, "applied": 23 * 3, "new_tokens": 23 * 7, "seconds": 0.0}
@@ -83,10 +89,10 @@ def test_results_json_has_the_numbers_of_the_printed_tables(tmp_path: Path, data
     assert (entry["complete"], entry["answers"], entry["method"]) == (True, 23, "shift")
     (tmp_path / "out" / "results.json").write_text("not read back")
     _, engines = run_here(make_config(tmp_path / "out", data, **ONE))
-    assert asked(engines) == 0
+    assert generated(engines) == 0
 
 
-def test_a_finished_evaluation_is_neither_asked_nor_scored_again(
+def test_a_finished_evaluation_is_neither_generated_nor_scored_again(
     tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a paid judge, scoring old answers again would cost money and change old numbers."""
@@ -102,7 +108,7 @@ def test_a_finished_evaluation_is_neither_asked_nor_scored_again(
 
     monkeypatch.setattr(Letters, "score", counting)
     second, engines = run_here(config)
-    assert (asked(engines), scored) == (0, [])
+    assert (generated(engines), scored) == (0, [])
     assert {path: path.read_bytes() for path in (tmp_path / "out/logs").iterdir()} == stored
     assert numbers_of(second) == numbers_of(first)
     run_here(config.replace(method=(Shift(by=0), Shift(by=3), Shift(by=5))))
@@ -114,23 +120,15 @@ def test_changed_answers_are_scored_again(tmp_path: Path, data: Path) -> None:
     (first,), _ = run_here(config)
     first.path.with_suffix(".scores.json").write_text("{")
     (second,), engines = run_here(config)
-    assert asked(engines) == 0
+    assert generated(engines) == 0
     assert second.scores == first.scores
     rows = first.path.read_bytes().splitlines(keepends=True)
     first.path.write_bytes(b"".join(rows[:5] + rows[6:]))
     (log,) = read_logs(tmp_path / "out")
     assert log.scores is None  # of answers that are not there any more
     (third,), engines = run_here(config)
-    assert asked(engines) == 4
+    assert generated(engines) == 4
     assert third.scores == first.scores
-
-
-def test_batches_have_prompts_of_similar_length_longest_first(tmp_path: Path, data: Path) -> None:
-    _, engines = run_here(make_config(tmp_path / "out", data))
-    prompts = {item.id: len(item.prompt) for item in Letters().load(data)}
-    lengths = [prompts[i] for batch in engines[0].asked[:6] for i in batch]
-    assert lengths == sorted(lengths, reverse=True)
-    assert [len(batch) for batch in engines[0].asked[:6]] == [4, 4, 4, 4, 4, 3]
 
 
 def test_a_larger_limit_keeps_the_answers_of_the_smaller(tmp_path: Path, data: Path) -> None:
@@ -144,24 +142,26 @@ def test_a_larger_limit_keeps_the_answers_of_the_smaller(tmp_path: Path, data: P
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "engine", "reused"),
     [
-        {"sample": True, "seed": 1},
-        {"max_new_tokens": 5},
-        {"sample": True, "temperature": 0.7},
-        {"method": (Shift(by=1), Shift(by=4))},
-        {"benchmark": (Letters(rule="strict"),)},
-        {"weights": "w2"},
+        ({"sample": True, "seed": 1}, {}, False),
+        ({"max_new_tokens": 5}, {}, False),
+        ({"sample": True, "temperature": 0.7}, {}, False),
+        ({"method": (Shift(by=1), Shift(by=4))}, {}, False),
+        ({"benchmark": (Letters(rule="strict"),)}, {}, False),
+        ({}, {"weights": "w2"}, False),
+        ({"batch_size": 8}, {"invariant": False}, False),
+        ({"batch_size": 8}, {}, True),
     ],
     ids=str,
 )
-def test_no_changed_setting_reuses_an_answer(tmp_path: Path, data: Path, change: dict[str, Any]) -> None:
-    sampled = {"sample": True} if "seed" in change else {}
-    config = make_config(tmp_path / "out", data, **sampled)
-    run_here(config)
-    engine = {"weights": change["weights"]} if "weights" in change else {}
-    _, engines = run_here(config.replace(**{k: v for k, v in change.items() if k != "weights"}), **engine)
-    assert asked(engines) == 4 * 23
+def test_answers_are_reused_only_with_the_same_settings(
+    tmp_path: Path, data: Path, change: dict[str, Any], engine: dict[str, Any], reused: bool
+) -> None:
+    config = make_config(tmp_path / "out", data, sample="seed" in change)
+    run_here(config, **{key: value for key, value in engine.items() if key != "weights"})
+    _, engines = run_here(config.replace(**change), **engine)
+    assert generated(engines) == (0 if reused else 4 * 23)
 
 
 def test_changed_data_reuses_only_what_is_unchanged(tmp_path: Path, data: Path) -> None:
@@ -170,27 +170,16 @@ def test_changed_data_reuses_only_what_is_unchanged(tmp_path: Path, data: Path) 
     lines[5] = "another question"
     (data / "items.txt").write_text("\n".join(lines) + "\n")
     logs, engines = run_here(make_config(tmp_path / "out", data, **ONE, batch_size=1))
-    assert engines[0].asked == [["q5"]]
+    assert engines[0].batches == [["q5"]]
     (stored,) = rows_of(tmp_path / "out").values()
     assert [row["id"] for row in stored].count("q5") == 2  # the file only grows
     assert (logs[0].answered, len(logs[0].current())) == (23, 23)
 
 
-def test_batch_size_is_part_of_the_spec_only_if_batches_could_matter(tmp_path: Path, data: Path) -> None:
-    for invariant, expected in ((True, 0), (False, 4 * 23)):
-        out = tmp_path / str(invariant)
-        run_here(make_config(out, data), invariant=invariant)
-        _, engines = run_here(make_config(out, data, batch_size=8), invariant=invariant)
-        assert asked(engines) == expected
-
-
-def test_seeds_belong_to_items(tmp_path: Path, data: Path) -> None:
+def test_seeds_belong_to_items() -> None:
     assert item_seed(0, "a") == item_seed(0, "a") != item_seed(0, "b")
     assert item_seed(0, "a") != item_seed(1, "a")
     assert 0 <= item_seed(3, "x") < 2**56
-    run_here(make_config(tmp_path / "out", data))
-    _, engines = run_here(make_config(tmp_path / "out", data, seed=5))  # nothing is drawn
-    assert asked(engines) == 0
 
 
 def test_other_commands_add_to_a_folder_and_each_returns_its_own_logs(tmp_path: Path, data: Path) -> None:
@@ -276,7 +265,7 @@ TWO_PROTOCOLS = (Letters(), Letters(suffix=" In one word."))
 
 def test_two_protocols_of_a_benchmark_are_two_logs_of_one_command(tmp_path: Path, data: Path) -> None:
     logs, engines = run_here(make_config(tmp_path / "out", data, **ONE, benchmark=TWO_PROTOCOLS))
-    assert asked(engines) == 2 * 23
+    assert generated(engines) == 2 * 23
     assert [log.spec.benchmark for log in logs] == ["letters", "letters(suffix= In one word.)"]
     assert "suffix_In_one_word" in logs[1].path.name
     assert [table.variant for table in compare(logs, resamples=99)] == ["suffix ", "suffix  In one word."]
@@ -291,7 +280,7 @@ class Stops(HashEngine):
     """Stops in the middle of the second log."""
 
     def answer(self, *arguments: Any) -> Any:
-        if len(self.asked) == 6 + 2:
+        if len(self.batches) == 6 + 2:
             raise KeyboardInterrupt
         return super().answer(*arguments)
 
@@ -322,7 +311,7 @@ def test_a_stopped_run_shows_what_is_missing_and_how_to_finish_it(stopped: EvalC
     assert unfinished(read_logs(Path(stopped.out))) == ""
 
 
-def test_view_shows_what_was_asked_and_that_the_run_is_incomplete(stopped: EvalConfig, data: Path) -> None:
+def test_view_shows_the_stored_prompts_and_that_the_run_is_incomplete(stopped: EvalConfig, data: Path) -> None:
     (data / "items.txt").write_text("another question\n" * 23)  # changed since
     columns, samples, notes = read_samples(read_logs(Path(stopped.out)))
     assert notes[0].startswith("This run is incomplete: 2 of 3")
@@ -334,19 +323,19 @@ def test_view_shows_what_was_asked_and_that_the_run_is_incomplete(stopped: EvalC
     assert ["v" in answer for answer in partial] == [False] * 8
 
 
-class Interrupting(Reporter):
-    """Interrupts a run when its first log begins."""
-
-    def start(self, title: str, total: int, done: int) -> None:
-        raise KeyboardInterrupt
-
-
-def test_a_larger_limit_is_unfinished_until_its_answers_are_there(tmp_path: Path, data: Path) -> None:
+def test_a_larger_limit_is_unfinished_until_its_answers_are_there(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = make_config(tmp_path / "out", data, **ONE, limit=8)
     run_here(config)
-    for limit, complete in ((8, True), (20, False), (8, True)):  # all that is requested, or some of it
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Reporter, "start", interrupt)
+    for limit, complete in ((8, True), (20, False), (8, True)):
         with pytest.raises(KeyboardInterrupt):
-            run(config.replace(limit=limit), Interrupting(), HashEngine)
+            run_here(config.replace(limit=limit))
         (log,) = read_logs(tmp_path / "out")
         assert (log.scores is not None, log.answered, log.request.items) == (complete, 8, limit)
 
@@ -371,13 +360,13 @@ def test_unreadable_images_raise_before_anything_is_written(tmp_path: Path, imag
     assert not (tmp_path / "out").exists()
 
 
-def test_a_changed_image_is_asked_again(tmp_path: Path, images: Path) -> None:
+def test_an_answer_to_a_changed_image_is_generated_again(tmp_path: Path, images: Path) -> None:
     config = make_config(tmp_path / "out", images, **ONE, limit=20, batch_size=1)
     (log,), _ = run_here(config)
     assert log.current()[0].images == ("images/0.png",)
     Image.new("RGB", (4, 4), (0, 99, 0)).save(images / "images" / "7.png")
     _, engines = run_here(config)
-    assert engines[0].asked == [["q7"]]
+    assert engines[0].batches == [["q7"]]
 
 
 @pytest.mark.parametrize("name", ["/dev/zero", "../../outside.png", "pipe.png"])
@@ -391,77 +380,36 @@ def test_images_outside_the_data_folder_and_pipes_are_not_read(
         run_here(make_config(tmp_path / "out", data, **ONE))
 
 
-# --- odd folders and configurations -------------------------------------------------------------------------------------
+# --- damaged logs and wrong data ------------------------------------------------------------------------------------
 
 
-class Notes(Reporter):
-    """Keeps the notes of a run."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-
-def test_damaged_lines_are_reported_and_generated_again(tmp_path: Path, data: Path) -> None:
+def test_damaged_lines_are_reported_and_generated_again(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = make_config(tmp_path / "out", data, **ONE)
     (first,), _ = run_here(config)
     text = first.path.read_text()
     place = text.index('"text":"') + 8
     first.path.write_text(text[:place] + ("b" if text[place] == "a" else "a") + text[place + 1 :])
-    notes, engine = Notes(), HashEngine("m1")
-    logs = run(config, notes, engine_for=lambda _: engine)
-    assert any("1 damaged line" in sentence for sentence in notes.notes)
-    assert asked([engine]) == 4  # the batch of the damaged answer
+    notes: list[str] = []
+    monkeypatch.setattr(Reporter, "note", lambda self, note: notes.append(note))
+    logs, engines = run_here(config)
+    assert any("1 damaged line" in note for note in notes)
+    assert generated(engines) == 4  # the batch of the damaged answer
     assert numbers_of(logs) == numbers_of([first])
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [({"method": (Shift(), Shift())}, "'shift' is listed twice"), ({"model": ()}, "at least one model")],
-)
-def test_nonsense_raises_before_anything_is_written(tmp_path: Path, data: Path, change: Any, words: str) -> None:
-    with pytest.raises(RevisitError, match=words):
-        run_here(make_config(tmp_path / "out", data, **change))
-    assert not (tmp_path / "out").exists()
-
-
-def test_two_items_with_one_id_raise(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_items_with_one_id_raise_before_anything_is_written(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     load = Letters.load
     monkeypatch.setattr(Letters, "load", lambda self, folder: load(self, folder) * 2)
     with pytest.raises(RevisitError, match="two items with the id 'q0'"):
         run_here(make_config(tmp_path / "out", data))
+    assert not (tmp_path / "out").exists()
 
 
-def test_mean_of_settings_gets_a_stratified_interval() -> None:
-    parts = {f"{s}/F1": {f"{s}{i}": (float(i % 3 > 0), 1.0) for i in range(30)} for s in "ab"}
-    found = metric_interval("F1", 2 / 3, parts)
-    assert found is not None
-    assert found.low < 2 / 3 < found.high
-    assert metric_interval("F1", 0.5, parts) is None  # not their mean: no interval is better than a wrong one
-
-
-def test_methods_answered_by_other_weights_are_not_compared(tmp_path: Path, data: Path) -> None:
-    for by, weights in ((0, "aaaaaaaaaa"), (3, "bbbbbbbbbb")):
-        run_here(make_config(tmp_path / "out", data, model="m1", method=Shift(by=by)), weights=weights)
-    tables = compare(read_logs(tmp_path / "out"), resamples=99)
-    assert [table.variant for table in tables] == ["weights aaaaaaaa", "weights bbbbbbbb"]
-    assert [list(table.values) for table in tables] == [["shift"], ["shift(by=3)"]]
-    assert "letters, m1, weights aaaaaaaa (" in value_table(tables[0]).caption
-
-
-def test_what_cannot_be_compared_does_not_hide_the_rest(
-    tmp_path: Path, data: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    run_here(make_config(tmp_path / "out", data, method=Shift(by=0), limit=6))
-    run_here(make_config(tmp_path / "out", data, model="m1", method=Shift(by=3), limit=4))
-    logs = read_logs(tmp_path / "out")
-    assert [table.model for table in compare(logs, resamples=99)] == ["m2"]
-    assert "not run on the same items" in caplog.text
-
-
-# --- only visual items --------------------------------------------------------------------------------------------------
+# --- only visual items ----------------------------------------------------------------------------------------------
 
 
 class Plain(Shift):
@@ -480,7 +428,7 @@ def test_items_that_are_answered_without_the_image_are_a_declared_subset(tmp_pat
     wrong = {id for id in blind.scores.items if blind.scores.verdict(id) == ("wrong", True)}
     assert 20 < len(wrong) < 100
     for log, before in zip(logs, whole, strict=True):
-        assert (log.spec.subset, log.request.left_out) == ("only visual", 120 - len(wrong))
+        assert (log.spec.subset, log.request.excluded) == ("only visual", 120 - len(wrong))
         assert log.scores is not None
         assert set(log.scores.items) == wrong
         texts = {answer.id: answer.text for answer in before.current()}
@@ -499,13 +447,7 @@ def test_a_folder_of_an_earlier_version_is_rejected(tmp_path: Path, data: Path) 
         run_here(make_config(tmp_path / "out", data))
 
 
-def test_tables_keep_the_order_of_the_methods(tmp_path: Path, data: Path) -> None:
-    methods = (Shift(by=3), Shift(by=1), Shift(by=2))
-    run_here(make_config(tmp_path / "out", data, model="m1", method=methods))
-    assert [log.spec.method for log in read_logs(tmp_path / "out")] == ["shift(by=3)", "shift(by=1)", "shift(by=2)"]
-
-
-def test_a_log_without_answers_goes_with_the_error_that_caused_it(
+def test_an_error_removes_the_log_without_answers_that_caused_it(
     tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = make_config(tmp_path / "out", data, model="m1", method=(Shift(by=0), Shift(by=1)))

@@ -69,8 +69,8 @@ def test_a_method_outside_the_package_is_identified_by_its_file(tmp_path: Path) 
 def test_device_and_dtype_have_canonical_names(options: dict[str, Any], placement: tuple[str, str]) -> None:
     engine = LocalEngine("tiny", **options)
     assert engine.placement == placement
+    assert (engine.identity(8, [])["batching"] is None) == (placement == ("cpu", "float32"))
     assert "loaded" not in vars(engine)
-    assert (engine.batching(8, []) is None) == (placement == ("cpu", "float32"))
 
 
 def test_a_loaded_model_is_identified_by_its_weights() -> None:
@@ -78,7 +78,7 @@ def test_a_loaded_model_is_identified_by_its_weights() -> None:
     engine = LocalEngine(pair)
     assert engine.placement == ("cpu", "float32")
     before = loaded_fingerprint(pair[0])
-    assert engine.about()["fingerprint"] == before
+    assert engine.identity(8, [])["fingerprint"] == before
     with torch.no_grad():
         next(pair[0].parameters()).view(-1)[0] += 1
     assert loaded_fingerprint(pair[0]) != before
@@ -97,8 +97,8 @@ def test_vllm_answers_depend_on_its_schedule_but_for_float32_on_a_cpu(
     assert engine.dtype == "float32"
     engine.__dict__["placement"] = (device, dtype)
     items = [Item("q0", "What?")]
-    assert (engine.batching(8, items) is None) == invariant
-    assert engine.batching(8, items) == engine.batching(16, items * 2)
+    assert (engine.identity(8, items)["batching"] is None) == invariant
+    assert engine.identity(8, items) == engine.identity(16, items * 2)
 
 
 def test_a_phase_is_part_of_a_methods_label() -> None:

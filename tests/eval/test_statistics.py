@@ -52,6 +52,22 @@ def test_holm_by_hand() -> None:
     assert s.holm([]) == []
 
 
+def test_corrected_interval_and_corrected_p_agree() -> None:
+    rng = np.random.default_rng(5)
+    base = {f"q{i}": (float(rng.random() < 0.5), 1.0) for i in range(300)}
+    found = []
+    for shift in (0.0, 0.03, 0.05, 0.08, 0.1):
+        better = {u: (max(n, float(rng.random() < shift)), d) for u, (n, d) in base.items()}
+        found.append(s.paired(base, better, resamples=1999))
+    raw = [pair.p_bootstrap for pair in found]
+    levels, corrected = s.holm_levels(raw), s.holm(raw)
+    for pair, level, p in zip(found, levels, corrected, strict=True):
+        at = pair.at(level)
+        assert (p < 0.05) == (at.low > 0 or at.high < 0)
+    assert s.holm_levels([0.001, math.nan, 0.02, 0.2]) == pytest.approx([1 - 0.05 / 3, 0.95, 1 - 0.05 / 2, 0.95])
+    assert s.holm_levels([0.3, 0.04]) == pytest.approx([0.975, 0.975])  # not rejected: both at the first step
+
+
 def test_proportions_get_wilson_on_their_own_scale() -> None:
     rate = s.interval(terms([1, 0, 0, 0]))
     percent = s.interval(terms([100, 0, 0, 0]), full=100)
@@ -89,6 +105,9 @@ def test_mean_of_ratios_resamples_within_strata() -> None:
     both = s.mean_interval([[constant], [varying]], resamples=2000)
     assert (both.high - both.low) == pytest.approx((alone.high - alone.low) / 2, rel=0.15)
     assert both.low < 0.5 < both.high
+    settings = {f"{name}/F1": varying for name in "ab"}
+    assert s.metric_interval("F1", 0.5, settings) == s.mean_interval([[varying], [varying]])
+    assert s.metric_interval("F1", 0.6, settings) is None  # not their mean: no interval is better than a wrong one
 
 
 def swap_p_value(a: np.ndarray, b: np.ndarray, wa: np.ndarray, wb: np.ndarray) -> float:

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from revisit.errors import RevisitError
 from revisit.explain.files import (
     LineFile,
-    path_within,
     decode,
     encode,
     file_digest,
     make_folder,
+    path_within,
     read_file,
     read_lines,
     write_json,

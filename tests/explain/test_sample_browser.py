@@ -21,7 +21,7 @@ from revisit.decoding.settings import Decoding
 from revisit.eval.benchmarks import language
 from revisit.eval.benchmarks.base import Metric, Scores
 from revisit.eval.benchmarks.chair import Chair
-from revisit.eval.log import Log, new_request, read_logs
+from revisit.eval.log import Log, Request, read_logs
 from revisit.eval.report.sample_browser import Columns, Sample, natural_order, read_samples, view, write
 from revisit.eval.run import run
 from revisit.eval.spec import Spec
@@ -51,10 +51,10 @@ def test_one_verdict_by_the_headline_metric() -> None:
 
 def log(method: str, value: float | None, answers: int = 8, **spec: Any) -> Log:
     """A log of CHAIR, complete if it has a value."""
-    about = {**HashEngine("m").about(), **spec}
-    own = Spec.of(about, Shift(), Chair(), Decoding()).model_copy(update={"method": method, "method_name": method})
+    identity = {**HashEngine("m").identity(8, []), **spec}
+    own = Spec.of(identity, Shift(), Chair(), Decoding()).model_copy(update={"method": method, "method_name": method})
     made = Log(Path(f"{method}{spec}"), own)
-    made.requests.append(new_request({str(n): "" for n in range(8)}))
+    made.requests.append(Request(time="", items=8, items_hash="", environment={}))
     if value is not None:
         items = {str(n): "" for n in range(answers)}
         made.scores = Scores(

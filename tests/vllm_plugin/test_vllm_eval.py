@@ -44,9 +44,9 @@ def test_answers_are_those_of_the_local_engine(tmp_path: Path, monkeypatch: pyte
     small = {"enforce_eager": True, "max_model_len": 256, "max_num_seqs": 8}
     theirs = open_engine("vllm", str(folder), dtype="float32", **small)
     ours = LocalEngine(str(folder), dtype="float32")
-    assert theirs.about()["fingerprint"] == ours.about()["fingerprint"]
-    assert (theirs.about()["device"], theirs.about()["dtype"]) == ("cpu", "float32")
-    assert theirs.batching(8, items) is None
+    identity = theirs.identity(8, items)
+    assert identity["fingerprint"] == ours.identity(8, items)["fingerprint"]
+    assert (identity["device"], identity["dtype"], identity["batching"]) == ("cpu", "float32", None)
     for method in (Greedy(), ReVisiT(alpha=0.01)):
         found, wanted = (
             {a.id: (a.tokens, a.text) for part in engine.stream(method, DECODING, 0, batches) for a in part}

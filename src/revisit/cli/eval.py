@@ -76,7 +76,7 @@ def evaluate(
       revisit eval --method greedy --method revisit:alpha=0.001 --sample --seeds 0,1,2
     """
     from revisit.cli.progress import reporter
-    from revisit.eval.compare import about_added, compare
+    from revisit.eval.compare import added_notes, compare
     from revisit.eval.log import LOGS, read_logs, unfinished
     from revisit.eval.report.comparisons import comparison_sections
     from revisit.eval.run import run
@@ -94,6 +94,6 @@ def evaluate(
     tables = compare(logs)
     for section in comparison_sections(tables):
         print_section(section)
-    for note in about_added(before, tables):
+    for note in added_notes(before, tables):
         print(note)
     print(f"Logs and results: {out}; more with `revisit compare {quote(str(out))}`.")

@@ -1,6 +1,6 @@
-"""Methods side by side: one comparison per model and benchmark, ranked, and tested against a baseline.
+"""Comparison of methods, one per model and benchmark: values, ranks, and tests against a baseline.
 
-A comparison only has logs with the same items: same benchmark version, same decoding, same prompts and images.
+All logs of a comparison have the same scorer, decoding settings, prompts and images.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from revisit.decoding.method import value_text
 from revisit.errors import RevisitError, did_you_mean, unknown
 from revisit.eval import statistics
 from revisit.eval.benchmarks.base import Metric, Scores
-from revisit.eval.controls import about_controls, is_blind
+from revisit.eval.controls import control_note, is_control
 from revisit.eval.log import Log, unfinished
 
 logger = logging.getLogger(__name__)
 
-Group: TypeAlias = "tuple[tuple[str, str], ...]"  # what logs of one comparison share, by name
+Group: TypeAlias = "tuple[tuple[str, str], ...]"  # names and values of what the logs of one comparison share
 
 
 @dataclass(frozen=True)
 class Value:
-    """One number of a comparison; `rank` is 1 for the best, 2 for the second best, 0 otherwise.
+    """The value of one metric; `rank` is 1 for the best method, 2 for the second best, 0 otherwise.
 
-    With several seeds it is their mean, and `std` their standard deviation. `paired` has its interval at the level at which Holm's
-    correction tests `p`, so that the interval and the corrected p-value agree.
+    With several seeds it is their mean, and `std` their standard deviation. The interval of `paired` has the level at which Holm's
+    correction tests `p`, so the interval and the corrected p-value agree.
     """
 
     value: float
@@ -44,15 +44,26 @@ class Value:
     std: float = math.nan
 
 
+class Values(dict[str, dict[str, Value]]):
+    """Label of a method -> metric -> value. `values["revisit"]` also finds `revisit(layers=all)` if it is the only ReVisiT."""
+
+    def __missing__(self, name: str) -> dict[str, Value]:
+        labels = [label for label in self if label.partition("(")[0] == name]
+        if len(labels) == 1:
+            return self[labels[0]]
+        problem = "has several settings" if labels else "was not compared"
+        raise RevisitError(f"{name!r} {problem}: use one of {', '.join(labels or self)}.")
+
+
 @dataclass(frozen=True)
 class Comparison:
     """The methods on one benchmark with one model.
 
     Attributes:
-        values: Method -> metric -> its number.
+        values: Label of a method -> metric -> value; a name without settings also works if only one label has it.
         headline: The benchmark's main metric.
         variant: The settings in which it differs from other comparisons of the same benchmark and model.
-        logs: What was compared.
+        logs: The compared logs.
     """
 
     model: str
@@ -69,7 +80,7 @@ class Comparison:
 
     @property
     def title(self) -> str:
-        """The model, and what is special about the run."""
+        """The model, and the settings in which the comparison differs from others."""
         return f"{self.model}, {self.variant}" if self.variant else self.model
 
 
@@ -79,9 +90,9 @@ def compare(
     metrics: Sequence[str] = (),
     resamples: int = statistics.RESAMPLES,
 ) -> list[Comparison]:
-    """Compare the methods of complete logs; the baseline is `greedy`, or the first method, unless named.
+    """Compare the methods of complete logs, by default with `greedy` or else the first method as the baseline.
 
-    Logs that cannot be compared are left out with a warning; raise RevisitError if there are no others.
+    Logs that cannot be compared are skipped with a warning; RevisitError is raised if no other logs remain.
     """
     if isinstance(logs, (str, Path)):
         raise RevisitError(f"compare takes logs, not a folder: compare(revisit.read_logs({str(logs)!r})).")
@@ -101,27 +112,27 @@ def compare(
             raise RevisitError(
                 f"{baseline} was not run.{did_you_mean(baseline, known)} Methods: {', '.join(sorted(known))}."
             )
-    variants, found, problems = variants_of(logs), [], []
+    variants, comparisons, errors = variants_of(logs), [], []
     for group, same in groups.items():
-        if all(is_blind(log.spec.method) for log in same):  # that chose the items of a subset
+        if all(log.spec.control for log in same):  # they only selected the items of --only-visual
             continue
         try:
             made = _compare(same, baseline, metrics, resamples)
         except RevisitError as error:
             logger.warning("%s", error)
-            problems.append(error)
+            errors.append(error)
             continue
         notes = [f"Partial, not in this table: {'; '.join(partial[group])}."] if group in partial else []
-        found.append(replace(made, variant=variants[same[0].path], notes=(*notes, *made.notes)))
-    if problems and not found:
-        raise problems[0]
-    if metrics and not any(made.metrics for made in found):
+        comparisons.append(replace(made, variant=variants[same[0].path], notes=(*notes, *made.notes)))
+    if errors and not comparisons:
+        raise errors[0]
+    if metrics and not any(made.metrics for made in comparisons):
         raise unknown("metric", metrics[0], {name for log in complete for name in _scores(log).metrics})
-    return [made for made in found if made.metrics]
+    return [made for made in comparisons if made.metrics]
 
 
 def _group(log: Log) -> Group:
-    """Return what two logs must share to be compared, by name."""
+    """Return the names and values of what two logs must share to be compared."""
     spec = log.spec
     shared: dict[str, Any] = {
         "model": spec.model,
@@ -138,41 +149,41 @@ def _group(log: Log) -> Group:
     return tuple((name, value_text(value)) for name, value in shared.items())
 
 
-def variants_of(logs: Sequence[Log]) -> dict[Any, str]:
-    """Return for each log's path the settings in which it differs from others of its model and benchmark, but for the method.
+def variants_of(logs: Sequence[Log]) -> dict[Path, str]:
+    """Return for each log's path the settings in which it differs from other logs of its model and benchmark.
 
-    The scorer is left out: tables show it.
+    The method is not such a setting, and neither is the scorer, which tables show.
     """
     groups = {log.path: _group(log) for log in logs}
-    found = {}
+    variants = {}
     for path, group in groups.items():
-        alike = [dict(other) for other in groups.values() if other[:2] == group[:2]]
-        own = [(name, value) for name, value in group[3:] if any(other.get(name) != value for other in alike)]
-        found[path] = ", ".join(f"{name} {value}" for name, value in own)
-    return found
+        others = [dict(other) for other in groups.values() if other[:2] == group[:2]]
+        different = [(name, value) for name, value in group[3:] if any(other.get(name) != value for other in others)]
+        variants[path] = ", ".join(f"{name} {value}" for name, value in different)
+    return variants
 
 
 def control_notes(logs: Sequence[Log]) -> list[str]:
-    """Return the sentences about controls of all comparisons, from the scores alone."""
-    rows: dict[Group, dict[str, float]] = {}
+    """Return the notes on controls of all comparisons, without running the tests."""
+    values: dict[Group, dict[str, float]] = {}
     metrics: dict[Group, Metric] = {}
     for log in logs:
         if log.scores is not None and not log.spec.subset:
             metric = metrics.setdefault(_group(log), log.scores.shown[log.scores.headline])
-            rows.setdefault(_group(log), {}).setdefault(log.spec.method, log.scores.metrics[metric.name])
+            values.setdefault(_group(log), {}).setdefault(log.spec.method, log.scores.metrics[metric.name])
     return [
         f"{dict(group)['benchmark']}, {dict(group)['model']}: {note}"
-        for group, values in rows.items()
-        for note in about_controls(values, metrics[group], "greedy")
+        for group, metric in metrics.items()
+        if (note := control_note(values[group], metric, "greedy"))
     ]
 
 
-def about_added(before: Sequence[Log], tables: Sequence[Comparison]) -> list[str]:
-    """Return a sentence for every table with tests to which a run added methods; `before` is what was there."""
+def added_notes(before: Sequence[Log], tables: Sequence[Comparison]) -> list[str]:
+    """Return a note for every table with tests to which a run added methods; `before` are the logs before the run."""
     known, notes = {log.path for log in before if log.scores is not None}, []
     for table in tables:
-        earlier = {log.spec.method for log in table.logs if log.path in known and not is_blind(log.spec.method)}
-        added = [method for method in table.values if method not in earlier and not is_blind(method)]
+        earlier = {log.spec.method for log in table.logs if log.path in known and not log.spec.control}
+        added = [method for method in table.values if method not in earlier and not is_control(method)]
         if added and len(earlier) > 1:
             notes.append(
                 f"{table.benchmark}, {table.title}: {', '.join(added)} added. Holm's correction covers the tests of all methods, so the "
@@ -199,48 +210,48 @@ def _compare(logs: list[Log], baseline: str | None, wanted: Sequence[str], resam
             "answers under all seeds together."
         )
     if base is not None and len(methods) > 1:
-        notes += _about_tests(values)
-    main = next((metric for metric in metrics if metric.name == _scores(logs[0]).headline), None)
-    if left_out := logs[0].request.left_out:
+        notes += _test_notes(values)
+    spec, n, headline = logs[0].spec, len(_scores(logs[0]).items), _scores(logs[0]).headline
+    main = next((metric for metric in metrics if metric.name == headline), None)
+    if excluded := logs[0].request.excluded:
         notes.append(
-            f"Subset {logs[0].spec.subset}: {left_out} of {left_out + len(_scores(logs[0]).items)} items, which greedy decoding answers "
-            "correctly without the image, are left out."
+            f"Subset {spec.subset}: {excluded} of {excluded + n} items, which greedy decoding answers correctly without the image, are "
+            "left out."
         )
     elif base is not None and main is not None:
-        notes += about_controls({row: own[main.name].value for row, own in values.items()}, main, base)
-    notes += list(dict.fromkeys(note for log in logs for note in _scores(log).notes))
-    spec = logs[0].spec
+        notes.append(control_note({label: row[main.name].value for label, row in values.items()}, main, base))
+    notes += [note for log in logs for note in _scores(log).notes]
     return Comparison(
         model=spec.model,
         benchmark=spec.benchmark_name,
         scorer=spec.scorer,
-        n=len(_scores(logs[0]).items),
+        n=n,
         metrics=metrics,
         values=values,
         baseline=base,
-        headline=_scores(logs[0]).headline,
-        notes=tuple(notes),
+        headline=headline,
+        notes=tuple(dict.fromkeys(filter(None, notes))),
         logs=tuple(logs),
     )
 
 
 def _by_method(logs: Sequence[Log]) -> tuple[dict[str, list[Log]], list[int]]:
-    """Return the logs of every method, each with the same seeds in the same order, and those seeds."""
-    found: dict[str, dict[int, Log]] = {}
+    """Return the logs of every method in the order of the seeds, and the seeds, which must be the same for all methods."""
+    methods: dict[str, dict[int, Log]] = {}
     for log in logs:
-        found.setdefault(log.spec.method, {})[log.spec.seed] = log
-    seeds = sorted(next(iter(found.values())))
-    if any(sorted(runs) != seeds for runs in found.values()):
-        listed = "; ".join(f"{method}: {', '.join(map(str, sorted(runs)))}" for method, runs in found.items())
+        methods.setdefault(log.spec.method, {})[log.spec.seed] = log
+    seeds = sorted(next(iter(methods.values())))
+    if any(sorted(runs) != seeds for runs in methods.values()):
+        listed = "; ".join(f"{method}: {', '.join(map(str, sorted(runs)))}" for method, runs in methods.items())
         raise RevisitError(
             f"The methods were not run with the same seeds on {logs[0].spec.benchmark_name} ({listed}): run the same command for "
             "all of them."
         )
-    return {method: [runs[seed] for seed in seeds] for method, runs in found.items()}, seeds
+    return {method: [runs[seed] for seed in seeds] for method, runs in methods.items()}, seeds
 
 
-def _about_tests(values: Mapping[str, Mapping[str, Value]]) -> list[str]:
-    tested = [(name, value) for own in values.values() for name, value in own.items() if not math.isnan(value.p)]
+def _test_notes(values: Mapping[str, Mapping[str, Value]]) -> list[str]:
+    tested = [(name, value) for row in values.values() for name, value in row.items() if not math.isnan(value.p)]
     family = "1 test" if len(tested) == 1 else f"{len(tested)} tests"
     notes = [f"Holm's correction covers the {family} of this table (metrics with a better direction)."]
     means = sorted({name for name, value in tested if value.paired and math.isnan(value.paired.p_permutation)})
@@ -270,18 +281,17 @@ def _check_items(logs: Sequence[Log]) -> None:
 
 
 def _metrics(logs: Sequence[Log], wanted: Sequence[str]) -> tuple[Metric, ...]:
-    """Return the metrics that all logs have: the wanted ones (names or patterns such as `coco_*/F1`), or all but sub-settings."""
-    first = _scores(logs[0])
+    """Return the metrics that all logs have: those of some patterns (`coco_*/F1`), or all except those of sub-settings."""
     return tuple(
         metric
-        for name, metric in first.shown.items()
+        for name, metric in _scores(logs[0]).shown.items()
         if all(name in _scores(log).metrics for log in logs)
         if (any(fnmatch.fnmatchcase(name, pattern) for pattern in wanted) if wanted else "/" not in name)
     )
 
 
 def _baseline(methods: Mapping[str, list[Log]], named: str | None) -> str | None:
-    """Return the named method, by label or else by name; without a name `greedy`, or the first."""
+    """Return the label of the baseline: the label or name that was given, or else `greedy`, or else the first."""
     wanted = named or "greedy"
     if wanted in methods:
         return wanted
@@ -289,59 +299,53 @@ def _baseline(methods: Mapping[str, list[Log]], named: str | None) -> str | None
     return next((method for method, logs in methods.items() if logs[0].spec.method_name == wanted), default)
 
 
-def _values(
-    methods: Mapping[str, list[Log]], metrics: Sequence[Metric], base: str | None, resamples: int
-) -> dict[str, dict[str, Value]]:
-    found: dict[tuple[str, str], Value] = {}
+def _values(methods: Mapping[str, list[Log]], metrics: Sequence[Metric], base: str | None, resamples: int) -> Values:
+    raw: dict[tuple[str, str], Value] = {}  # (metric, method) -> value without Holm's correction
     for metric in metrics:
-        own = {method: [_scores(log).metrics[metric.name] for log in logs] for method, logs in methods.items()}
-        means = {method: sum(values) / len(values) for method, values in own.items()}
-        ranked = {method: value for method, value in means.items() if not is_blind(method)}
-        places = dict(zip(ranked, ranks(list(ranked.values()), metric), strict=True))
+        runs = {method: [_scores(log).metrics[metric.name] for log in logs] for method, logs in methods.items()}
+        means = {method: sum(values) / len(values) for method, values in runs.items()}
+        ranked = {method: value for method, value in means.items() if not is_control(method)}
+        rank = dict(zip(ranked, ranks(list(ranked.values()), metric), strict=True))
         for method, logs in methods.items():
-            pair = None if base is None or method == base else _paired(methods[base], logs, metric.name, resamples)
-            tested = pair is not None and metric.better is not None and not is_blind(method)
+            paired = None if base is None or method == base else _paired(methods[base], logs, metric.name, resamples)
+            tested = paired is not None and metric.better is not None and not is_control(method)
             low, high = _interval(logs, metric.name, resamples)
-            found[method, metric.name] = Value(
+            raw[metric.name, method] = Value(
                 value=means[method],
                 low=low,
                 high=high,
-                rank=places.get(method, 0),
-                paired=pair,
-                p=_p(pair) if tested and pair else math.nan,
-                std=_std(own[method]),
+                rank=rank.get(method, 0),
+                paired=paired,
+                p=paired.p if tested and paired else math.nan,
+                std=_std(runs[method]),
             )
-    raw = [value.p for value in found.values()]
-    corrected, levels = statistics.holm(raw), statistics.holm_levels(raw)
-    found = {
-        key: replace(value, p_holm=p, paired=value.paired and value.paired.at(level))
-        for (key, value), p, level in zip(found.items(), corrected, levels, strict=True)
-    }
-    return {method: {metric.name: found[method, metric.name] for metric in metrics} for method in methods}
+    p_values = [value.p for value in raw.values()]
+    corrected, levels = statistics.holm(p_values), statistics.holm_levels(p_values)
+    values = Values({method: {} for method in methods})
+    for ((metric_name, method), value), p, level in zip(raw.items(), corrected, levels, strict=True):
+        values[method][metric_name] = replace(value, p_holm=p, paired=value.paired and value.paired.at(level))
+    return values
 
 
 def _std(values: Sequence[float]) -> float:
-    """Return the sample standard deviation over seeds; NaN for a single one."""
+    """Return the sample standard deviation over seeds; NaN for a single seed."""
     return stdev(values) if len(values) > 1 and not any(map(math.isnan, values)) else math.nan
 
 
 def _terms(logs: Sequence[Log], metric: str) -> list[list[statistics.Terms]] | None:
     """Return the terms of a metric by stratum and run; None if it is neither a ratio nor a mean of ratios."""
-    scores = [_scores(log) for log in logs]
-    parts = [statistics.strata(metric, own.metrics[metric], own.per_item) for own in scores]
-    if not parts[0] or any(names != parts[0] for names in parts):
+    runs = [_scores(log) for log in logs]
+    strata = [statistics.strata(metric, scores.metrics[metric], scores.per_item) for scores in runs]
+    if not strata[0] or any(names != strata[0] for names in strata):
         return None
-    return [[own.per_item[name] for own in scores] for name in parts[0]]
+    return [[scores.per_item[name] for scores in runs] for name in strata[0]]
 
 
 def _interval(logs: Sequence[Log], metric: str, resamples: int) -> tuple[float, float]:
-    if len(logs) == 1:
-        found = _scores(logs[0]).intervals[metric]
-    else:
-        terms = _terms(logs, metric)
-        enough = terms is not None and min(len(runs[0]) for runs in terms) > 1
-        found = statistics.mean_interval(terms, resamples=resamples) if terms and enough else None
-    return (found.low, found.high) if found else (math.nan, math.nan)
+    interval = _scores(logs[0]).intervals[metric] if len(logs) == 1 else None
+    if len(logs) > 1 and (terms := _terms(logs, metric)) and min(len(runs[0]) for runs in terms) > 1:
+        interval = statistics.mean_interval(terms, resamples=resamples)
+    return (interval.low, interval.high) if interval else (math.nan, math.nan)
 
 
 def _paired(base: Sequence[Log], logs: Sequence[Log], metric: str, resamples: int) -> statistics.Paired | None:
@@ -351,11 +355,6 @@ def _paired(base: Sequence[Log], logs: Sequence[Log], metric: str, resamples: in
     return statistics.paired_runs(theirs, ours, resamples=resamples)
 
 
-def _p(paired: statistics.Paired) -> float:
-    """Return the permutation test's p-value; a mean over settings has only the bootstrap's."""
-    return paired.p_bootstrap if math.isnan(paired.p_permutation) else paired.p_permutation
-
-
 def ranks(values: Sequence[float], metric: Metric) -> list[int]:
     """Rank printed values: 1 for the best, 2 for the next, ties share a rank; 0 without a direction or a value."""
     if metric.better is None:
@@ -363,6 +362,6 @@ def ranks(values: Sequence[float], metric: Metric) -> list[int]:
     sign = -1 if metric.better == "higher" else 1
     printed = [math.nan if math.isnan(v) else sign * float(metric.text(v)) for v in values]
     order = sorted({p for p in printed if not math.isnan(p)})[:2]
-    if len(order) < 2:  # alone, or all alike: there is no best
+    if len(order) < 2:  # one value, or all equal: there is no best
         return [0] * len(values)
     return [order.index(p) + 1 if p in order else 0 for p in printed]

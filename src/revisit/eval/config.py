@@ -19,7 +19,7 @@ from revisit.eval.benchmarks.io.places import (
     resolve_data,
     scene_packages,
 )
-from revisit.eval.controls import METHODS as CONTROL_METHODS
+from revisit.eval.controls import REQUIRED_METHODS
 from revisit.eval.spec import benchmark_label, label
 from revisit.models.config import EMBEDDED, describe_model, name_of
 from revisit.registry import Beams, Count, PositiveShare, Seed, Settings, Temperature, parse_list
@@ -37,7 +37,7 @@ PAPER_ITEMS: Mapping[str, int] = {"vqav2": 500}  # the first items only
 
 
 class EvalConfig(Settings):
-    """Every option of an evaluation; the defaults are those of the command line.
+    """The options of an evaluation; the defaults are those of the command line.
 
     Methods and benchmarks are names, names with settings (`revisit:alpha=0.01`), mappings with a name, or objects. A model is a name,
     or the pair (model, processor) of `revisit.load`.
@@ -46,8 +46,8 @@ class EvalConfig(Settings):
     model: Any = (EMBEDDED,)
     method: Any = ("greedy", "revisit")
     benchmark: Any = ("chair", "pope")
-    data: str | tuple[str, ...] | Mapping[str, str] | None = None
-    out: str = "results"
+    data: str | Path | tuple[str | Path, ...] | Mapping[str, str | Path] | None = None
+    out: str | Path = "results"
     limit: Count | None = None
     batch_size: Count = 8
     max_new_tokens: Count | None = None
@@ -70,14 +70,14 @@ class EvalConfig(Settings):
 
     def check(self) -> None:
         """Raise RevisitError for unknown names, wrong settings and options that exclude each other; nothing is loaded."""
-        if self.seeds and not self.sample:
-            raise RevisitError("Several seeds need sampling: without it every seed gives the same answers.")
+        if (self.seed or self.seeds) and not self.sample:
+            raise RevisitError("--seed and --seeds need --sample: without it every seed gives the same answers.")
         if self.engine != "local" and not all(isinstance(model, str) for model in self.models.values()):
             raise RevisitError(f"A loaded model needs the local engine, not {self.engine}.")
         _ = self.decoding, self.engine_options
-        for name, place in self._places.items():
-            if place != DOWNLOAD and not is_scenes(place):
-                resolve_data(place, name)
+        for name, source in self._sources.items():
+            if source != DOWNLOAD and not is_scenes(source):
+                resolve_data(source, name)
         for kind, keys in (
             ("model", list(self.models)),
             ("benchmark", [benchmark_label(b) for b in self.benchmarks]),
@@ -92,17 +92,15 @@ class EvalConfig(Settings):
     @cached_property
     def models(self) -> dict[str, Any]:
         """The models by name: the name itself, or a loaded pair."""
-        given = self.model
-        if hasattr(given, "generate") or (
-            isinstance(given, (tuple, list)) and hasattr(next(iter(given), None), "generate")
-        ):
+        first = next(iter(self.model), None) if isinstance(self.model, (tuple, list)) else self.model
+        if hasattr(first, "generate"):
             from revisit.models.loading import loaded_pair
 
-            pair = loaded_pair(given)
+            pair = loaded_pair(self.model)
             return {name_of(pair[0]): pair}
-        names = _entries([str(given)] if isinstance(given, Path) else given)
+        names = _entries([str(self.model)] if isinstance(self.model, Path) else self.model)
         if not all(isinstance(name, str) for name in names):
-            raise RevisitError(f"{given!r} is not the name of a model: give a folder or a Hub id.")
+            raise RevisitError(f"{self.model!r} is not the name of a model: give a folder or a Hub id.")
         if len(set(names)) < len(names):
             raise RevisitError(f"The model {max(names, key=names.count)!r} is listed twice; list each once.")
         return {name: name for name in names}
@@ -110,39 +108,39 @@ class EvalConfig(Settings):
     @cached_property
     def benchmarks(self) -> tuple[Benchmark, ...]:
         """The benchmarks with their options."""
-        found = []
+        benchmarks = []
         for entry in _entries(self.benchmark):
             if not isinstance(entry, Benchmark):
-                name, own = BENCHMARKS.parse(entry)
+                name, options = BENCHMARKS.parse(entry)
                 cls = find(name)
-                entry = cls(**{**(PAPER_OPTIONS.get(cls.name, {}) if self.preset else {}), **own})
-            found.append(entry)
-        return tuple(found)
+                entry = cls(**{**(PAPER_OPTIONS.get(cls.name, {}) if self.preset else {}), **options})
+            benchmarks.append(entry)
+        return tuple(benchmarks)
 
     def methods_for(self, name: str) -> tuple[Method, ...]:
-        """Return the methods for a model: settings that are not given are those recommended for it."""
-        found = [entry if isinstance(entry, Method) else self._method(entry, name) for entry in _entries(self.method)]
-        named = {method.name for method in found}
-        controls = CONTROL_METHODS if self.controls else CONTROL_METHODS[: self.only_visual]
-        added = [self._method(control, name) for control in controls if control not in named]
-        return (*found, *added)
+        """Return the methods for a model, with its recommended settings, and those that controls need."""
+        methods = [entry if isinstance(entry, Method) else self._method(entry, name) for entry in _entries(self.method)]
+        listed = {method.name for method in methods}
+        required = REQUIRED_METHODS if self.controls else REQUIRED_METHODS[: self.only_visual]
+        return (*methods, *(self._method(method, name) for method in required if method not in listed))
 
     def _method(self, entry: Any, name: str) -> Method:
         (method, settings), model = METHODS.parse(entry), self.models[name]
         cls: Any = METHODS.find(method)  # before transformers is imported, which takes seconds
-        about = describe_model(name, self.trust_remote_code) if isinstance(model, str) else model[0]
+        configured = describe_model(name, self.trust_remote_code) if isinstance(model, str) else model[0]
+        model_type = configured.config.model_type
         if self.preset and method != "revisit" and hasattr(cls, "official"):
-            made: Method = cls.official(**settings)
-            return made.for_model(about.config.model_type)
-        return as_method(method, about.config.model_type if self.preset else about, **settings)
+            official: Method = cls.official(**settings)
+            return official.for_model(model_type)
+        return as_method(method, model_type if self.preset else configured, **settings)
 
     @cached_property
     def decoding(self) -> Decoding:
-        """How answers are drawn, but for their length."""
+        """Sampling and beams, without the length of an answer."""
         return Decoding.asked(self.sample, self.temperature, self.top_p, self.beams)
 
     def decoding_for(self, benchmark: Benchmark) -> Decoding:
-        """Return how the answers to one benchmark are drawn."""
+        """Return sampling, beams and length for one benchmark."""
         length = self.max_new_tokens or (PAPER_TOKENS if self.preset else None) or benchmark.max_new_tokens
         return self.decoding.replace(max_new_tokens=length)
 
@@ -152,57 +150,56 @@ class EvalConfig(Settings):
         return self.seeds or ((self.seed,) if self.sample else (0,))
 
     def limit_of(self, name: str) -> int | None:
-        """Return the number of items of a benchmark that are asked; None for all."""
+        """Return the number of items of a benchmark to use; None for all."""
         return min((n for n in (self.limit, PAPER_ITEMS.get(name) if self.preset else None) if n), default=None)
 
     @cached_property
     def folders(self) -> dict[str, Path]:
-        """The data folder of every benchmark; data is generated or downloaded at first use."""
-        return {name: resolve_data(place, name, self.limit_of(name)) for name, place in self._places.items()}
+        """The data folder of every benchmark; data is generated or downloaded on first use."""
+        return {name: resolve_data(source, name, self.limit_of(name)) for name, source in self._sources.items()}
 
     @cached_property
-    def _places(self) -> dict[str, str]:
-        given, names = self.data, [benchmark.name for benchmark in self.benchmarks]
-        if given is None:
-            if set(self.models) != {EMBEDDED}:
-                raise RevisitError(
-                    "--data is missing: use --data download to download the benchmark's files "
-                    f"once, --data DIR for your own, or --data {DEFAULT_SCENES} for generated scenes."
-                )
-            given = DEFAULT_SCENES
-        return parse_data(given, names)
+    def _sources(self) -> dict[str, str]:
+        """The data source of every benchmark: a folder, `scenes:…` or `download`."""
+        if self.data is None and set(self.models) != {EMBEDDED}:
+            raise RevisitError(
+                "--data is missing: use --data download to download the benchmark's files "
+                f"once, --data DIR for your own, or --data {DEFAULT_SCENES} for generated scenes."
+            )
+        data = DEFAULT_SCENES if self.data is None else self.data
+        return parse_data(data, [benchmark.name for benchmark in self.benchmarks])
 
     @property
     def needs_nltk_data(self) -> bool:
-        """Whether a score needs NLTK's data; the embedded model's captions of generated scenes do not."""
-        scored = [self._places[benchmark.name] for benchmark in self.benchmarks if benchmark.needs_nltk]
-        return any(set(self.models) != {EMBEDDED} or not is_scenes(place) for place in scored)
+        """True if a score needs NLTK's data; the embedded model's captions of generated scenes do not."""
+        scored = [self._sources[benchmark.name] for benchmark in self.benchmarks if benchmark.needs_nltk]
+        return any(set(self.models) != {EMBEDDED} or not is_scenes(source) for source in scored)
 
     def packages(self) -> list[str]:
-        """Return the packages that the data, the scores and the engine need, so that all missing ones can be reported at once."""
+        """Return the packages that the data, the scores and the engine need; the command reports all missing ones at once."""
         return [
             *(["nltk"] if any(benchmark.needs_nltk for benchmark in self.benchmarks) else []),
             *("scipy", "statsmodels"),
-            *(package for place in self._places.values() for package in scene_packages(place)),
+            *(package for source in self._sources.values() for package in scene_packages(source)),
             *([self.engine] if self.engine in EXTRAS else []),
         ]
 
     @cached_property
     def engine_options(self) -> dict[str, Any]:
-        """The options that the engine is opened with; raises RevisitError for those that it does not have."""
-        found = {name: getattr(self, name) for name in ("dtype", "device_map", "trust_remote_code")}
+        """The options of the engine; raises RevisitError for those that it does not have."""
+        options = {name: getattr(self, name) for name in ("dtype", "device_map", "trust_remote_code")}
         for name in ("workers", "address"):
             if self.engine == "ray":
-                found[name] = getattr(self, name)
+                options[name] = getattr(self, name)
             elif getattr(self, name) is not None:
                 raise RevisitError(f"--{name} needs --engine ray, not --engine {self.engine}.")
         if self.allow_incomplete and self.engine == "vllm":
             raise RevisitError("--allow-incomplete needs --engine local or ray: vLLM only loads complete weights.")
-        return found | ({"allow_incomplete": True} if self.allow_incomplete else {})
+        return options | ({"allow_incomplete": True} if self.allow_incomplete else {})
 
 
 def _entries(given: Any) -> list[Any]:
-    """Split a list into entries; objects stay what they are."""
+    """Split lists of names into entries; objects are entries."""
     if isinstance(given, (Method, Benchmark)):
         return [given]
     if isinstance(given, (str, Mapping)):
@@ -211,4 +208,4 @@ def _entries(given: Any) -> list[Any]:
         raise RevisitError(f"{given.__name__} is a class: give an object, such as {given.__name__}(), or a name.")
     if not isinstance(given, Iterable):
         raise RevisitError(f"{given!r} is not a name: give names, or mappings with a name and settings.")
-    return [found for entry in given for found in _entries(entry)]
+    return [entry for element in given for entry in _entries(element)]

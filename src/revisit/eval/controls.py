@@ -1,14 +1,16 @@
-"""Controls: plain decoding that cannot see an item's image, next to the methods of a run.
+"""Controls: plain decoding that cannot see the images of the items.
 
-The score of a benchmark that a model answers without the image is weak evidence for a method's use of the image. The controls show
-how much of a score, and of a gain, is left: greedy decoding without the image, with noise of its size, and with the image of another item.
+If a model can answer a benchmark without the images, a higher score does not show that a method uses them. The controls show how much of a
+score, and of a gain, is left: greedy decoding without the image, with noise of its size, and with the image of another item.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from revisit.errors import RevisitError
@@ -18,50 +20,49 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 NO_IMAGE = "no image"
-ONLY_VISUAL = "only visual"  # the subset of items that plain decoding does not answer correctly without the image
+ONLY_VISUAL = "only visual"  # subset: items that plain decoding does not answer correctly without the image
 CONTROLS = (NO_IMAGE, "noise image", "other image")
-METHODS = ("greedy", "plausible-only")  # that a run with controls has, listed or not
+REQUIRED_METHODS = ("greedy", "plausible-only")  # added to every run with controls
 
 
 def control_label(method: str, control: str) -> str:
-    """Return the name of a control in tables."""
+    """Return the label of a method under a control, as tables print it; the method's own label without one."""
     return f"{method} [{control}]" if control else method
 
 
-def is_blind(label: str) -> bool:
-    """Return whether a table's row is plain decoding that cannot see the image."""
+def is_control(label: str) -> bool:
+    """Return whether a label is that of a control."""
     return label.endswith(tuple(f" [{control}]" for control in CONTROLS))
 
 
 def controlled(items: Sequence[Item], control: str) -> list[Item]:
-    """Return the items as a control asks them; ids, hashes and gold answers stay, so that rows can be compared.
+    """Return the items with the images of a control. Ids, hashes and gold answers stay, so scores can be compared.
 
     Raises:
-        RevisitError: All items have the same image, so that none can have another item's.
+        RevisitError: All items have the same image, so there is no other one.
     """
     if control == NO_IMAGE:
         return [replace(item, images=()) for item in items]
     if control == "noise image":
         return [replace(item, noise=True) for item in items]
-    found, other = [], dict[tuple[object, ...], Item]()
+    other: dict[tuple[Path, ...], tuple[Path, ...]] = {}  # an item's images -> those that replace them
     for number, item in enumerate(items):
+        if item.images in other:
+            continue
         # The nearest earlier item with other images, or else the first later one: a longer run keeps the answers of a shorter one.
-        if item.images not in other:
-            near = (*reversed(items[:number]), *items[number:])
-            fits = next((o for o in near if o.images != item.images and len(o.images) == len(item.images)), None)
-            if fits is None:
-                raise RevisitError(
-                    "Controls need items with different images, and all of these have the same: use a larger --limit."
-                )
-            other[item.images] = fits
-        found.append(replace(item, images=other[item.images].images))
-    return found
+        near = (*reversed(items[:number]), *items[number:])
+        fits = (o.images for o in near if o.images != item.images and len(o.images) == len(item.images))
+        images = next(fits, None)
+        if images is None:
+            raise RevisitError(
+                "Controls need items with different images, and all of these have the same: use a larger --limit."
+            )
+        other[item.images] = images
+    return [replace(item, images=other[item.images]) for item in items]
 
 
 def noise_like(image: Image, key: str) -> Image:
-    """Return uniform noise of an image's size, always the same for a key."""
-    import hashlib
-
+    """Return uniform noise of an image's size, the same for the same key."""
     import numpy as np
     from PIL import Image as images
 
@@ -69,21 +70,25 @@ def noise_like(image: Image, key: str) -> Image:
     return images.fromarray(rng.integers(0, 256, (image.height, image.width, 3), dtype=np.uint8))
 
 
-def about_controls(values: Mapping[str, float], metric: Metric, base: str) -> list[str]:
-    """Return a sentence on how much of the baseline's score, and of a method's gain, is left without the image."""
-    score = {row: value for row, value in values.items() if not math.isnan(value)}
-    blind = control_label(base, NO_IMAGE)
-    if metric.better is None or not {base, blind} <= score.keys():
-        return []
-    text = f"Without the image, {metric.name} of {base} is {metric.text(score[blind])} instead of {metric.text(score[base])}"
-    if metric.better == "higher" and score[base] > 0:
-        text += f": {100 * score[blind] / score[base]:.0f} % of it is left"
+def control_note(values: Mapping[str, float], metric: Metric, baseline: str) -> str:
+    """Return a note on how much of the baseline's score, and of a method's gain, is left without the image.
+
+    `values` maps labels to values of the metric. The note is empty if there is no control without the image.
+    """
+    known = {label: value for label, value in values.items() if not math.isnan(value)}
+    blind = control_label(baseline, NO_IMAGE)
+    if metric.better is None or not {baseline, blind} <= known.keys():
+        return ""
+    shown = metric.text(known[blind]), metric.text(known[baseline])
+    note = f"Without the image, {metric.name} of {baseline} is {shown[0]} instead of {shown[1]}"
+    if metric.better == "higher" and known[baseline] > 0:
+        note += f": {100 * known[blind] / known[baseline]:.0f} % of it is left"
     sign = 1 if metric.better == "higher" else -1
-    gains = {row: sign * (value - score[base]) for row, value in score.items() if row != base}
-    controls = {row: gain for row, gain in gains.items() if is_blind(row) or row.startswith("plausible-only")}
-    bar = max(0.0, *controls.values())
-    parts = [text]
-    for row in gains.keys() - controls.keys():
-        verb = "gains" if gains[row] > bar else "does not gain"
-        parts.append(f"{row} {verb} more than every control")
-    return [f"{parts[0]}. {'; '.join(sorted(parts[1:]))}".removesuffix(". ") + "."]
+    gains = {label: sign * (value - known[baseline]) for label, value in known.items() if label != baseline}
+    controls = {label for label in gains if is_control(label) or label.startswith("plausible-only")}
+    largest = max(0.0, *(gains[label] for label in controls))
+    compared = [
+        f"{label} {'gains' if gains[label] > largest else 'does not gain'} more than every control"
+        for label in sorted(gains.keys() - controls)
+    ]
+    return f"{note}. {'; '.join(compared)}.".removesuffix(" .")

@@ -1,13 +1,12 @@
-"""One file per spec: `OUT/logs/MODEL-METHOD-BENCHMARK-KEY.jsonl`.
+"""The log of an evaluation: one file per spec, `OUT/logs/MODEL-METHOD-BENCHMARK-KEY.jsonl`.
 
-The first line is a header: the spec, the environment and what was requested. A later command with another request (more items, another
-machine) adds a header of its own. Every other line is one answer, with the hash of its item (prompt and image bytes), so that an old
-answer is never used for a changed item. `….scores.json` next to a log caches its scores.
+The first line is a header with the spec and the request of a command: its items and its environment. A command with another request
+adds a header. Every other line is one answer with the hash of its item (prompt and image bytes), so an old answer is never used for
+a changed item. `….scores.json` next to a log caches its scores.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import shlex
@@ -17,57 +16,51 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from revisit.errors import RevisitError
 from revisit.eval import statistics
 from revisit.eval.benchmarks.base import Benchmark, Item, Scores, check_answers, ratio
-from revisit.eval.spec import Spec, environment
-from revisit.explain.files import LineFile, decode, digest, encode, read_file, read_lines, slug, write_json
+from revisit.eval.spec import Frozen, Spec, environment
+from revisit.explain.files import LineFile, decode, digest, encode, read_file, read_lines, slug, write_text
 
 logger = logging.getLogger(__name__)
 
-LOGS = "logs"  # below the output folder
+LOGS = "logs"  # folder in the output folder
 SCORES = TypeAdapter(Scores)
-KEY = 12  # digits of the key that are in a log's name and in its lines
+KEY = 12  # digits of the key in a log's name and lines
 
 
-class Record(BaseModel):
-    """Base of all lines: unknown fields raise an error, values never change."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Answer(Record):
-    """What an engine answered to one item."""
+class Answer(Frozen):
+    """The answer of an engine to one item."""
 
     id: str  # of the item
     item: str = ""  # SHA-256 of the prompt and of every image's bytes
     prompt: str
-    images: tuple[str, ...] = ()  # below the data folder
+    images: tuple[str, ...] = ()  # relative to the data folder
     text: str  # without thoughts
-    thought: str = ""  # what a model that thinks wrote before it answered
+    thought: str = ""  # text before the answer of a model that thinks
     tokens: tuple[int, ...]
     counters: dict[str, int | float] = Field(default_factory=dict)  # steps, and those that the method changed
     seconds: float = 0.0
     finish: Literal["stop", "length"] = "stop"
 
 
-class Request(Record):
-    """What a command asked of a log."""
+class Request(Frozen):
+    """The items that a command needs in a log, and where it ran."""
 
-    written: str
+    time: str
     items: int
-    asked: str  # hash of the ids and hashes of all readable items
+    items_hash: str  # hash of the ids and hashes of all items
     data: str | None = None
     limit: int | None = None
     batch_size: int = 1
-    left_out: int = 0  # items that are not in the subset
+    excluded: int = 0  # items that are not in the subset
     environment: dict[str, Any]
 
     @property
     def command(self) -> str:
-        """The command, as one would type it."""
+        """The command line, ready for a shell."""
         return shlex.join(self.environment["argv"])
 
 
@@ -76,32 +69,42 @@ class Log:
 
     Attributes:
         path: The file.
-        spec: What identifies the answers.
-        request: What the latest command asked for.
+        spec: The identity of the answers.
+        requests: The requests of all commands, in order.
         answers: All answers, by item id and hash.
-        scores: The scores of what was requested, with intervals; None until the log is complete.
+        scores: The scores of the requested items, with intervals; None until the log is complete.
+        damaged: The number of lines that could not be used.
     """
 
-    def __init__(self, path: Path, spec: Spec, rows: Iterable[Mapping[str, Any]] = (), damaged: int = 0) -> None:
+    def __init__(self, path: Path, spec: Spec, lines: Iterable[Mapping[str, Any]] = (), damaged: int = 0) -> None:
         self.path, self.spec, self.damaged = path, spec, damaged
         self.requests: list[Request] = []
         self.answers: dict[tuple[str, str], Answer] = {}
         self._file: LineFile | None = None
-        for row in rows:
-            self._take(row)
-        self.scores = self._cached() if self.requests else None
+        for line in lines:
+            try:
+                if "spec" in line:
+                    self.requests.append(Request.model_validate(line["request"]))
+                elif line.get("log") == spec.key[:KEY]:
+                    answer = Answer.model_validate({name: value for name, value in line.items() if name != "log"})
+                    self.answers.setdefault((answer.id, answer.item), answer)
+                else:  # a line of another log
+                    self.damaged += 1
+            except (ValidationError, KeyError):  # a line of another version
+                self.damaged += 1
+        self.scores = self._read_scores() if self.requests else None
 
     @classmethod
     def open(cls, folder: Path, spec: Spec) -> Log:
-        """Open the log of a spec below `folder` for appending; raise RevisitError if another process has it open."""
+        """Open the log of a spec in an output folder for appending; raise RevisitError if another process has it open."""
         names = "-".join(slug(name) for name in (spec.model, spec.method, spec.benchmark))
         path = folder / LOGS / f"{names}-{spec.key[:KEY]}.jsonl"
         file = LineFile(path)
-        headers = [row for row in file.rows if "spec" in row]
-        if headers and headers[0]["spec"] != spec.model_dump(mode="json"):
+        stored = next((line["spec"] for line in file.objects if "spec" in line), None)
+        if stored is not None and stored != spec.model_dump(mode="json"):
             file.close()
             raise RevisitError(f"{path} belongs to other settings; move it away.")
-        log = cls(path, spec, file.rows, file.damaged)
+        log = cls(path, spec, file.objects, file.damaged)
         log._file = file
         return log
 
@@ -109,90 +112,73 @@ class Log:
     def read(cls, path: Path) -> Log:
         """Return a stored log; raise RevisitError if it has no readable header."""
         try:
-            rows, damaged = read_lines(path)
+            lines, damaged, _ = read_lines(path)
         except OSError as error:
             raise RevisitError(f"{path} cannot be read: {error.strerror}.") from error
-        header = next((row for row in rows if "spec" in row and "request" in row), None)
+        header = next((line for line in lines if "spec" in line and "request" in line), None)
         if header is None:
             raise RevisitError(f"{path} is not a log of `revisit eval`, or its header is damaged; move it away.")
         try:
             Request.model_validate(header["request"])
-            return cls(path, Spec.model_validate(header["spec"]), rows, damaged)
+            return cls(path, Spec.model_validate(header["spec"]), lines, damaged)
         except ValidationError as error:
             raise RevisitError(f"{path} was written by another version of revisit; move it away.") from error
 
-    def _take(self, row: Mapping[str, Any]) -> None:
-        """Add a stored line; lines of other logs and of other versions count as damaged."""
-        try:
-            if "spec" in row:
-                self.requests.append(Request.model_validate(row["request"]))
-            elif row.get("log") == self.spec.key[:KEY]:
-                answer = Answer.model_validate({name: value for name, value in row.items() if name != "log"})
-                self.answers.setdefault((answer.id, answer.item), answer)
-            else:
-                self.damaged += 1
-        except (ValidationError, KeyError):
-            self.damaged += 1
-
     # -- writing ----------------------------------------------------------------------------------------------------
 
-    def begin(self, request: Request) -> None:
-        """Store what a command asks for, unless it is what was asked last."""
-        if not self.requests or self.request.model_copy(update={"written": request.written}) != request:
-            row = {"spec": self.spec.model_dump(mode="json"), "request": request.model_dump(mode="json")}
-            self._writable().append([row])
+    def begin(self, items: Sequence[Item], **details: Any) -> None:
+        """Store the request of a command for these items, unless it equals the last one; `details` are fields of `Request`."""
+        request = Request(
+            time=datetime.now(timezone.utc).isoformat(),
+            items=len(items),
+            items_hash=_items_hash({item.id: item.hash for item in items}),
+            environment=environment(),
+            **details,
+        )
+        if not self.requests or self.request.model_copy(update={"time": request.time}) != request:
+            self._append([{"spec": self.spec.model_dump(mode="json"), "request": request.model_dump(mode="json")}])
             self.requests.append(request)
-        self.scores = self._cached()
+        self.scores = self._read_scores()
 
     def append(self, answers: Iterable[Answer]) -> int:
-        """Store those answers that are not stored yet, all of them or none; return their number."""
+        """Store the answers that are not stored yet, all of them or none; return their number."""
         new = {(answer.id, answer.item): answer for answer in answers if (answer.id, answer.item) not in self.answers}
         if new:
-            key = self.spec.key[:KEY]
-            self._writable().append({"log": key, **answer.model_dump(mode="json")} for answer in new.values())
+            self._append([{"log": self.spec.key[:KEY], **answer.model_dump(mode="json")} for answer in new.values()])
             self.answers.update(new)
         return len(new)
 
     def score(self, benchmark: Benchmark, items: Sequence[Item]) -> Scores:
-        """Return the scores of these items' answers: cached ones if neither the scorer nor an answer has changed."""
-        texts = {item.id: self.answers[item.id, item.hash].text for item in items}
-        hashes = {item.id: item.hash for item in items}
-        key = {"scorer": self.spec.scorer, "answers": _digest(hashes, self.answers)}
-        stored = _read_scores(self._scores_path)
-        if stored is None or any(stored[name] != value for name, value in key.items()):
-            check_answers(items, texts)
-            scores = _with_length(benchmark, benchmark.score(list(items), texts), texts)
-            stored = {**key, "scores": _with_intervals(benchmark, scores, hashes)}
-        if stored.get("asked") != self.request.asked:
-            plain = json.loads(SCORES.dump_json(stored["scores"]))
-            row = encode({**stored, "scores": plain, "asked": self.request.asked})
-            write_json(self._scores_path, json.loads(row))
-        found: Scores = stored["scores"]
-        self.scores = found
-        return found
+        """Return the scores of the requested items; they are computed once and cached."""
+        if self.scores is None:
+            texts = {item.id: self.answers[item.id, item.hash].text for item in items}
+            self.scores = scores = _score(benchmark, items, texts)
+            stored = {"answers": self._answers_hash(scores), "scores": json.loads(SCORES.dump_json(scores))}
+            write_text(self._scores_path, encode(stored).decode())
+        return self.scores
 
     def close(self) -> None:
-        """End appending and let other processes in."""
+        """Close the file, which other processes can then open."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def discard_if_empty(self) -> None:
-        """Remove a log that has no answer."""
+        """Remove the file if it has no answer."""
         if not self.answers:
             self.close()
             self.path.unlink(missing_ok=True)
 
-    def _writable(self) -> LineFile:
+    def _append(self, lines: Iterable[Mapping[str, Any]]) -> None:
         if self._file is None:
             raise RuntimeError(f"{self.path} is not open for appending")
-        return self._file
+        self._file.append(lines)
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
     @property
     def request(self) -> Request:
-        """What the latest command asked for."""
+        """The request of the latest command."""
         return self.requests[-1]
 
     @property
@@ -214,7 +200,7 @@ class Log:
 
     @property
     def state(self) -> str:
-        """What is there, for people: "m · greedy · pope: 8 of 23 answers"."""
+        """The progress in words: "m · greedy · pope: 8 of 23 answers"."""
         return f"{self.title}: {self.answered} of {self.request.items} answers"
 
     def missing(self, items: Iterable[Item]) -> list[Item]:
@@ -222,68 +208,65 @@ class Log:
         return [item for item in items if (item.id, item.hash) not in self.answers]
 
     def current(self) -> list[Answer]:
-        """Return the answers to what was scored; to the newest hash of every item if nothing was."""
+        """Return the answers that were scored, or before that the newest answer to each item."""
         if self.scores is not None:
-            return [self.answers[pair] for pair in self.scores.items.items()]
+            return [self.answers[key] for key in self.scores.items.items()]
         return list({answer.id: answer for answer in self.answers.values()}.values())
 
     def totals(self) -> dict[str, float]:
-        """Return the counters of all current answers, added up, with their tokens and seconds."""
+        """Return the sums of the counters, tokens and seconds of all current answers."""
         answers = self.current()
         names = dict.fromkeys(name for answer in answers for name in answer.counters)
-        found: dict[str, float] = {name: sum(answer.counters.get(name, 0) for answer in answers) for name in names}
+        sums: dict[str, float] = {name: sum(answer.counters.get(name, 0) for answer in answers) for name in names}
         seconds = round(sum(answer.seconds for answer in answers), 3)
-        return {**found, "new_tokens": sum(len(answer.tokens) for answer in answers), "seconds": seconds}
+        return {**sums, "new_tokens": sum(len(answer.tokens) for answer in answers), "seconds": seconds}
 
     @property
     def _scores_path(self) -> Path:
         return self.path.with_suffix(".scores.json")
 
-    def _cached(self) -> Scores | None:
-        """Return the stored scores if they are of all that was requested, and of these answers."""
-        stored = _read_scores(self._scores_path)
-        if stored is None or stored["scorer"] != self.spec.scorer or stored["asked"] != self.request.asked:
+    def _read_scores(self) -> Scores | None:
+        """Return the cached scores if they are those of the requested items and of these answers."""
+        try:
+            stored = decode(read_file(self._scores_path))
+            scores: Scores = SCORES.validate_python(stored["scores"])
+        except (OSError, ValueError, KeyError, RecursionError):  # there is no file, or it is damaged
             return None
-        scores: Scores = stored["scores"]
-        if any(pair not in self.answers for pair in scores.items.items()):
-            return None
-        return scores if stored["answers"] == _digest(scores.items, self.answers) else None
+        requested = _items_hash(scores.items) == self.request.items_hash
+        return scores if requested and stored.get("answers") == self._answers_hash(scores) else None
+
+    def _answers_hash(self, scores: Scores) -> str:
+        """Return a hash of the scorer and of the answers to the scored items."""
+        answers = [(*key, self.answers.get(key)) for key in sorted(scores.items.items())]
+        return digest([self.spec.scorer, [[id, item, answer and answer.text] for id, item, answer in answers]])
 
 
-def _digest(hashes: Mapping[str, str], answers: Mapping[tuple[str, str], Answer]) -> str:
-    """Return a hash of the answers to some items."""
-    return digest([[id, item, answers[id, item].text] for id, item in sorted(hashes.items())])
+def _items_hash(hashes: Mapping[str, str]) -> str:
+    return digest(sorted(hashes.items()))
 
 
-# -- scores ---------------------------------------------------------------------------------------------------------
-
-
-def _with_length(benchmark: Benchmark, scores: Scores, texts: Mapping[str, str]) -> Scores:
-    """Add the mean number of words of an answer if the benchmark lists it and its scorer does not count it."""
-    if "words" in scores.metrics or all(metric.name != "words" for metric in benchmark.metrics):
-        return scores
-    words = {id: (float(len(text.split())), 1.0) for id, text in texts.items()}
-    metrics = {**scores.metrics, "words": ratio(words.values())}
-    return replace(scores, metrics=metrics, per_item={**scores.per_item, "words": words})
-
-
-def _with_intervals(benchmark: Benchmark, scores: Scores, items: dict[str, str]) -> Scores:
-    """Return scores with the interval and the printed form of every metric."""
-    shown = {name: benchmark.metric(name) for name in scores.metrics}
-    found = {
-        name: statistics.metric_interval(name, value, scores.per_item, full=100 / shown[name].show)
-        for name, value in scores.metrics.items()
+def _score(benchmark: Benchmark, items: Sequence[Item], texts: Mapping[str, str]) -> Scores:
+    """Score answers; add intervals, how metrics are printed, and the number of words if the benchmark lists it as a metric."""
+    check_answers(items, texts)
+    scores = benchmark.score(list(items), texts)
+    metrics, per_item = dict(scores.metrics), dict(scores.per_item)
+    if "words" not in metrics and any(metric.name == "words" for metric in benchmark.metrics):
+        per_item["words"] = {id: (float(len(text.split())), 1.0) for id, text in texts.items()}
+        metrics["words"] = ratio(per_item["words"].values())
+    shown = {name: benchmark.metric(name) for name in metrics}
+    intervals = {
+        name: statistics.metric_interval(name, value, per_item, full=100 / shown[name].show)
+        for name, value in metrics.items()
     }
-    return replace(scores, items=items, shown=shown, intervals=found, headline=benchmark.headline)
-
-
-def _read_scores(path: Path) -> dict[str, Any] | None:
-    """Return cached scores with what they depend on; None if there are none, or if the file is damaged."""
-    try:
-        record: dict[str, Any] = decode(read_file(path))
-        return {**record, "scores": SCORES.validate_python(record["scores"])}
-    except (OSError, ValueError, KeyError, RecursionError):
-        return None
+    return replace(
+        scores,
+        metrics=metrics,
+        per_item=per_item,
+        items={item.id: item.hash for item in items},
+        intervals=intervals,
+        shown=shown,
+        headline=benchmark.headline,
+    )
 
 
 # -- many logs ------------------------------------------------------------------------------------------------------
@@ -292,29 +275,25 @@ def _read_scores(path: Path) -> dict[str, Any] | None:
 def read_logs(folder: str | Path) -> list[Log]:
     """Return the logs of an output folder in the order in which they were begun.
 
-    Of logs that differ only in weights, code, libraries or batching, the newest is returned.
+    If logs differ only in weights, code, libraries or batching, only the newest is returned.
     """
-    folder, found = Path(folder), list[Log]()
+    folder, logs = Path(folder), list[Log]()
     check_layout(folder)
     for path in sorted((folder / LOGS).glob("*.jsonl")):
         try:
-            found.append(Log.read(path))
+            logs.append(Log.read(path))
         except RevisitError as error:  # one damaged log does not hide the others
             logger.warning("%s", error)
-    found.sort(key=lambda log: log.requests[0].written)
-    if not found:
+    if not logs:
         raise RevisitError(f"{folder} has no logs: give the --out folder of `revisit eval`.")
     newest: dict[str, Log] = {}
-    for log in found:
-        ignored = ("fingerprint", "code", "libraries", "batching")
-        place = digest({name: value for name, value in log.spec.model_dump(mode="json").items() if name not in ignored})
-        if place not in newest or newest[place].request.written <= log.request.written:
-            newest[place] = log
-    return [log for log in found if log in newest.values()]
+    for log in sorted(logs, key=lambda log: log.request.time):
+        newest[digest(log.spec.model_dump(mode="json", exclude={"fingerprint", "code", "libraries", "batching"}))] = log
+    return sorted(newest.values(), key=lambda log: log.requests[0].time)
 
 
 def check_layout(folder: Path) -> None:
-    """Raise RevisitError for a folder with the results of another program, or of an earlier version of this one."""
+    """Raise RevisitError if a folder has results of another program, or of an earlier version of this one."""
     if (folder / "cells").is_dir() or ((folder / "results.json").exists() and not (folder / LOGS).is_dir()):
         raise RevisitError(
             f"{folder} has results that this version of revisit did not write and cannot read: use another --out."
@@ -322,30 +301,14 @@ def check_layout(folder: Path) -> None:
 
 
 def unfinished(logs: Sequence[Log]) -> str:
-    """Return the notice that some logs are incomplete, with the commands that finish them; empty if none is."""
-    rest = [log for log in logs if log.scores is None]
-    if not rest:
+    """Return a notice about incomplete logs with the commands that finish them; empty if all are complete."""
+    incomplete = [log for log in logs if log.scores is None]
+    if not incomplete:
         return ""
-    listed = "; ".join(log.state for log in rest[:5])
-    more = f"; and {len(rest) - 5} more" if len(rest) > 5 else ""
-    commands = dict.fromkeys(log.request.command for log in rest)
+    listed = "; ".join(log.state for log in incomplete[:5])
+    more = f"; and {len(incomplete) - 5} more" if len(incomplete) > 5 else ""
+    commands = dict.fromkeys(log.request.command for log in incomplete)
     return (
-        f"This run is incomplete: {len(rest)} of {len(logs)} combinations of model, method and benchmark have no "
+        f"This run is incomplete: {len(incomplete)} of {len(logs)} combinations of model, method and benchmark have no "
         f"result ({listed}{more}). To finish it, run: {' ; '.join(commands)}"
     )
-
-
-def new_request(items: Mapping[str, str], **fields: Any) -> Request:
-    """Return a request of this process for items (id -> hash)."""
-    written, asked = datetime.now(timezone.utc).isoformat(), digest(sorted(items.items()))
-    return Request(written=written, items=len(items), asked=asked, environment=environment(), **fields)
-
-
-def item_hash(prompt: str, images: Sequence[str]) -> str:
-    """Return the hash that an answer is tied to, from the prompt and the hashes of the images."""
-    return digest([prompt, list(images)])
-
-
-def item_seed(seed: int, id: str) -> int:
-    """Return the seed of one item, the same in any batch and any order."""
-    return int.from_bytes(hashlib.sha256(f"{seed}:{id}".encode()).digest()[:7], "big")

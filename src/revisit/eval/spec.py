@@ -1,11 +1,12 @@
-"""What identifies an evaluation: everything that could change an answer and is not in the item itself.
+"""The identity of an evaluation: everything that could change an answer, except the item itself.
 
-An answer may be used again only while its spec is the same. Methods from outside this package have no version, so the hashes of their
-source files count instead.
+A stored answer is used again only if its spec is the same. Methods from outside this package have no version, so a spec has the hashes of
+their source files.
 """
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import os
 import platform
@@ -32,34 +33,38 @@ if TYPE_CHECKING:
 
 # Files of a model folder that cannot change an answer.
 _IGNORED = {".md", ".txt", ".png", ".jpg", ".gitattributes", ".log", ".jsonl", ".csv", ".bin", ".pt", ".pth", ".h5"}
-_KEPT_TEXT = {"merges.txt", "vocab.txt"}  # tokenizers; the other .txt files are notes
+_TOKENIZER_FILES = {"merges.txt", "vocab.txt"}  # other .txt files are notes
 _REPORTED = ("torch", "transformers", "tokenizers", "numpy", "pillow", "scipy", "statsmodels", "nltk", "datasets")
 
 
-class Spec(BaseModel):
+class Frozen(BaseModel):
+    """Base of everything that a log stores: unknown fields raise an error, and values cannot be changed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Spec(Frozen):
     """The identity of the answers in one log; any difference is another log."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    model: str  # name: folder or Hub id
+    model: str  # folder or Hub id
     fingerprint: str  # SHA-256 of the model's files, or of the weights of a loaded model
-    device: str  # kind of device, as torch names it, such as "cuda"
-    dtype: str  # as torch names it, such as "bfloat16"
-    method: str  # name with every setting that is not its default
+    device: str  # torch's name of the kind of device, such as "cuda"
+    dtype: str  # torch's name, such as "bfloat16"
+    method: str  # label: name with every setting that is not its default
     method_name: str
     settings: dict[str, Any]  # of the method
     code: dict[str, str]  # source files of a method or benchmark from outside this package, and their SHA-256
-    benchmark: str  # name with every option that is not its default
+    benchmark: str  # label: name with every option that is not its default
     benchmark_name: str
     options: dict[str, Any]  # of the benchmark
     scorer: str  # version of the scoring rule
     decoding: dict[str, Any]  # length, sampling, beams
     seed: int  # of sampling; 0 without sampling
     engine: str
-    libraries: dict[str, str | None]  # this package and those between the prompt and the text
-    batching: dict[str, Any] | None  # what the answers depend on beside their item; None: nothing
-    control: str = ""  # what the model gets in place of an item's image; empty: the image
-    subset: str = ""  # which items were asked; empty: all
+    libraries: dict[str, str | None]  # versions of this package and of those between the prompt and the text
+    batching: dict[str, Any] | None  # the batches, if answers could depend on them
+    control: str = ""  # what replaces an item's images; empty: nothing
+    subset: str = ""  # name of a selection of the items; empty: all
 
     @cached_property
     def key(self) -> str:
@@ -69,18 +74,17 @@ class Spec(BaseModel):
     @classmethod
     def of(
         cls,
-        about: Mapping[str, Any],
+        identity: Mapping[str, Any],
         method: Method,
         benchmark: Benchmark,
         decoding: Decoding,
         seed: int = 0,
-        batching: dict[str, Any] | None = None,
         control: str = "",
         subset: str = "",
     ) -> Spec:
-        """Return the spec of a method and benchmark on an engine, which `about` describes."""
+        """Return the spec of a method and benchmark on the engine with this `identity`."""
         return cls(
-            **about,
+            **identity,
             method=control_label(label(method), control),
             method_name=method.name,
             settings=method.settings(),
@@ -91,48 +95,49 @@ class Spec(BaseModel):
             scorer=benchmark.version,
             decoding=dict(decoding),
             seed=seed if decoding.temperature is not None else 0,
-            batching=batching,
             control=control,
             subset=subset,
         )
 
 
 def label(method: Method) -> str:
-    """Return the method's name with every setting that is not its default, as tables print it."""
+    """Return the method's name with every setting that is not its default, for example `revisit(alpha=0.01)`."""
     return _label(method.name, method.settings(), type(method)().settings())
 
 
 def benchmark_label(benchmark: Benchmark) -> str:
-    """Return the benchmark's name with every option that is not its default, such as `pope(suffix=one-word)`."""
+    """Return the benchmark's name with every option that is not its default, for example `pope(suffix=one-word)`."""
     return _label(benchmark.name, benchmark.options(), type(benchmark)().options())
 
 
 def _label(name: str, settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
-    own = [
-        f"{key}={value_text(value)}" for key, value in settings.items() if key not in defaults or defaults[key] != value
-    ]
-    return f"{name}({', '.join(own)})" if own else name
+    changed = {key: value for key, value in settings.items() if key not in defaults or defaults[key] != value}
+    listed = ", ".join(f"{key}={value_text(value)}" for key, value in changed.items())
+    return f"{name}({listed})" if listed else name
 
 
 # -- models and methods ---------------------------------------------------------------------------------------------
 
 
-def foreign_code(part: object) -> dict[str, str]:
-    """Return file name -> SHA-256 of the source of a method's or benchmark's classes outside this package, links of a chain included."""
-    found = {}
-    for cls in type(part).__mro__:
+def foreign_code(instance: object) -> dict[str, str]:
+    """Return file name -> SHA-256 of the source files outside this package that define a method or benchmark.
+
+    The methods of a chain are included.
+    """
+    digests = {}
+    for cls in type(instance).__mro__:
         if cls is object or cls.__module__.startswith("revisit."):
             break
         with suppress(TypeError):  # a class typed into an interpreter has no file
             if path := inspect.getsourcefile(cls):
-                found[Path(path).name] = file_digest(Path(path))
-    for link in getattr(part, "methods", ()):
-        found |= foreign_code(link)
-    return found
+                digests[Path(path).name] = file_digest(Path(path))
+    for method in getattr(instance, "methods", ()):
+        digests |= foreign_code(method)
+    return digests
 
 
 def model_folder(name: str) -> Path:
-    """Return the folder with a model's files: itself, or the Hub snapshot in the local cache, downloaded if needed."""
+    """Return the folder with a model's files: a local folder, or the Hub snapshot in the cache, downloaded if needed."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -151,32 +156,31 @@ def model_folder(name: str) -> Path:
 def fingerprint(folder: Path) -> str:
     """Return a hash of every file of a model folder that could change an answer.
 
-    The Hub's cache names the files it links to by their own hash, so those need not be read.
+    The Hub's cache names files by their hash, so those need not be read.
     """
-    found = {}
+    digests = {}
     for path in sorted(folder.rglob("*")):
         relative = path.relative_to(folder).as_posix()
-        if not path.is_file() or relative.startswith(".") or (path.suffix in _IGNORED and path.name not in _KEPT_TEXT):
+        ignored = path.suffix in _IGNORED and path.name not in _TOKENIZER_FILES
+        if not path.is_file() or relative.startswith(".") or ignored:
             continue
         target = path.resolve()
         hashed = target.parent.name == "blobs" and len(target.name) == 64
-        found[relative] = target.name if hashed else file_digest(path)
-    if not found:
+        digests[relative] = target.name if hashed else file_digest(path)
+    if not digests:
         raise RevisitError(f"{folder} contains no model files.")
-    return digest(found)
+    return digest(digests)
 
 
 def loaded_fingerprint(model: Model) -> str:
-    """Return a hash of the configuration and all weights of a loaded model, which may differ from any file."""
-    import hashlib
-
+    """Return a hash of the configuration and all weights of a loaded model, which may differ from its files."""
     import torch
 
-    found = {}
+    digests = {}
     for name, tensor in model.state_dict().items():
         data = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
-        found[name] = [list(tensor.shape), hashlib.sha256(data.tobytes()).hexdigest()]
-    return digest([model.config.to_dict(), found])
+        digests[name] = [list(tensor.shape), hashlib.sha256(data.tobytes()).hexdigest()]
+    return digest([model.config.to_dict(), digests])
 
 
 # -- environment ----------------------------------------------------------------------------------------------------
@@ -196,13 +200,13 @@ def libraries(*names: str) -> dict[str, str | None]:
 
 
 def command_line() -> list[str]:
-    """Return the command of this process, as one would type it."""
+    """Return the command line of this process, as a user would type it."""
     program = Path(sys.argv[0]).name
     return ["revisit" if program == "__main__.py" else program, *sys.argv[1:]]
 
 
 def environment() -> dict[str, Any]:
-    """Return the machine and the versions."""
+    """Return the machine, the versions and the command line."""
     return {
         "revisit": revisit.__version__,
         "python": platform.python_version(),

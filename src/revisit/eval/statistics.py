@@ -41,8 +41,13 @@ class Paired:
     level: float = LEVEL
     draws: Floats | None = field(default=None, repr=False, compare=False)  # the bootstrap's differences
 
+    @property
+    def p(self) -> float:
+        """The p-value of the permutation test, or else, for a mean over settings, of the bootstrap."""
+        return self.p_bootstrap if math.isnan(self.p_permutation) else self.p_permutation
+
     def at(self, level: float) -> Paired:
-        """Return the same with the interval at another level."""
+        """Return the same difference with the interval at another level."""
         if self.draws is None:
             return replace(self, level=level)
         low, high = _percentiles(self.draws, level)

@@ -1,1 +1,1 @@
-"""What runs the model: this process, Ray workers, vLLM."""
+"""Engines, which run the model: in this process, in Ray workers, or in vLLM."""

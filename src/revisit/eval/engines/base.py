@@ -1,11 +1,12 @@
 """The interface between an evaluation and a model, wherever the model runs.
 
-An engine is opened for one model and answers with any method. It is given batches of items and returns answers in any order, so it may
-keep many batches in flight, or send them to other machines.
+An engine is opened for one model and answers with any method. It receives batches of items and returns answers in any order, so it may
+decode many batches at once, or send them to other machines.
 """
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
@@ -27,23 +28,22 @@ class Engine(ABC):
     """A model that answers items with any method."""
 
     @abstractmethod
-    def about(self) -> Mapping[str, Any]:
-        """Return the fields of `Spec` that describe the model and the engine: model, fingerprint, device, dtype, engine, libraries."""
+    def identity(self, batch_size: int, items: Sequence[Item]) -> Mapping[str, Any]:
+        """Return the fields of `Spec` that the engine decides: model, fingerprint, device, dtype, engine, libraries, batching.
 
-    def batching(self, batch_size: int, items: Sequence[Item]) -> dict[str, Any] | None:
-        """Return what an answer depends on beside its item; None if it is the same in any batch."""
-        return None
+        `batching` is None if the answer to an item is the same in any batch.
+        """
 
     def answer(
         self, method: Method, decoding: Decoding, seed: int, items: Sequence[Item], images: Sequence[list[Image]]
     ) -> list[Answer]:
         """Return one answer per item, in their order; `seed` is that of the run."""
-        raise NotImplementedError  # by an engine that has a `stream` of its own
+        raise NotImplementedError  # engines with a `stream` of their own need not define it
 
     def stream(
         self, method: Method, decoding: Decoding, seed: int, batches: Iterable[Sequence[Item]]
     ) -> Iterator[list[Answer]]:
-        """Yield the answers to all items in lists that may be stored as they come; the order is free.
+        """Yield the answers to all items, in any order, as soon as they can be stored.
 
         By default `answer` decodes batch after batch.
         """
@@ -62,8 +62,13 @@ def item_images(item: Item, files: Sequence[bytes] | None = None) -> list[Image]
     return [noise_like(image, item.hash) for image in images] if item.noise else images
 
 
+def item_seed(seed: int, id: str) -> int:
+    """Return the seed of one item, the same in any batch and any order."""
+    return int.from_bytes(hashlib.sha256(f"{seed}:{id}".encode()).digest()[:7], "big")
+
+
 def open_engine(kind: str, model: str | tuple[Model, Processor], **options: Any) -> Engine:
-    """Return the engine `kind` for a model, which is loaded at the first answer."""
+    """Return the engine `kind` for a model, which is loaded for the first answer."""
     name = {"local": "LocalEngine", "ray": "RayEngine", "vllm": "VllmEngine"}[kind]
     engine: Engine = getattr(import_module(f"revisit.eval.engines.{kind}"), name)(model, **options)
     return engine

@@ -1,4 +1,4 @@
-"""The engine in this process: transformers' generate() on batches. In float32 on a CPU every row equals its single run."""
+"""The engine in this process: transformers' generate() on batches. In float32 on a CPU, batches do not change answers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from revisit.decoding.method import Method
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Item
-from revisit.eval.engines.base import Engine
-from revisit.eval.log import Answer, item_seed
+from revisit.eval.engines.base import Engine, item_seed
+from revisit.eval.log import Answer
 from revisit.eval.spec import fingerprint, libraries, loaded_fingerprint, model_folder
 from revisit.explain.files import digest
 from revisit.models.config import load_config, name_of, resolve
@@ -25,7 +25,7 @@ from revisit.models.types import Model, Processor
 
 
 class LocalEngine(Engine):
-    """One model: a name, loaded at the first answer, or a loaded pair of model and processor."""
+    """An engine for one model: a name, loaded for the first answer, or a loaded pair of model and processor."""
 
     def __init__(
         self,
@@ -51,35 +51,29 @@ class LocalEngine(Engine):
             trust_remote_code=self.trust_remote_code,
             allow_incomplete=self.allow_incomplete,
         )
-        planned = self.__dict__.get("placement")  # what answers are stored under
-        if planned is not None and placement_of(pair[0]) != planned:
-            found = " in ".join(placement_of(pair[0]))
+        planned, actual = self.__dict__.get("placement"), placement_of(pair[0])  # the spec has the planned one
+        if planned not in (None, actual):
             raise RevisitError(
-                f"{self.model} was loaded on {found}, not on {' in '.join(planned)}: use --device-map and --dtype to choose."
+                f"{self.model} was loaded on {' in '.join(actual)}, not on {' in '.join(planned)}: use --device-map and "
+                "--dtype to choose."
             )
         return pair
 
     @cached_property
     def placement(self) -> tuple[str, str]:
-        """The device and the dtype of the model as loaded; read from small files if they decide."""
-        if isinstance(self.model, str):
-            device, dtype = self._device(), self._dtype()
-            if device is not None and dtype is not None:
-                return device, dtype
-        return placement_of(self.loaded[0])
-
-    def _device(self) -> str | None:
+        """The device and the dtype of the model as loaded; the model is loaded only if they are not known before."""
+        if not isinstance(self.model, str):
+            return placement_of(self.model[0])
+        requested = self.dtype or ("auto" if self.device_map else "float32")
+        if requested == "auto":
+            dtype = getattr(load_config(self.model, trust_remote_code=self.trust_remote_code), "dtype", None)
+        else:
+            dtype = as_dtype(requested)
         try:
-            return torch.device(self.device_map or "cpu").type
+            device = torch.device(self.device_map or "cpu").type
         except (RuntimeError, TypeError):  # "auto" and mappings are decided by loading
-            return None
-
-    def _dtype(self) -> str | None:
-        dtype = self.dtype or ("auto" if self.device_map else "float32")
-        if dtype != "auto":
-            return _name(as_dtype(dtype))
-        config = load_config(str(self.model), trust_remote_code=self.trust_remote_code)
-        return _name(config.dtype) if getattr(config, "dtype", None) else None
+            return placement_of(self.loaded[0])
+        return (device, dtype_name(dtype)) if dtype else placement_of(self.loaded[0])
 
     @cached_property
     def fingerprint(self) -> str:
@@ -88,8 +82,10 @@ class LocalEngine(Engine):
             return fingerprint(model_folder(resolve(self.model)))
         return loaded_fingerprint(self.model[0])
 
-    def about(self) -> Mapping[str, Any]:
+    def identity(self, batch_size: int, items: Sequence[Item]) -> Mapping[str, Any]:
+        """Outside float32 on a CPU, rounding may depend on the shape of a batch, and so on the other items in it."""
         device, dtype = self.placement
+        batches = {"size": batch_size, "items": digest([[item.id, item.hash] for item in items])}
         return {
             "model": self.model if isinstance(self.model, str) else name_of(self.model[0]),
             "fingerprint": self.fingerprint,
@@ -97,29 +93,23 @@ class LocalEngine(Engine):
             "dtype": dtype,
             "engine": "local",
             "libraries": libraries("torch", "transformers", "tokenizers", "pillow"),
+            "batching": None if self.placement == ("cpu", "float32") else batches,
         }
-
-    def batching(self, batch_size: int, items: Sequence[Item]) -> dict[str, Any] | None:
-        """Outside float32 on a CPU, rounding may depend on the shape of the batch, and so on the other items."""
-        if self.placement == ("cpu", "float32"):
-            return None
-        return {"size": batch_size, "items": digest([[item.id, item.hash] for item in items])}
 
     def answer(
         self, method: Method, decoding: Decoding, seed: int, items: Sequence[Item], images: Sequence[list[Image]]
     ) -> list[Answer]:
-        """Rows without an image are decoded without the method."""
+        """Return one answer per item; items without an image are decoded without the method."""
         model, processor = self.loaded
         started = time.perf_counter()
         prompts, seeds = [item.prompt for item in items], [item_seed(seed, item.id) for item in items]
         try:
-            found = decode_prompts(model, processor, prompts, images, method, decoding, seeds)
+            rows = decode_prompts(model, processor, prompts, images, method, decoding, seeds)
         except torch.OutOfMemoryError as error:
-            rows = len(items)
-            advice = (
-                f"run the same command with a smaller --batch-size than {rows}" if rows > 1 else "use a smaller model"
-            )
-            raise RevisitError(f"The device ran out of memory with {rows} answers at once: {advice}.") from error
+            size = len(items)
+            smaller = f"run the same command with a smaller --batch-size than {size}"
+            advice = smaller if size > 1 else "use a smaller model"
+            raise RevisitError(f"The device ran out of memory with {size} answers at once: {advice}.") from error
         share = round((time.perf_counter() - started) / len(items), 6)
         return [
             Answer(
@@ -133,21 +123,22 @@ class LocalEngine(Engine):
                 seconds=share,
                 finish=row.finish,
             )
-            for item, row in zip(items, found, strict=True)
+            for item, row in zip(items, rows, strict=True)
         ]
 
     def close(self) -> None:
-        """Free the weights, so that the next model of a grid finds room."""
+        """Free the memory of the weights for the next model."""
         self.__dict__.pop("loaded", None)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
 
 def placement_of(model: Model) -> tuple[str, str]:
-    """Return the kinds of devices and the dtype of a loaded model: ("cuda", "bfloat16"), or ("cpu+cuda", …) if it is split."""
+    """Return the device and the dtype of a loaded model: ("cuda", "bfloat16"), or ("cpu+cuda", …) if it is split."""
     devices = sorted({parameter.device.type for parameter in model.parameters()})
-    return "+".join(devices), _name(model.dtype)
+    return "+".join(devices), dtype_name(model.dtype)
 
 
-def _name(dtype: torch.dtype | str) -> str:
+def dtype_name(dtype: object) -> str:
+    """Return torch's name of a dtype, without the module."""
     return str(dtype).removeprefix("torch.")

@@ -1,7 +1,7 @@
-"""The same evaluation on a Ray cluster: actors with one model each, fed by this process.
+"""The engine on a Ray cluster: this process sends batches to actors with one model each.
 
-Answers equal those of the local engine, so its description is used and a run can continue with either. Images are sent with the items;
-only the model has to be reachable from the workers' machines.
+Answers equal those of the local engine, so both have the same identity, and a run can continue with either. Images are sent with the
+items; only the model has to be reachable from the workers' machines.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from revisit.models.images import MAX_BYTES
 if TYPE_CHECKING:  # torch is slow to import
     from revisit.eval.engines.local import LocalEngine
 
-WAIT = 360.0  # seconds without a sign of life after which a run gives up
-ATTEMPTS = 3  # times that every worker may die before one answers
+WAIT = 360.0  # seconds without an answer from any worker after which a run stops
+ATTEMPTS = 3  # deaths per worker without an answer in between after which a run stops
 
 
 class RayEngine(Engine):
-    """One model on many machines. `workers` defaults to one per GPU, or one per node where there are none."""
+    """An engine for one model on many machines. `workers` defaults to one per GPU, or one per node without GPUs."""
 
     def __init__(
         self,
@@ -40,11 +40,11 @@ class RayEngine(Engine):
         **options: Any,
     ) -> None:
         self.model, self.workers, self.address, self.options = model, workers, address, options
-        self._ours = False
+        self._started = False
 
     @cached_property
     def local(self) -> LocalEngine:
-        """The engine of a worker; here it only describes itself, and no model is loaded."""
+        """The engine of a worker, here only for its identity: no model is loaded."""
         from revisit.eval.engines.local import LocalEngine
 
         return LocalEngine(self.model, **self.options)
@@ -61,27 +61,22 @@ class RayEngine(Engine):
                 ray.init(address=self.address, log_to_driver=False, include_dashboard=False)
             except (ConnectionError, ValueError, RuntimeError) as error:
                 raise RevisitError(f"There is no Ray cluster at {self.address!r}: {error}") from None
-            self._ours = True
+            self._started = True
         return ray
 
-    def about(self) -> Mapping[str, Any]:
-        return self.local.about()
-
-    def batching(self, batch_size: int, items: Sequence[Item]) -> dict[str, Any] | None:
-        return self.local.batching(batch_size, items)
+    def identity(self, batch_size: int, items: Sequence[Item]) -> Mapping[str, Any]:
+        return self.local.identity(batch_size, items)
 
     def stream(
         self, method: Method, decoding: Decoding, seed: int, batches: Iterable[Sequence[Item]]
     ) -> Iterator[list[Answer]]:
-        """Send batches to whichever worker is free. A worker that dies is replaced, and its batch goes to another."""
+        """Send batches to free workers. A worker that dies is replaced, and its batch is sent to another one."""
         ray, workers = self.ray, self.workers or self._default_workers()
         waiting = deque(batches)
-        # handle -> worker, and its batch; None while it loads
-        pending: dict[Any, tuple[Any, Sequence[Item] | None]] = {}
+        pending: dict[Any, tuple[Any, Sequence[Item] | None]] = {}  # handle -> worker and its batch; None: it loads
         free: list[Any] = []
         deaths = 0
-        errors = ray.exceptions
-        lost = (errors.RayActorError, errors.ObjectLostError, errors.OutOfMemoryError)
+        died = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError, ray.exceptions.OutOfMemoryError)
 
         def start() -> None:
             worker = self._remote().remote(self.model, self.options)
@@ -105,9 +100,9 @@ class RayEngine(Engine):
                 worker, batch = pending.pop(done[0])
                 try:
                     result = ray.get(done[0])
-                except errors.RayTaskError as error:
+                except ray.exceptions.RayTaskError as error:
                     raise error.as_instanceof_cause() from None
-                except lost as error:
+                except died as error:
                     deaths += 1
                     if deaths >= ATTEMPTS * workers:
                         raise RevisitError(
@@ -136,13 +131,13 @@ class RayEngine(Engine):
         return gpus or sum(bool(node["Alive"]) for node in self.ray.nodes())
 
     def close(self) -> None:
-        if self._ours:
+        if self._started:
             self.ray.shutdown()
-            self._ours = False
+            self._started = False
 
 
 def check_reachable(address: str | None) -> None:
-    """Raise RevisitError at once if nothing listens there; Ray itself would try for many minutes."""
+    """Raise RevisitError if nothing listens at an address; Ray itself would try for many minutes."""
     host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
     if not colon or not port.isdigit():
         return
@@ -164,12 +159,12 @@ class Worker:
         self.engine = LocalEngine(model, **options)
 
     def ready(self) -> bool:
-        """Load the model; True once it is loaded."""
+        """Load the model; return True when it is loaded."""
         return self.engine.loaded is not None
 
     def answer(
         self, method: Method, decoding: Decoding, seed: int, items: Sequence[Item], files: Sequence[Sequence[bytes]]
     ) -> list[Answer]:
         """Return the answers to one batch."""
-        images = [item_images(item, own) for item, own in zip(items, files, strict=True)]
+        images = [item_images(item, contents) for item, contents in zip(items, files, strict=True)]
         return self.engine.answer(method, decoding, seed, items, images)

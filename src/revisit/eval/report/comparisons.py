@@ -1,4 +1,4 @@
-"""A comparison of methods: its tables (values, differences to the baseline), and the files of `revisit compare`."""
+"""The tables of a comparison (values, differences to the baseline), and the files of `revisit compare`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from revisit.eval import benchmarks
 from revisit.eval.benchmarks.base import Metric
 from revisit.eval.compare import Comparison, Value, ranks
-from revisit.eval.controls import is_blind
+from revisit.eval.controls import is_control
 from revisit.eval.log import Log
 from revisit.eval.report.document import (
     SUPERSCRIPT,
@@ -31,7 +31,7 @@ CSV_COLUMNS = (
     *("level", "std"),
 )
 
-READING = (
+LEGEND = (
     "Best in bold, second underlined. Brackets: 95 % intervals. Differences are to the baseline on the same items: a two-sided "
     "permutation test, p-values corrected by Holm over the tests of a table, and bootstrap intervals widened by the same correction. "
     "With few items the two can disagree; the test takes precedence. * p below 0.05, ** below 0.01, "
@@ -41,7 +41,7 @@ LONGEST_NAME = 24  # characters of a method in a table; longer settings become a
 
 
 def short_names(labels: Iterable[str]) -> dict[str, str]:
-    """Return the names of methods in tables: `revisit¹` for one with long settings."""
+    """Return the names of methods in tables: `revisit¹` instead of a label with long settings."""
     names: dict[str, str] = {}
     for label in labels:
         long = len(label) > LONGEST_NAME and "(" in label
@@ -51,70 +51,67 @@ def short_names(labels: Iterable[str]) -> dict[str, str]:
 
 
 def footnotes(names: Mapping[str, str]) -> str:
-    """Return the settings that `short_names` left out."""
-    return "".join(
-        f" {name.removeprefix(label.partition('(')[0])} {label.partition('(')[2].removesuffix(')')}."
-        for label, name in names.items()
-        if name != label
-    )
+    """Return the settings that `short_names` removed."""
+    notes = []
+    for label, name in names.items():
+        method, _, settings = label.partition("(")
+        if name != label:
+            notes.append(f" {name.removeprefix(method)} {settings.removesuffix(')')}.")
+    return "".join(notes)
 
 
 def headline_metric(table: Comparison) -> Metric:
-    """Return the benchmark's main metric, or the first that the table has."""
+    """Return the benchmark's main metric, or else the first one of the table."""
     return next((metric for metric in table.metrics if metric.name == table.headline), table.metrics[0])
+
+
+def change(metric: Metric, value: Value) -> str:
+    """Return "improves" or "worsens" for a significant difference to the baseline, and an empty text for any other."""
+    if value.paired is None or not value.p_holm < 0.05:
+        return ""
+    return "improves" if (value.paired.difference > 0) == (metric.better == "higher") else "worsens"
 
 
 def verdict(table: Comparison) -> str:
     """Summarize a comparison's main metric in one sentence."""
-    metric, short = headline_metric(table), [method.partition("(")[0] for method in table.values]
+    metric, names = headline_metric(table), [method.partition("(")[0] for method in table.values]
     base = table.baseline or next(iter(table.values))
-    was = metric.text(table.values[base][metric.name].value)
-    parts = []
-    for (method, values), name in zip(table.values.items(), short, strict=True):
-        value, called = values[metric.name], name if short.count(name) == 1 else method
-        if method == base or is_blind(method):
+    base_value = metric.text(table.values[base][metric.name].value)
+    clauses = []
+    for (method, values), name in zip(table.values.items(), names, strict=True):
+        if method == base or is_control(method):
             continue
+        value, label = values[metric.name], name if names.count(name) == 1 else method
         if value.paired is None or math.isnan(value.p_holm):
-            parts.append(f"{called} has {metric.name} {metric.text(value.value)}, not tested")
+            clauses.append(f"{label} has {metric.name} {metric.text(value.value)}, not tested")
             continue
-        found = f"({signed(metric, value.paired.difference)}, p = {p_value(value.p_holm)})"
-        if value.p_holm < 0.05:
-            better = (value.paired.difference > 0) == (metric.better == "higher")
-            pair = f"from {was} to {metric.text(value.value)}"
-            parts.append(f"{called} {'improves' if better else 'worsens'} {metric.name} {pair} {found}")
+        test = f"({signed(metric, value.paired.difference)}, p = {p_value(value.p_holm)})"
+        if verb := change(metric, value):
+            clauses.append(f"{label} {verb} {metric.name} from {base_value} to {metric.text(value.value)} {test}")
         else:
-            parts.append(f"{called} shows no significant difference in {metric.name} {found}")
-    alone = f"{base} has {metric.name} {was}"
-    return f"{benchmarks.title(table.benchmark)} ({table.title}, n = {table.n}): {'; '.join(parts) or alone}."
+            clauses.append(f"{label} shows no significant difference in {metric.name} {test}")
+    summary = "; ".join(clauses) or f"{base} has {metric.name} {base_value}"
+    return f"{benchmarks.title(table.benchmark)} ({table.title}, n = {table.n}): {summary}."
 
 
 def finding(tables: Iterable[Comparison]) -> str:
     """Return the significant changes of the main metrics in one line, as the title of a page."""
-    found, compared = [], []
+    changes, compared = [], []
     for table in tables:
         metric = headline_metric(table)
         for method, values in table.values.items():
-            value = values[metric.name]
-            if value.paired is None or is_blind(method):
-                continue
-            compared.append(metric.name)
-            if value.p_holm < 0.05:
-                better = (value.paired.difference > 0) == (metric.better == "higher")
-                found.append(f"{method.partition('(')[0]} {'improves' if better else 'worsens'} {metric.name}")
-    if compared and not found:
+            if values[metric.name].paired is not None and not is_control(method):
+                compared.append(metric.name)
+                if verb := change(metric, values[metric.name]):
+                    changes.append(f"{method.partition('(')[0]} {verb} {metric.name}")
+    if compared and not changes:
         return f"No significant difference in {' or '.join(dict.fromkeys(compared))}"
-    return "; ".join(dict.fromkeys(found)) or "Results"
+    return "; ".join(dict.fromkeys(changes)) or "Results"
 
 
 def heading(metric: Metric) -> str:
-    """Return a metric's name with the direction that is better."""
+    """Return a metric's name with an arrow for the better direction."""
     return metric.name + {"higher": " ↑", "lower": " ↓", None: ""}[metric.better]
-
-
-def value_text(metric: Metric, value: Value) -> str:
-    """Format a value, with its standard deviation if there are several seeds."""
-    text = metric.text(value.value)
-    return text if math.isnan(value.std) else f"{text} ± {value.std * metric.show:.{metric.decimals}f}"
 
 
 def signed(metric: Metric, value: float) -> str:
@@ -137,70 +134,61 @@ def p_value(p: float | None) -> str:
 
 
 def ranked(logs: Sequence[Log], metric: Metric, intervals: bool = False) -> list[Cell]:
-    """Return the value of a metric in each complete log: best in bold, second underlined."""
-    digits, found = f".{metric.decimals}f", []
-    raw = [math.nan if log.scores is None else log.scores.metrics[metric.name] for log in logs]
-    for log, value, rank in zip(logs, raw, ranks(raw, metric), strict=True):
+    """Return the value of a metric in each complete log with its rank, and its interval if wanted."""
+    digits, cells = f".{metric.decimals}f", []
+    values = [math.nan if log.scores is None else log.scores.metrics[metric.name] for log in logs]
+    for log, value, rank in zip(logs, values, ranks(values, metric), strict=True):
         _, low, high = log.scores.value(metric.name) if log.scores else (math.nan,) * 3
         bounds = f"[{low:{digits}}, {high:{digits}}]" if intervals and not math.isnan(low) else ""
-        found.append(Cell(metric.text(value), rank, bounds))
-    return found
-
-
-def value_table(table: Comparison) -> Table:
-    """Build the table of methods by metrics."""
-    names = short_names(table.values)
-    lines: list[list[Cell | str]] = []
-    for method, values in table.values.items():
-        line: list[Cell | str] = [names[method]]
-        for metric in table.metrics:
-            value = values[metric.name]
-            bounds = "" if math.isnan(value.low) else f"[{metric.text(value.low)}, {metric.text(value.high)}]"
-            line.append(Cell(value_text(metric, value), value.rank, bounds))
-        lines.append(line)
-    about = f"{benchmarks.title(table.benchmark)}, {table.title} ({table.scorer}, n = {table.n})."
-    caption = " ".join((about, *table.notes)) + footnotes(names)
-    return Table(("Method", *map(heading, table.metrics)), lines, caption)
-
-
-def difference_table(table: Comparison) -> list[Table]:
-    """Build the table of the differences to the baseline, with the tests; empty if there is nothing to compare."""
-    compared = {method: values for method, values in table.values.items() if method != table.baseline}
-    if table.baseline is None or not compared:
-        return []
-    names = short_names(table.values)
-    lines: list[list[Cell | str]] = []
-    for method, values in compared.items():
-        line: list[Cell | str] = [names[method]]
-        for metric in table.metrics:
-            test = values[metric.name].paired
-            if test is None or math.isnan(test.difference):
-                line.append("–")
-                continue
-            low, high = (signed(metric, x) for x in (test.low, test.high))
-            p = values[metric.name].p_holm
-            tested = "" if math.isnan(p) else f"\np {p_value(p)}{stars(p)}"
-            line.append(Cell(signed(metric, test.difference), small=f"[{low}, {high}]{tested}"))
-        lines.append(line)
-    caption = (
-        f"{benchmarks.title(table.benchmark)}, {table.title}: difference to {table.baseline}; p corrected by Holm."
-    )
-    return [Table((f"minus {names[table.baseline]}", *map(heading, table.metrics)), lines, caption)]
+        cells.append(Cell(metric.text(value), rank, bounds))
+    return cells
 
 
 def tables_of(table: Comparison) -> list[Block]:
-    """Build all tables of one model and benchmark."""
-    return [value_table(table), *difference_table(table)]
+    """Build the tables of a comparison: the values, and the differences to the baseline with their tests."""
+    title, names = f"{benchmarks.title(table.benchmark)}, {table.title}", short_names(table.values)
+    heads, base = [heading(metric) for metric in table.metrics], table.baseline
+    caption = " ".join((f"{title} ({table.scorer}, n = {table.n}).", *table.notes)) + footnotes(names)
+    lines: list[list[Cell | str]] = [
+        [names[method], *(_value_cell(metric, values[metric.name]) for metric in table.metrics)]
+        for method, values in table.values.items()
+    ]
+    differences: list[list[Cell | str]] = [
+        [names[method], *(_difference_cell(metric, values[metric.name]) for metric in table.metrics)]
+        for method, values in table.values.items()
+        if method != base
+    ]
+    tables: list[Block] = [Table(("Method", *heads), lines, caption)]
+    if base is not None and differences:
+        caption = f"{title}: difference to {base}; p corrected by Holm."
+        tables.append(Table((f"minus {names[base]}", *heads), differences, caption))
+    return tables
 
 
-def comparison_section(table: Comparison) -> Section:
-    """Build the section of one model and benchmark: a verdict and all tables."""
-    return Section(f"{table.benchmark} · {table.title}", [Text(verdict(table), kind="verdict"), *tables_of(table)])
+def _value_cell(metric: Metric, value: Value) -> Cell:
+    """Format a value with its interval, and its standard deviation if there are several seeds."""
+    std = "" if math.isnan(value.std) else f" ± {value.std * metric.show:.{metric.decimals}f}"
+    bounds = "" if math.isnan(value.low) else f"[{metric.text(value.low)}, {metric.text(value.high)}]"
+    return Cell(metric.text(value.value) + std, value.rank, bounds)
+
+
+def _difference_cell(metric: Metric, value: Value) -> Cell:
+    """Format a difference to the baseline with its interval and its corrected p-value; a dash if it is undefined."""
+    test, p = value.paired, value.p_holm
+    if test is None or math.isnan(test.difference):
+        return Cell("–")
+    tested = "" if math.isnan(p) else f"\np {p_value(p)}{stars(p)}"
+    bounds = f"[{signed(metric, test.low)}, {signed(metric, test.high)}]"
+    return Cell(signed(metric, test.difference), small=bounds + tested)
 
 
 def comparison_sections(tables: Sequence[Comparison]) -> list[Section]:
-    """Build a section per comparison; how to read the tables comes last, once."""
-    return [*map(comparison_section, tables), *([Section("How to read this", [Text(READING)])] if tables else [])]
+    """Build a section per comparison with a verdict and its tables, and a legend for all."""
+    sections = [
+        Section(f"{table.benchmark} · {table.title}", [Text(verdict(table), kind="verdict"), *tables_of(table)])
+        for table in tables
+    ]
+    return [*sections, *([Section("How to read this", [Text(LEGEND)])] if tables else [])]
 
 
 def to_csv(tables: Sequence[Comparison]) -> str:
@@ -209,27 +197,20 @@ def to_csv(tables: Sequence[Comparison]) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)
     for table in tables:
-        about = (table.model, table.benchmark, table.scorer, table.variant, table.n)
+        names = (table.model, table.benchmark, table.scorer, table.variant, str(table.n))
         for method, values in table.values.items():
             for metric in table.metrics:
-                own = [plain_cell(str(text)) for text in (*about, method, metric.name, metric.better or "")]
-                value, scale = values[metric.name], metric.show
-                numbers = [_number(x * scale) for x in (value.value, value.low, value.high)]
-                writer.writerow([*own, *numbers, *_csv_test(table, value, scale), _number(value.std * scale)])
+                value, test, scale = values[metric.name], values[metric.name].paired, metric.show
+                texts = (*names, method, metric.name, metric.better or "")
+                numbers = [value.value * scale, value.low * scale, value.high * scale]
+                tested: list[object] = [""] * 9
+                if test is not None:
+                    differences = (test.difference * scale, test.low * scale, test.high * scale)
+                    p_values = (test.p_bootstrap, test.p_permutation, value.p, value.p_holm)
+                    tested = [plain_cell(table.baseline or ""), *differences, *p_values, test.level]
+                row = [*map(plain_cell, texts), *numbers, *tested, value.std * scale]
+                writer.writerow("" if isinstance(x, float) and math.isnan(x) else x for x in row)
     return out.getvalue()
-
-
-def _csv_test(table: Comparison, value: Value, scale: float) -> list[str]:
-    test = value.paired
-    if test is None:
-        return [""] * 9
-    differences = [_number(x * scale) for x in (test.difference, test.low, test.high)]
-    tests = (test.p_bootstrap, test.p_permutation, value.p, value.p_holm, test.level)
-    return [plain_cell(table.baseline or ""), *differences, *map(_number, tests)]
-
-
-def _number(value: float) -> str:
-    return "" if math.isnan(value) else repr(float(value))
 
 
 WRITERS: dict[str, Callable[[Sequence[Comparison]], str]] = {

@@ -1,4 +1,4 @@
-"""A document of sections with text, tables and figures, and its three forms: HTML page, markdown, LaTeX."""
+"""Documents of sections with text, tables and figures, written as HTML, markdown or LaTeX."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SUPERSCRIPT = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 @dataclass(frozen=True)
 class Cell:
-    """One entry of a table; `small` is printed below it, line by line."""
+    """An entry of a table; the lines of `small` are printed under it."""
 
     text: str
     rank: int = 0  # 1 is printed bold, 2 underlined
@@ -25,15 +25,15 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under headings. `groups` are (title, number of columns) above the headings, from the column `left` on."""
+    """A table. `groups` are (title, number of columns) above the headings, from column `left` on."""
 
     heads: Sequence[str]
     rows: Sequence[Sequence[Cell | str]]
     caption: str
     groups: Sequence[tuple[str, int]] = ()
     marked: frozenset[int] = frozenset()  # highlighted rows
-    folded: bool = False  # behind a click on the page: long and for reference
-    left: int = 1  # leading columns with words
+    folded: bool = False  # collapsed on the page
+    left: int = 1  # leading columns of text, which are aligned left
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ Block: TypeAlias = "Table | Figure | Text"
 
 @dataclass
 class Section:
-    """A heading and the blocks below it."""
+    """A heading and its blocks."""
 
     title: str
     blocks: list[Block] = field(default_factory=list)
@@ -68,7 +68,7 @@ class Section:
 
 @dataclass
 class Document:
-    """A whole report."""
+    """A title, a lead paragraph and sections."""
 
     title: str
     lead: str
@@ -88,7 +88,7 @@ def anchor(title: str) -> str:
 
 
 def to_markdown(document: Document) -> str:
-    """Write a document as GitHub-flavored markdown; figures are linked below the folder `figures`."""
+    """Write a document as GitHub-flavored markdown with links to the figures in the folder `figures`."""
     sections = map(section_markdown, document.sections)
     return "\n\n".join(part for part in (f"# {document.title}", document.lead, *sections) if part) + "\n"
 
@@ -107,7 +107,7 @@ def _block_markdown(block: Block) -> str:
 
 
 def table_markdown(table: Table) -> str:
-    """Write a table as markdown, below its caption."""
+    """Write a table as markdown, under its caption."""
     heads = [
         f"{group}: {head}" if group else head for group, head in zip(column_groups(table), table.heads, strict=True)
     ]
@@ -140,7 +140,7 @@ def _escape_markdown(text: str) -> str:
 
 
 def to_latex(document: Document) -> str:
-    """Write the tables of a document with booktabs' rules: best in bold, second underlined."""
+    """Write the tables of a document as LaTeX for booktabs, with the best values in bold and the second underlined."""
     tables = [block for section in document.sections for block in section.blocks if isinstance(block, Table)]
     return "% needs \\usepackage{booktabs}\n" + "\n\n".join(map(_table_latex, tables)) + "\n"
 
@@ -187,7 +187,7 @@ def _escape_latex(text: str) -> str:
 
 
 def to_html(document: Document) -> str:
-    """Write a document as one page that needs nothing else: style and figures are inside."""
+    """Write a document as one self-contained page."""
     body = fill("report.html", document=document, anchor=anchor, base64=base64.b64encode)
     return static_page(document.title, body, "report.css")
 

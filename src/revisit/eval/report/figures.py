@@ -1,4 +1,4 @@
-"""How figures are drawn, and the forest plot of a report's headline."""
+"""The style of figures, and the forest plot of a report's main metrics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from revisit.eval.compare import Comparison
-from revisit.eval.controls import is_blind
+from revisit.eval.controls import is_control
 from revisit.eval.report.comparisons import heading, headline_metric, short_names
 from revisit.eval.report.document import Figure
 
@@ -29,7 +29,7 @@ STYLE: dict[Any, Any] = {
 
 
 def draw(paint: Callable[[list[Axes]], None], size: tuple[float, float], shape: tuple[int, int]) -> str:
-    """Return an SVG image of `size` inches, with a grid of axes that `paint` fills."""
+    """Return an SVG image of `size` inches with a grid of axes, which `paint` fills."""
     import matplotlib
     from matplotlib.figure import Figure as Canvas
 
@@ -49,7 +49,7 @@ def forest(tables: Mapping[str, Comparison], alt: str) -> list[Figure]:
         rows = [
             (names[method], [x * metric.show for x in (test.difference, test.low, test.high)], value.p_holm < 0.05)
             for method, values in table.values.items()
-            if not is_blind(method)
+            if not is_control(method)
             and (value := values[metric.name])
             and (test := value.paired)
             and not math.isnan(test.low)
@@ -58,21 +58,21 @@ def forest(tables: Mapping[str, Comparison], alt: str) -> list[Figure]:
             panels.append((title, table.baseline, metric, rows))
 
     def paint(axes: list[Axes]) -> None:
-        for place, (title, baseline, metric, rows) in zip(axes, panels, strict=True):
-            for at, (_, (value, low, high), significant) in enumerate(rows):
-                place.plot([low, high], [at, at], color="#0072B2", linewidth=2, solid_capstyle="butt")
+        for panel, (title, baseline, metric, rows) in zip(axes, panels, strict=True):
+            for y, (_, (value, low, high), significant) in enumerate(rows):
+                panel.plot([low, high], [y, y], color="#0072B2", linewidth=2, solid_capstyle="butt")
                 filling = "#0072B2" if significant else "white"
-                place.plot([value], [at], "o", color="#0072B2", markerfacecolor=filling, markersize=7)
-            place.axvline(0, color="#333333", linewidth=1)
-            left, right = place.get_xlim()
+                panel.plot([value], [y], "o", color="#0072B2", markerfacecolor=filling, markersize=7)
+            panel.axvline(0, color="#333333", linewidth=1)
+            left, right = panel.get_xlim()
             better = (left, 0) if metric.better == "lower" else (0, right)
-            place.axvspan(*better, color="#009E73", alpha=0.1, linewidth=0)
-            place.set_xlim(left, right)
-            place.set_ylim(len(rows) - 0.5, -0.5)
-            place.set_yticks(range(len(rows)), [name for name, _, _ in rows])
-            place.set_title(title, loc="left")
-            place.set_xlabel(f"{heading(metric)}, difference to {baseline}")
-            place.grid(axis="y", visible=False)
+            panel.axvspan(*better, color="#009E73", alpha=0.1, linewidth=0)
+            panel.set_xlim(left, right)
+            panel.set_ylim(len(rows) - 0.5, -0.5)
+            panel.set_yticks(range(len(rows)), [name for name, _, _ in rows])
+            panel.set_title(title, loc="left")
+            panel.set_xlabel(f"{heading(metric)}, difference to {baseline}")
+            panel.grid(axis="y", visible=False)
 
     caption = (
         "Paired differences in the main metric of each benchmark, with corrected intervals. Filled: corrected p < 0.05. "

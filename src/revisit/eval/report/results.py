@@ -1,4 +1,4 @@
-"""`results.json`: everything that was measured in an output folder, for other programs. Nothing here reads it."""
+"""`results.json`: all numbers of an output folder, for other programs. This package does not read it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def write_results(folder: Path, logs: Sequence[Log]) -> Path:
 
 def entry(log: Log) -> dict[str, Any]:
     """Return one log as plain data: its spec, its request, and its numbers on the scale of the printed tables."""
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "log": log.path.name,
         "complete": log.scores is not None,
         **log.spec.model_dump(mode="json"),
@@ -32,10 +32,10 @@ def entry(log: Log) -> dict[str, Any]:
         "totals": log.totals(),
     }
     if log.scores is None:
-        return found
+        return fields
     plain = json.loads(SCORES.dump_json(log.scores, exclude={"per_item", "items", "shown", "intervals"}))
     for name, metric in log.scores.shown.items():
         value, low, high = (None if math.isnan(x) else x for x in log.scores.value(name))
         kind = getattr(log.scores.intervals[name], "kind", None)
         plain["metrics"][name] = {"value": value, "low": low, "high": high, "interval": kind, "better": metric.better}
-    return {**found, **plain, "n": len(log.scores.items)}
+    return {**fields, **plain, "n": len(log.scores.items)}

@@ -1,4 +1,4 @@
-"""The report of evaluation runs: what is unfinished, a section per benchmark, and where every number comes from."""
+"""The report of evaluation runs: incomplete logs, a section per comparison, and the origin of every number."""
 
 from __future__ import annotations
 
@@ -10,40 +10,41 @@ from typing import Any
 
 from revisit.errors import RevisitError
 from revisit.eval import benchmarks
-from revisit.eval.benchmarks.base import Scores
+from revisit.eval.benchmarks.base import Metric, Scores
 from revisit.eval.compare import Comparison, compare
-from revisit.eval.controls import NO_IMAGE, is_blind
+from revisit.eval.controls import NO_IMAGE
 from revisit.eval.log import LOGS, Log, read_logs, unfinished
-from revisit.eval.report.comparisons import READING, heading, ranked, tables_of, verdict
+from revisit.eval.report.comparisons import LEGEND, heading, ranked, tables_of, verdict
 from revisit.eval.report.document import Block, Cell, Section, Table, Text
 from revisit.eval.report.figures import forest
 
 
 def find_runs(folder: Path) -> dict[str, list[Log]]:
-    """Return the logs of every output folder at or below a folder, by a name for it."""
-    places = sorted({path.parent.parent for path in folder.rglob(f"{LOGS}/*.jsonl")})
-    names = {place: place.relative_to(folder).as_posix() for place in places}
-    return {folder.resolve().name if name == "." else name: read_logs(place) for place, name in names.items()}
+    """Return the logs of a folder and all folders in it that `revisit eval` wrote to, by the path of the folder."""
+    runs = sorted({path.parent.parent for path in folder.rglob(f"{LOGS}/*.jsonl")})
+    return {
+        folder.resolve().name if run == folder else run.relative_to(folder).as_posix(): read_logs(run) for run in runs
+    }
 
 
 def unfinished_section(runs: Mapping[str, Sequence[Log]]) -> list[Section]:
-    """Return what is incomplete, with the command that finishes it; empty if every run is complete."""
-    notices = [Text(f"{name}: {notice}") for name, logs in runs.items() if (notice := unfinished(logs))]
-    return [Section("Incomplete", [*notices])] if notices else []
+    """Return the section about incomplete runs, with the commands that finish them; empty if all are complete."""
+    notices: list[Block] = [Text(f"{name}: {notice}") for name, logs in runs.items() if (notice := unfinished(logs))]
+    return [Section("Incomplete", notices)] if notices else []
 
 
 def compare_runs(runs: Mapping[str, Sequence[Log]], resamples: int) -> dict[str, Comparison]:
     """Return the comparisons of all runs by title."""
-    found: dict[str, Comparison] = {}
+    tables: dict[str, Comparison] = {}
     for name, logs in runs.items():
         with suppress(RevisitError):  # no log is finished, or compare has warned that none can be compared
             for table in compare(logs, resamples=resamples):
-                found[f"{benchmarks.title(table.benchmark)} · {table.title} · {name}"] = table
-    return found
+                tables[f"{benchmarks.title(table.benchmark)} · {table.title} · {name}"] = table
+    return tables
 
 
 def main_sections(tables: Mapping[str, Comparison]) -> list[Section]:
-    """Return a summary, then a section per comparison: values, differences to the baseline, and how to see the samples."""
+    """Return a summary, then a section per comparison with its tables and the command that shows the samples."""
     if not tables:
         return []
     verdicts = [verdict(table) for table in tables.values()]
@@ -55,13 +56,13 @@ def main_sections(tables: Mapping[str, Comparison]) -> list[Section]:
     for title, table in tables.items():
         samples = Text(f"To see every sample: revisit view {shlex.quote(str(table.logs[0].folder))}")
         sections.append(Section(title, [*tables_of(table), samples], level=3))
-    return [*sections, Section("How to read the tables", [Text(READING)], level=3)]
+    return [*sections, Section("How to read the tables", [Text(LEGEND)], level=3)]
 
 
 def all_results(runs: Mapping[str, Sequence[Log]]) -> list[Section]:
-    """Return the main metric of every log of several runs, best first, with its controls and environment; empty for a single run.
+    """Return the main metric of every log of several runs, best first, with its control and environment; empty for a single run.
 
-    Runs of other people can be put next to one's own. A log with lines that do not match their checksums is not shown.
+    Logs with lines that do not match their checksums are rejected: the runs may come from other people.
     """
     complete = [(name, log, log.scores) for name, logs in runs.items() for log in logs if log.scores is not None]
     if len({name for name, _, _ in complete}) < 2:
@@ -73,7 +74,7 @@ def all_results(runs: Mapping[str, Sequence[Log]]) -> list[Section]:
     ]
     tables: dict[tuple[str, str, int], list[tuple[str, Log, Scores]]] = {}
     for name, log, scores in complete:
-        if not log.damaged and not is_blind(log.spec.method):
+        if not log.damaged and not log.spec.control:
             tables.setdefault((log.spec.benchmark, log.spec.scorer, len(scores.items)), []).append((name, log, scores))
     for (label, scorer, n), rows in tables.items():
         metric = rows[0][2].shown[rows[0][2].headline]
@@ -82,50 +83,48 @@ def all_results(runs: Mapping[str, Sequence[Log]]) -> list[Section]:
         cells = ranked([log for _, log, _ in rows], metric, intervals=True)
         lines: list[list[Cell | str]] = []
         for (name, log, _), cell in zip(rows, cells, strict=True):
-            blind = [o for o in runs[name] if o.spec.control == NO_IMAGE and _asks(o) == _asks(log) and o.scores]
-            without = metric.text(blind[0].scores.metrics[metric.name]) if blind and blind[0].scores else "not run"
-            libraries = log.spec.libraries
-            versions = f"{libraries.get('torch') or '–'} / {libraries.get('transformers') or '–'}"
-            lines.append([log.spec.model, log.spec.method, name, f"{log.spec.device}, {versions}", cell, without])
+            device = f"{log.spec.device}, {_versions(log.spec.libraries)}"
+            lines.append([log.spec.model, log.spec.method, name, device, cell, _without_image(log, runs[name], metric)])
         heads = ("Model", "Method", "Run", "Device, torch / transformers", heading(metric), "greedy, no image")
         blocks.append(Table(heads, lines, f"{label} ({scorer}, n = {n}).", left=4))
     return [Section("All results", blocks)]
 
 
-def _asks(log: Log) -> tuple[Any, ...]:
-    """Return what a log and its control share."""
-    spec = log.spec
-    return spec.model, spec.fingerprint, spec.benchmark, spec.scorer, spec.seed, str(spec.decoding), log.request.asked
+def _without_image(log: Log, run: Sequence[Log], metric: Metric) -> str:
+    """Return the value of a metric in the control without the image that belongs to a log."""
+    fields = ("model", "fingerprint", "benchmark", "scorer", "seed", "decoding")
+    for control in run:
+        same = all(getattr(control.spec, field) == getattr(log.spec, field) for field in fields)
+        same &= control.request.items_hash == log.request.items_hash
+        if same and control.scores and control.spec.control == NO_IMAGE:
+            return metric.text(control.scores.metrics[metric.name])
+    return "not run"
+
+
+def _versions(libraries: Mapping[str, str | None]) -> str:
+    return f"{libraries.get('torch') or '–'} / {libraries.get('transformers') or '–'}"
 
 
 def provenance_section(sources: Mapping[str, Mapping[str, Any]]) -> Section:
-    """Return versions and machine of every run and study, by name; each has `written` and `environment`."""
+    """Return the section with the command, versions and machine of every source: `written` and `environment` by name."""
     rows = []
-    for name, about in sources.items():
-        machine = about["environment"]
-        versions = machine["libraries"]
-        rows.append(
-            (
-                name,
-                shlex.join(machine["argv"]),
-                about["written"][:19],
-                f"{versions.get('torch', '–')} / {versions.get('transformers', '–')}",
-                f"{machine['platform'].split('-')[0]} {machine['machine']}, {machine['cpus']} CPUs",
-            )
-        )
+    for name, source in sources.items():
+        machine = source["environment"]
+        computer = f"{machine['platform'].split('-')[0]} {machine['machine']}, {machine['cpus']} CPUs"
+        command = shlex.join(machine["argv"])
+        rows.append((name, command, source["written"][:19], _versions(machine["libraries"]), computer))
     heads = ("What", "Command", "Written", "torch / transformers", "Machine")
-    table = Table(heads, rows, "Commands, versions and machines.", left=5)
-    return Section("Provenance", [table])
+    return Section("Provenance", [Table(heads, rows, "Commands, versions and machines.", left=5)])
 
 
 def sources_of(runs: Mapping[str, Sequence[Log]]) -> dict[str, dict[str, Any]]:
-    """Return the commands of all runs for `provenance_section`, each once."""
-    found: dict[str, dict[str, Any]] = {}
+    """Return the different commands of all runs, as sources of `provenance_section`."""
+    sources: dict[str, dict[str, Any]] = {}
     for name, logs in runs.items():
-        for log in logs:
-            about = log.request.model_dump(mode="json", include={"written", "environment"})
-            known = [entry for key, entry in found.items() if key.startswith(f"run {name}")]
-            if not any(entry["environment"] == about["environment"] for entry in known):
-                number = f", command {len(known) + 1}" if known else ""
-                found[f"run {name}{number}"] = about
-    return found
+        commands: list[dict[str, Any]] = []
+        for request in (log.request for log in logs):
+            if request.environment not in commands:
+                commands.append(request.environment)
+                number = f", command {len(commands)}" if len(commands) > 1 else ""
+                sources[f"run {name}{number}"] = {"written": request.time, "environment": request.environment}
+    return sources

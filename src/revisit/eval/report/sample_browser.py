@@ -1,6 +1,6 @@
-"""The sample browser of an evaluation: a folder with one page that works from disk, and small copies of the images.
+"""The sample browser of an evaluation: a folder with one page, which can be opened from disk, and small copies of the images.
 
-Questions, answers, images and scores come from the logs; the correct answers from the benchmark's data, if they can be read.
+Questions, answers, images and scores come from the logs, and correct answers from the benchmark's data if it can be read.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from revisit.eval.compare import control_notes, variants_of
 from revisit.eval.log import Answer, Log, unfinished
 from revisit.eval.report.comparisons import heading, ranked
 from revisit.explain.document import check_writable, script_page, write_page
-from revisit.explain.files import path_within, disk_error, make_folder
+from revisit.explain.files import disk_error, make_folder, path_within
 from revisit.models.images import open_image
 
 logger = logging.getLogger(__name__)
 
 IMAGES = "images"  # the folder of the copies
 SIDE = 640  # longest side of a copied image
-# keys of Item.meta, in this order
+# Keys of Item.meta with the correct answer, in the order to try them.
 TRUTH = ("ground_truth", "gold", "label", "answer", "answers", "truth", "gt_answer", "category")
-# The page may read its own folder only; from disk that is a file: address.
+# The page can only load files of its folder, which have a file: address when it is opened from disk.
 POLICY = "default-src 'none'; img-src data: 'self' file:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
 @dataclass
 class Sample:
-    """One question of a benchmark with every method's answer to it."""
+    """An item of a benchmark with the answers of all methods."""
 
     benchmark: str  # with its options
     id: str
@@ -47,9 +47,9 @@ class Sample:
     answers: dict[int, dict[str, Any]] = field(default_factory=dict)  # column -> answer
 
     def disagree(self, methods: Sequence[Mapping[str, Any]]) -> bool:
-        """Return whether answers of methods that see the image have different verdicts or, if they were not scored, texts."""
-        seeing = [answer for column, answer in self.answers.items() if not methods[column]["control"]]
-        return len({answer.get("v", answer["x"]) for answer in seeing}) > 1
+        """Return whether methods, not counting controls, have different verdicts, or different texts if they were not scored."""
+        compared = [answer for column, answer in self.answers.items() if not methods[column]["control"]]
+        return len({answer.get("v", answer["x"]) for answer in compared}) > 1
 
 
 @dataclass
@@ -57,51 +57,53 @@ class Columns:
     """The columns of the page: one per model, method and seed, and per other setting in which logs of a benchmark differ."""
 
     logs: Sequence[Log]
-    of: dict[Path, int] = field(default_factory=dict)  # a log's path -> its column
-    methods: list[dict[str, Any]] = field(default_factory=list)
+    numbers: dict[Path, int] = field(default_factory=dict)  # path of a log -> its column
+    methods: list[dict[str, Any]] = field(default_factory=list)  # by column
 
     def __post_init__(self) -> None:
         known: dict[tuple[str, ...], int] = {}
         variants: dict[Path, str] = {}
-        for label in dict.fromkeys(log.spec.benchmark for log in self.logs):
-            variants |= variants_of([log for log in self.logs if log.spec.benchmark == label])
+        for logs in self.by_benchmark().values():
+            variants |= variants_of(logs)
         for log in self.logs:
-            spec = log.spec
+            spec, variant = log.spec, variants[log.path]
             seed = f" seed {spec.seed}" if spec.seed else ""
-            key = (spec.model, spec.method + seed, variants[log.path])
+            key = (spec.model, spec.method + seed, variant)
             if key not in known:
                 known[key] = len(known)
-                name, _, own = spec.method.partition("(")
-                settings = ", ".join(filter(None, (own.removesuffix(")"), variants[log.path])))
-                entry = {"name": spec.method_name, **spec.settings}
-                about = {"model": spec.model, "name": name + seed, "settings": settings}
-                self.methods.append({**about, "method": entry, "control": spec.control})
-            self.of[log.path] = known[key]
+                name, _, settings = spec.method.partition("(")
+                settings = ", ".join(filter(None, (settings.removesuffix(")"), variant)))
+                column = {"model": spec.model, "name": name + seed, "settings": settings, "control": spec.control}
+                self.methods.append({**column, "method": {"name": spec.method_name, **spec.settings}})
+            self.numbers[log.path] = known[key]
+
+    def by_benchmark(self) -> dict[str, list[Log]]:
+        """Return the logs of every benchmark."""
+        logs: dict[str, list[Log]] = {}
+        for log in self.logs:
+            logs.setdefault(log.spec.benchmark, []).append(log)
+        return logs
 
     def totals(self) -> dict[str, Any]:
-        """Return the headline metric of every benchmark, by column, as tables print it; of unfinished logs how far they are."""
+        """Return the main metric of every benchmark by column, as tables print it, or the progress of an unfinished log."""
         found: dict[str, Any] = {}
-        for benchmark in dict.fromkeys(log.spec.benchmark for log in self.logs):
-            own = [log for log in self.logs if log.spec.benchmark == benchmark]
-            done = [(log, log.scores) for log in own if log.scores is not None]
-            totals: dict[int, dict[str, Any]] = {
-                self.of[log.path]: {"open": f"{log.answered} of {log.request.items}"}
-                for log in own
-                if log.scores is None
-            }
-            shown = ""
-            if done:
-                metric = done[0][1].shown[done[0][1].headline]
-                shown = heading(metric)
-                for (log, scores), printed in zip(done, ranked([log for log, _ in done], metric), strict=True):
-                    known = [round(x, 4) for x in scores.value(metric.name) if math.isfinite(x)]  # value, low, high
-                    totals[self.of[log.path]] = {"text": printed.text, "best": int(printed.rank == 1), "at": known}
-            found[benchmark] = {"metric": shown, "of": totals}
+        for benchmark, logs in self.by_benchmark().items():
+            totals: dict[int, dict[str, Any]] = {}
+            metrics = [log.scores.shown[log.scores.headline] for log in logs if log.scores]
+            cells = ranked(logs, metrics[0]) if metrics else []
+            for number, log in enumerate(logs):
+                if log.scores is None:
+                    total: dict[str, Any] = {"open": f"{log.answered} of {log.request.items}"}
+                else:
+                    value = [round(x, 4) for x in log.scores.value(metrics[0].name) if math.isfinite(x)]  # and interval
+                    total = {"text": cells[number].text, "best": int(cells[number].rank == 1), "at": value}
+                totals[self.numbers[log.path]] = total
+            found[benchmark] = {"metric": heading(metrics[0]) if metrics else "", "of": totals}
         return found
 
 
 def view(logs: Sequence[Log], out: Path) -> Path:
-    """Write the browser of all samples of some logs below `out`; return the page."""
+    """Write the browser of all samples of some logs to the folder `out`; return the page."""
     columns, samples, notes = read_samples(logs)
     if not samples:
         raise RevisitError("There are no answers yet; finish `revisit eval` with this --out.")
@@ -119,13 +121,13 @@ def write(name: str, columns: Columns, samples: Sequence[Sample], out: Path, not
         "notes": list(notes),
         "samples": [_payload(sample, images, columns) for sample in samples],
     }
-    methods, differing = (
-        {method["name"] for method in columns.methods},
-        sum(s.disagree(columns.methods) for s in samples),
-    )
-    several = f"The methods disagree on {differing:,} of {len(samples):,} samples"
+    if len(columns.methods) > 1:
+        differing = sum(sample.disagree(columns.methods) for sample in samples)
+        title = f"The methods disagree on {differing:,} of {len(samples):,} samples"
+    else:
+        title = f"{len(samples):,} samples of {columns.methods[0]['name']}"
     text = script_page(
-        several if len(columns.methods) > 1 else f"{len(samples):,} samples of {', '.join(methods)}",
+        title,
         data,
         styles=["viewer.css", "samples.css"],
         scripts=["viewer.js", "samples.js"],
@@ -137,35 +139,35 @@ def write(name: str, columns: Columns, samples: Sequence[Sample], out: Path, not
 
 
 def read_samples(logs: Sequence[Log]) -> tuple[Columns, list[Sample], list[str]]:
-    """Return every item that was answered, with the answers of all methods, in the order of the benchmarks and of their ids.
+    """Return the columns, every item that was answered with the answers of all methods, and notes for the top of the page.
 
-    The third value is what a reader must know, first of all whether the run is incomplete.
+    Items are in the order of the benchmarks and of their ids. The first note tells that a run is incomplete.
     """
-    columns, found = Columns(logs), dict[tuple[str, str, str], Sample]()
-    notes = [*([notice] if (notice := unfinished(logs)) else []), *control_notes(logs)]
-    known: dict[tuple[str, str | None], dict[str, Item]] = {}
+    columns, samples = Columns(logs), dict[tuple[str, str, str], Sample]()
+    notes = [*filter(None, [unfinished(logs)]), *control_notes(logs)]
+    items: dict[tuple[str, str | None], dict[str, Item]] = {}
     for log in logs:
-        place = (log.spec.benchmark, log.request.data)
-        if place not in known:
-            known[place] = items_of(log, notes)
+        source = (log.spec.benchmark, log.request.data)
+        if source not in items:
+            items[source] = items_of(log, notes)
         for answer in log.current():
-            item = known[place].get(answer.id)
+            item = items[source].get(answer.id)
             key = (log.spec.benchmark, answer.id, answer.prompt)
-            if key not in found:
-                found[key] = Sample(*key, images_of(log, answer), truth_of(item) if item else "")
-            found[key].answers[columns.of[log.path]] = _answer(answer, log.scores, item)
-    benchmarks = list(dict.fromkeys(sample.benchmark for sample in found.values()))
-    ordered = sorted(found.values(), key=lambda s: (benchmarks.index(s.benchmark), natural_order(s.id)))
+            if key not in samples:
+                samples[key] = Sample(*key, images_of(log, answer), truth_of(item) if item else "")
+            samples[key].answers[columns.numbers[log.path]] = _answer(answer, log.scores, item)
+    benchmarks = list(dict.fromkeys(sample.benchmark for sample in samples.values()))
+    ordered = sorted(samples.values(), key=lambda s: (benchmarks.index(s.benchmark), natural_order(s.id)))
     return columns, ordered, notes
 
 
 def natural_order(name: str) -> list[tuple[int, int, str]]:
-    """Return a key that sorts names as a reader would: numbers in them by their value."""
+    """Return a key that sorts numbers in names by their value."""
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", name) if part]
 
 
 def items_of(log: Log, notes: list[str]) -> dict[str, Item]:
-    """Return the items of a log's benchmark by id; none and a note if its data cannot be read."""
+    """Return the items of a log's benchmark by id; if its data cannot be read, add a note and return none."""
     spec, data = log.spec, log.request.data
     options = {name: value for name, value in spec.options.items() if name != "judge"}  # for scores only
     if data is None:
@@ -182,14 +184,14 @@ def items_of(log: Log, notes: list[str]) -> dict[str, Item]:
 
 
 def images_of(log: Log, answer: Answer) -> tuple[Path, ...]:
-    """Return the images of an answer, below the log's data folder."""
+    """Return the images of an answer, which are in the log's data folder."""
     return tuple(path_within(Path(log.request.data), image) for image in answer.images) if log.request.data else ()
 
 
 def _answer(answer: Answer, scores: Scores | None, item: Item | None) -> dict[str, Any]:
-    """Return an answer with short keys: text, marked words, verdict and whether it is bad, steps that were changed.
+    """Return an answer with short keys: text (x), steps (n), changed steps (c), wrong words (w), verdict (v), bad.
 
-    There is no verdict on answers of an unfinished log, or of a benchmark that does not count sample by sample.
+    Answers of an unfinished log, or of a benchmark that is not scored item by item, have no verdict.
     """
     from revisit.explain.record import wrong_spans
 
@@ -198,15 +200,15 @@ def _answer(answer: Answer, scores: Scores | None, item: Item | None) -> dict[st
         "c": answer.counters.get("changed", 0),
         "n": answer.counters.get("steps", 0),
     }
-    shown = item.meta.get("ground_truth") if item else None
-    if isinstance(shown, (list, tuple)):
-        entry["w"] = wrong_spans(answer.text, shown)
+    truth = item.meta.get("ground_truth") if item else None
+    if isinstance(truth, (list, tuple)):
+        entry["w"] = wrong_spans(answer.text, truth)
     text, bad = scores.verdict(answer.id) if scores else ("", False)
     return {**entry, **({"v": text} if text else {}), **({"bad": 1} if bad else {})}
 
 
 def copy_images(samples: Sequence[Sample], folder: Path) -> dict[Path, str]:
-    """Copy every image in the size of a screen; return its address relative to the page."""
+    """Write a small copy of every image; return the addresses relative to the page."""
     addresses: dict[Path, str] = {}
     for number, path in enumerate(dict.fromkeys(path for sample in samples for path in sample.images)):
         name = f"{number:06d}.jpg"
@@ -226,7 +228,7 @@ def copy_images(samples: Sequence[Sample], folder: Path) -> dict[Path, str]:
 
 
 def _payload(sample: Sample, images: Mapping[Path, str], columns: Columns) -> dict[str, Any]:
-    """Return a sample with short keys; there may be ten thousand."""
+    """Return a sample with short keys, because a page may have ten thousand."""
     entry: dict[str, Any] = {"b": sample.benchmark, "i": sample.id, "q": sample.prompt}
     entry["p"] = [images[path] for path in sample.images if path in images]
     if sample.truth:
@@ -241,25 +243,27 @@ def _payload(sample: Sample, images: Mapping[Path, str], columns: Columns) -> di
 
 def truth_of(item: Item) -> str:
     """Return the correct answer, if the item has one."""
-    found: Any = next((item.meta[key] for key in TRUTH if item.meta.get(key) not in (None, "", [])), "")
+    truth: Any = next((item.meta[key] for key in TRUTH if item.meta.get(key) not in (None, "", [])), "")
     row = item.meta.get("row")
-    if not found and isinstance(row, Mapping):
-        found = next((row[key] for key in ("gt_answer_details", "gt_answer", "answer") if row.get(key)), "")
-    if isinstance(found, (list, tuple, set, frozenset)):
-        return ", ".join(map(str, found))
-    return str(found)
+    if not truth and isinstance(row, Mapping):
+        truth = next((row[key] for key in ("gt_answer_details", "gt_answer", "answer") if row.get(key)), "")
+    if isinstance(truth, (list, tuple, set, frozenset)):
+        return ", ".join(map(str, truth))
+    return str(truth)
 
 
 def command(sample: Sample, columns: Columns) -> str:
-    """Return the command that writes the decode page of a sample with all methods of the last model that can see the image."""
-    seen = [columns.methods[place] for place in sorted(sample.answers) if not columns.methods[place]["control"]]
-    if not seen:
+    """Return the command that writes the decode page of a sample, with all methods of the last model except controls."""
+    answered = [columns.methods[number] for number in sorted(sample.answers)]
+    methods = [method for method in answered if not method["control"]]
+    if not methods:
         return ""
-    first, *others = dict.fromkeys(value_text(c["method"]) for c in reversed(seen) if c["model"] == seen[-1]["model"])
+    model = methods[-1]["model"]
+    first, *others = dict.fromkeys(value_text(c["method"]) for c in reversed(methods) if c["model"] == model)
     here = Path.cwd()
     images = [str(path.relative_to(here) if path.is_relative_to(here) else path) for path in sample.images]
     together = ["--together"] if len(images) > 1 else []
-    options = [("--model", seen[-1]["model"]), ("--method", first)]
+    options = [("--model", model), ("--method", first)]
     options += [("--prompt", sample.prompt), ("--html", "decode.html")]
     options += [("--compare-with", other) for other in others[::-1] or ["none"]]
     return shlex.join(["revisit", "generate", *images, *together, *(word for option in options for word in option)])

@@ -1,4 +1,4 @@
-"""Sections of a document on standard output: drawn by rich on a terminal, markdown in pipes."""
+"""Printing the sections of a document: drawn by rich on a terminal, as markdown in a pipe."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def print_section(section: Section, console: Console | None = None) -> None:
 
 
 def print_table(table: Table, console: Console | None = None) -> None:
-    """Print a table below its caption: best in bold, second underlined, small print dim."""
+    """Print a table under its caption, with the best values in bold and the second underlined."""
     console = console or Console()
     if not console.is_terminal:
         print(table_markdown(table) + "\n", file=console.file)
@@ -34,9 +34,9 @@ def print_table(table: Table, console: Console | None = None) -> None:
     if table.caption:
         console.print(table.caption, markup=False, highlight=False, style="dim")
     drawn = RichTable(box=SIMPLE_HEAD, padding=0)
-    for place, (group, head) in enumerate(zip(column_groups(table), table.heads, strict=True)):
+    for number, (group, head) in enumerate(zip(column_groups(table), table.heads, strict=True)):
         title = f"{group}\n{head}" if group else head
-        drawn.add_column(title, justify="left" if place < table.left else "right", overflow="fold")
+        drawn.add_column(title, justify="left" if number < table.left else "right", overflow="fold")
     for row in table.rows:
         drawn.add_row(*map(_cell, row))
     if table.rows:
