@@ -15,7 +15,7 @@ from revisit.eval.benchmarks import language
 from revisit.eval.benchmarks.io.places import parse_data, parse_scenes
 from revisit.eval.config import EvalConfig
 from revisit.eval.run import run
-from revisit.eval.spec import benchmark_label, label
+from revisit.eval.spec import label
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +175,7 @@ def test_scenes_by_name() -> None:
 
 def test_two_protocols_of_a_benchmark_in_one_command(tmp_path: Path) -> None:
     config = checked(tmp_path, benchmark=["pope", "pope:suffix=one-word"])
-    assert [benchmark_label(benchmark) for benchmark in config.benchmarks] == ["pope", "pope(suffix=one-word)"]
+    assert [label(benchmark) for benchmark in config.benchmarks] == ["pope", "pope(suffix=one-word)"]
 
 
 def test_where_a_judge_is_reached_is_no_part_of_the_measurement() -> None:

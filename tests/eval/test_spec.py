@@ -18,7 +18,7 @@ from revisit.eval import benchmarks
 from revisit.eval.benchmarks.base import Item
 from revisit.eval.engines.local import LocalEngine
 from revisit.eval.engines.vllm import VllmEngine
-from revisit.eval.spec import benchmark_label, foreign_code, label, loaded_fingerprint
+from revisit.eval.spec import foreign_code, label, loaded_fingerprint
 from revisit.methods.chain import Chain
 
 
@@ -26,7 +26,7 @@ def test_labels_name_what_is_not_default() -> None:
     from fake_grid import Letters, Shift
 
     assert [label(Shift()), label(Shift(by=2))] == ["shift", "shift(by=2)"]
-    assert benchmark_label(Letters(suffix="x")) == "letters(suffix=x)"
+    assert label(Letters(suffix="x")) == "letters(suffix=x)"
 
 
 def test_a_method_outside_the_package_is_identified_by_its_file(tmp_path: Path) -> None:

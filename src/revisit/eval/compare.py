@@ -261,22 +261,22 @@ def _test_notes(values: Mapping[str, Mapping[str, Value]]) -> list[str]:
 
 
 def _check_items(logs: Sequence[Log]) -> None:
-    """Raise RevisitError unless the logs have the same items with the same questions."""
-    items = [_scores(log).items for log in logs]
-    common, name = set(items[0]), logs[0].spec.benchmark_name
-    for log, own in zip(logs[1:], items[1:], strict=True):
-        common &= set(own)
-        changed = next((i for i in own if items[0].get(i, own[i]) != own[i]), None)
+    """Raise RevisitError unless the logs have the same items with the same prompts and images."""
+    first, name = _scores(logs[0]).items, logs[0].spec.benchmark_name
+    for log in logs[1:]:
+        items = _scores(log).items
+        changed = next((id for id, hash in items.items() if first.get(id, hash) != hash), None)
         if changed is not None:
             raise RevisitError(
                 f"{logs[0].spec.method} and {log.spec.method} answered different questions with the same id {changed!r} of "
                 f"{name} (another prompt or image): run both on the same data."
             )
-    if any(set(own) != common for own in items):
-        listed = ", ".join(f"{log.spec.method} {len(own)}" for log, own in zip(logs, items, strict=True))
+    if any(_scores(log).items != first for log in logs):
+        listed = ", ".join(f"{log.spec.method} {len(_scores(log).items)}" for log in logs)
+        common = len(set.intersection(*(set(_scores(log).items) for log in logs)))
         raise RevisitError(
-            f"The methods were not run on the same items of {name} ({listed}; {len(common)} in common): run the same "
-            "command for all of them."
+            f"The methods were not run on the same items of {name} ({listed}; {common} in common): run the same command for "
+            "all of them."
         )
 
 

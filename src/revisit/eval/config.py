@@ -20,7 +20,7 @@ from revisit.eval.benchmarks.io.places import (
     scene_packages,
 )
 from revisit.eval.controls import REQUIRED_METHODS
-from revisit.eval.spec import benchmark_label, label
+from revisit.eval.spec import label
 from revisit.models.config import EMBEDDED, describe_model, name_of
 from revisit.registry import Beams, Count, PositiveShare, Seed, Settings, Temperature, parse_list
 
@@ -80,7 +80,7 @@ class EvalConfig(Settings):
                 resolve_data(source, name)
         for kind, keys in (
             ("model", list(self.models)),
-            ("benchmark", [benchmark_label(b) for b in self.benchmarks]),
+            ("benchmark", [label(b) for b in self.benchmarks]),
             ("seed", [str(seed) for seed in self.all_seeds]),
             *(("method", [label(m) for m in self.methods_for(model)]) for model in self.models),
         ):

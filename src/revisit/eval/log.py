@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -22,11 +23,11 @@ from revisit.errors import RevisitError
 from revisit.eval import statistics
 from revisit.eval.benchmarks.base import Benchmark, Item, Scores, check_answers, ratio
 from revisit.eval.spec import Frozen, Spec, environment
-from revisit.explain.files import LineFile, decode, digest, encode, read_file, read_lines, slug, write_text
+from revisit.explain.files import LineFile, decode, digest, encode, read_file, read_lines, slug, write_json, write_text
 
 logger = logging.getLogger(__name__)
 
-LOGS = "logs"  # folder in the output folder
+LOGS, RESULTS = "logs", "results.json"  # in the output folder
 SCORES = TypeAdapter(Scores)
 KEY = 12  # digits of the key in a log's name and lines
 
@@ -221,6 +222,26 @@ class Log:
         seconds = round(sum(answer.seconds for answer in answers), 3)
         return {**sums, "new_tokens": sum(len(answer.tokens) for answer in answers), "seconds": seconds}
 
+    def summary(self) -> dict[str, Any]:
+        """Return the spec, the request and the numbers on the scale of the printed tables, as plain data."""
+        fields: dict[str, Any] = {
+            "log": self.path.name,
+            "complete": self.scores is not None,
+            **self.spec.model_dump(mode="json"),
+            "answers": self.answered,
+            "request": self.request.model_dump(mode="json"),
+            "totals": self.totals(),
+        }
+        if self.scores is None:
+            return fields
+        numbers = json.loads(SCORES.dump_json(self.scores, exclude={"per_item", "items", "shown", "intervals"}))
+        for name, metric in self.scores.shown.items():
+            value, low, high = (None if math.isnan(x) else x for x in self.scores.value(name))
+            kind = getattr(self.scores.intervals[name], "kind", None)
+            bounds = {"low": low, "high": high, "interval": kind}
+            numbers["metrics"][name] = {"value": value, **bounds, "better": metric.better}
+        return {**fields, **numbers, "n": len(self.scores.items)}
+
     @property
     def _scores_path(self) -> Path:
         return self.path.with_suffix(".scores.json")
@@ -292,9 +313,14 @@ def read_logs(folder: str | Path) -> list[Log]:
     return sorted(newest.values(), key=lambda log: log.requests[0].time)
 
 
+def write_results(folder: Path) -> None:
+    """Write the numbers of all logs of a folder to `results.json`, for other programs; this package does not read it."""
+    write_json(folder / RESULTS, {"logs": [log.summary() for log in read_logs(folder)]})
+
+
 def check_layout(folder: Path) -> None:
     """Raise RevisitError if a folder has results of another program, or of an earlier version of this one."""
-    if (folder / "cells").is_dir() or ((folder / "results.json").exists() and not (folder / LOGS).is_dir()):
+    if (folder / "cells").is_dir() or ((folder / RESULTS).exists() and not (folder / LOGS).is_dir()):
         raise RevisitError(
             f"{folder} has results that this version of revisit did not write and cannot read: use another --out."
         )

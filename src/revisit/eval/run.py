@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,7 @@ from revisit.eval.benchmarks.language import require_data
 from revisit.eval.config import EvalConfig
 from revisit.eval.controls import CONTROLS, NO_IMAGE, ONLY_VISUAL, controlled
 from revisit.eval.engines.base import Engine, open_engine
-from revisit.eval.log import Log, check_layout, read_logs
-from revisit.eval.report.results import write_results
+from revisit.eval.log import Log, check_layout, write_results
 from revisit.eval.spec import Spec
 from revisit.explain.files import digest, make_folder, path_within, read_file
 
@@ -123,33 +123,29 @@ def run(
             for (benchmark, items), subset in zip(benchmarks, subsets, strict=True):
                 for method, control, shown in conditions(methods, subset, config.controls):
                     for seed in config.all_seeds:  # all logs are on disk before the first answer
-                        log = open_log(
-                            config, engine, benchmark, method, shown, seed, control, len(items) - len(subset)
-                        )
-                        stack.callback(log.close)
-                        jobs.append(Job(log, engine, method, benchmark, shown))
+                        excluded = len(items) - len(subset)
+                        jobs.append(open_job(config, engine, benchmark, method, shown, seed, control, excluded))
+                        stack.callback(jobs[-1].log.close)
         answers = sum(len(job.items) for job in jobs)
         missing = sum(len(job.log.missing(job.items)) for job in jobs)
         reporter.plan(len(jobs), answers, answers - missing)
-        for job, following in zip(jobs, [*jobs[1:], None], strict=True):
-            try:
-                answer(job, config.batch_size, reporter)
-            except RevisitError:
-                job.log.discard_if_empty()  # a wrong setting does not leave an unfinished log
-                raise
-            job.log.close()
-            if following and following.engine is not job.engine:
-                job.engine.close()  # frees memory for the next model
-    write_results(out, read_logs(out))
+        for engine, group in groupby(jobs, lambda job: job.engine):
+            for job in group:
+                try:
+                    answer(job, config.batch_size, reporter)
+                except RevisitError:
+                    job.log.discard_if_empty()  # a wrong setting does not leave an unfinished log
+                    raise
+                job.log.close()
+            engine.close()  # frees memory for the next model
+    write_results(out)
     return [job.log for job in jobs]
 
 
 def conditions(methods: Sequence[Method], items: list[Item], controls: bool) -> list[tuple[Method, str, list[Item]]]:
-    """Return each method with the items, then plain decoding under each control, with the items that it gets."""
-    found = [(method, "", items) for method in methods]
-    if controls:
-        found += [(plain(methods), control, controlled(items, control)) for control in CONTROLS]
-    return found
+    """Return each method with the items, then plain decoding with the items of each control."""
+    blind = [(plain(methods), control, controlled(items, control)) for control in CONTROLS] if controls else []
+    return [*((method, "", items) for method in methods), *blind]
 
 
 def plain(methods: Sequence[Method]) -> Method:
@@ -157,7 +153,7 @@ def plain(methods: Sequence[Method]) -> Method:
     return next(method for method in methods if method.name == "greedy")
 
 
-def open_log(
+def open_job(
     config: EvalConfig,
     engine: Engine,
     benchmark: Benchmark,
@@ -166,7 +162,7 @@ def open_log(
     seed: int,
     control: str = "",
     excluded: int = 0,
-) -> Log:
+) -> Job:
     """Open the log of a method on a benchmark, and store the request of this command in it."""
     identity, decoding = engine.identity(config.batch_size, items), config.decoding_for(benchmark)
     spec = Spec.of(identity, method, benchmark, decoding, seed, control, ONLY_VISUAL if excluded else "")
@@ -178,7 +174,7 @@ def open_log(
         batch_size=config.batch_size,
         excluded=excluded,
     )
-    return log
+    return Job(log, engine, method, benchmark, items)
 
 
 def visual_items(
@@ -190,9 +186,10 @@ def visual_items(
     reporter: Reporter,
 ) -> list[Item]:
     """Return the items that plain decoding does not answer correctly without the image, under the first seed."""
-    method, blind = plain(methods), controlled(items, NO_IMAGE)
-    with closing(open_log(config, engine, benchmark, method, blind, config.all_seeds[0], NO_IMAGE)) as log:
-        answer(Job(log, engine, method, benchmark, blind), config.batch_size, reporter)
+    blind, seed = controlled(items, NO_IMAGE), config.all_seeds[0]
+    job = open_job(config, engine, benchmark, plain(methods), blind, seed, NO_IMAGE)
+    with closing(job.log) as log:
+        answer(job, config.batch_size, reporter)
     assert log.scores is not None
     verdicts = {item.id: log.scores.verdict(item.id) for item in items}
     if not all(text for text, _ in verdicts.values()):
@@ -212,14 +209,11 @@ def answer(job: Job, batch_size: int, reporter: Reporter) -> None:
     reporter.start(log.title, len(job.items), len(job.items) - len(missing))
     batches = [batch for batch in make_batches(job.items, batch_size) if any(item.id in missing for item in batch)]
     if batches:
-        images = {item.id: _relative_paths(item.images, log.request.data) for item in job.items}
+        folder = log.request.data
+        images = {i.id: tuple(Path(os.path.relpath(path, folder)).as_posix() for path in i.images) for i in job.items}
         for answers in job.engine.stream(job.method, Decoding(**spec.decoding), spec.seed, batches):
             reporter.advance(log.append(a.model_copy(update={"images": images[a.id]}) for a in answers))
     log.score(job.benchmark, job.items)
-
-
-def _relative_paths(paths: Sequence[Path], folder: str | None) -> tuple[str, ...]:
-    return tuple(Path(os.path.relpath(path, folder)).as_posix() for path in paths)
 
 
 def make_batches(items: Sequence[Item], size: int) -> list[list[Item]]:

@@ -89,7 +89,7 @@ class Spec(Frozen):
             method_name=method.name,
             settings=method.settings(),
             code=foreign_code(method) | foreign_code(benchmark),
-            benchmark=benchmark_label(benchmark),
+            benchmark=label(benchmark),
             benchmark_name=benchmark.name,
             options=benchmark.options(),
             scorer=benchmark.version,
@@ -100,20 +100,12 @@ class Spec(Frozen):
         )
 
 
-def label(method: Method) -> str:
-    """Return the method's name with every setting that is not its default, for example `revisit(alpha=0.01)`."""
-    return _label(method.name, method.settings(), type(method)().settings())
-
-
-def benchmark_label(benchmark: Benchmark) -> str:
-    """Return the benchmark's name with every option that is not its default, for example `pope(suffix=one-word)`."""
-    return _label(benchmark.name, benchmark.options(), type(benchmark)().options())
-
-
-def _label(name: str, settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
+def label(part: Method | Benchmark) -> str:
+    """Return the name of a method or benchmark with every setting that is not its default: `revisit(alpha=0.01)`."""
+    settings, defaults = (p.settings() if isinstance(p, Method) else p.options() for p in (part, type(part)()))
     changed = {key: value for key, value in settings.items() if key not in defaults or defaults[key] != value}
     listed = ", ".join(f"{key}={value_text(value)}" for key, value in changed.items())
-    return f"{name}({listed})" if listed else name
+    return f"{part.name}({listed})" if listed else part.name
 
 
 # -- models and methods ---------------------------------------------------------------------------------------------

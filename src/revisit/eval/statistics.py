@@ -1,8 +1,8 @@
 """Intervals and paired tests for metrics that are ratios of sums over units, computed with scipy and statsmodels.
 
-Every benchmark metric here is sum(numerators) / sum(denominators) over units (items, or the groups the metric
-counts): a plain mean has denominators of one, CHAIR_I has hallucinated over all mentions, F1 has 2TP over
-2TP + FP + FN. One form, so one bootstrap and one permutation test serve them all.
+Every benchmark metric here is sum(numerators) / sum(denominators) over units (items, or the groups that the metric counts): a plain mean
+has denominators of one, CHAIR_I has hallucinated over all mentions, F1 has 2TP over 2TP + FP + FN. So one bootstrap and one permutation
+test are enough.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Floats = NDArray[np.float64]
 Terms = Mapping[str, tuple[float, float]]  # unit -> (numerator, denominator)
 
 LEVEL = 0.95
-RESAMPLES = 4999  # so that (count + 1) / (RESAMPLES + 1) is a round number
-_BATCH_ELEMENTS = 1_000_000  # bounds the memory of resampling: at most this many indices at once
+RESAMPLES = 4999  # (count + 1) / (RESAMPLES + 1) is a round number
+_BATCH_ELEMENTS = 1_000_000  # number of indices at once, which limits the memory of resampling
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,12 @@ def wilson(successes: float, trials: float) -> tuple[float, float]:
     from statsmodels.stats.proportion import proportion_confint
 
     low, high = proportion_confint(successes, trials, alpha=1 - LEVEL, method="wilson")
-    # At 0 or all successes the exact bound is 0 or 1; rounding may pass it by 1e-17.
+    # With no success or only successes a bound is exactly 0 or 1; rounding may exceed it by 1e-17.
     return max(0.0, float(low)), min(1.0, float(high))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return Holm's step-down adjusted p-values, in the order given; undefined ones (NaN) are not part of the family."""
+    """Return Holm's step-down adjusted p-values, in the same order; undefined ones (NaN) are not part of the family."""
     known = [p for p in p_values if not math.isnan(p)]
     if not known:
         return list(p_values)
@@ -77,20 +77,20 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def holm_levels(p_values: Sequence[float]) -> list[float]:
-    """Return for each p-value the level of an interval that excludes zero exactly where Holm's correction rejects.
+    """Return for each p-value the level of an interval that excludes zero if and only if Holm's correction rejects.
 
-    The k-th smallest of m p-values is tested at 0.05 / (m - k + 1) as long as all before it were rejected; from the first that
-    is not, all have that level. An undefined p-value is outside the family and keeps 95 %.
+    The k-th smallest of m p-values is tested at 0.05 / (m - k + 1) as long as all smaller ones were rejected; after the first one that
+    is not rejected, the level stays the same. An undefined p-value is not part of the family and has the level 95 %.
     """
-    order = sorted((p, place) for place, p in enumerate(p_values) if not math.isnan(p))
-    found, error = [LEVEL] * len(p_values), 1 - LEVEL
+    order = sorted((p, index) for index, p in enumerate(p_values) if not math.isnan(p))
+    levels, error = [LEVEL] * len(p_values), 1 - LEVEL
     share, stopped = error, False
-    for rank, (p, place) in enumerate(order):
+    for rank, (p, index) in enumerate(order):
         if not stopped:
             share = error / (len(order) - rank)
             stopped = p > share
-        found[place] = 1 - share
-    return found
+        levels[index] = 1 - share
+    return levels
 
 
 def ratio(numerators: Floats, denominators: Floats) -> Any:
@@ -101,30 +101,28 @@ def ratio(numerators: Floats, denominators: Floats) -> Any:
 
 
 def strata(name: str, value: float, per_item: Mapping[str, Terms]) -> list[str]:
-    """Return the terms whose mean ratio a metric is: its own, or those of its sub-settings (`"coco_random/F1"`); else none."""
+    """Return the names of the ratios whose mean is a metric: itself, or its sub-settings (`"coco_random/F1"`), or none."""
     if name in per_item:
         return [name]
-    parts = [part for part in per_item if part.endswith(f"/{name}")]
-    ratios = [base.ratio(per_item[part].values()) for part in parts]
-    if not parts or not math.isclose(sum(ratios) / len(ratios), value, rel_tol=1e-9):
-        return []
-    return parts
+    names = [other for other in per_item if other.endswith(f"/{name}")]
+    ratios = [base.ratio(per_item[other].values()) for other in names]
+    return names if names and math.isclose(sum(ratios) / len(ratios), value, rel_tol=1e-9) else []
 
 
 def metric_interval(name: str, value: float, per_item: Mapping[str, Terms], full: float = 1.0) -> Interval | None:
-    """Return a metric's interval: from its own terms, or from those of its sub-settings if it is their plain mean."""
-    parts = strata(name, value, per_item)
-    if parts == [name]:
+    """Return a metric's interval: from its own terms, or from those of its sub-settings if it is their mean."""
+    names = strata(name, value, per_item)
+    if names == [name]:
         return interval(per_item[name], full=full)
-    return mean_interval([[per_item[part]] for part in parts]) if parts else None
+    return mean_interval([[per_item[other]] for other in names]) if names else None
 
 
 def interval(terms: Terms, resamples: int = RESAMPLES, full: float = 1.0) -> Interval:
-    """Return the interval of one metric: Wilson if it is a proportion, else the percentile bootstrap over units.
+    """Return the interval of one metric: Wilson for a proportion, otherwise the percentile bootstrap over units.
 
-    `full` is the metric's value for "all": 1, or 100 for a metric in percent.
+    `full` is the largest value of the metric: 1, or 100 for a metric in percent.
     """
-    numerators, denominators = _arrays([terms], list(terms))
+    numerators, denominators = _same_units([terms])
     if scale := _proportion_scale(numerators, denominators, full):
         low, high = wilson(numerators.sum() / scale, denominators.sum())
         return Interval(low * scale, high * scale, "wilson")
@@ -136,21 +134,18 @@ def interval(terms: Terms, resamples: int = RESAMPLES, full: float = 1.0) -> Int
 def mean_interval(strata: Sequence[Sequence[Terms]], resamples: int = RESAMPLES) -> Interval:
     """Return the bootstrap interval of the mean of ratios over strata and, within a stratum, over runs of the same units.
 
-    Units are resampled within each stratum, a unit with its terms in all runs (sampling seeds) together: answers to one
+    Units are resampled within each stratum, a unit together with its terms in all runs (sampling seeds): answers to one
     question under several seeds are not independent.
     """
-    total = np.zeros(resamples)
-    for number, runs in enumerate(strata):
-        array = _same_units(runs)  # (2 * runs, units)
-        if not array[len(runs) :].any(-1).all():
-            return Interval(math.nan, math.nan, "bootstrap")
-        total += _bootstrap(array, _mean_ratio, resamples, number)
-    low, high = _percentiles(total / len(strata), LEVEL)
+    arrays = [_same_units(runs) for runs in strata]  # each (2 * runs, units)
+    if not all(array[len(array) // 2 :].any(-1).all() for array in arrays):
+        return Interval(math.nan, math.nan, "bootstrap")
+    low, high = _percentiles(_bootstrap_mean(arrays, _mean_ratio, resamples), LEVEL)
     return Interval(low, high, "bootstrap")
 
 
 def paired(baseline: Terms, method: Terms, resamples: int = RESAMPLES) -> Paired:
-    """Compare two methods on the same units; the order of the units does not matter, their names must agree."""
+    """Compare two methods on the same units, in any order."""
     return paired_runs([[baseline]], [[method]], resamples)
 
 
@@ -159,31 +154,26 @@ def paired_runs(
 ) -> Paired:
     """Compare means of ratios over strata and, within a stratum, over runs (sampling seeds) of the same units.
 
-    The bootstrap resamples the units of each stratum with both methods' terms in all runs together. The permutation test,
-    for one stratum only, swaps the two methods unit by unit, all runs of a unit at once (exactly enumerated for few units).
+    The bootstrap resamples the units of each stratum, with the terms of both methods in all runs together. The permutation test,
+    for one stratum only, swaps the two methods unit by unit, in all runs at once (all swaps are enumerated if there are few units).
     """
-    parts = [
+    strata = [
         np.stack([_same_units([b, m]) for b, m in zip(base_runs, method_runs, strict=True)])
         for base_runs, method_runs in zip(baseline, method, strict=True)
     ]  # each (runs, 4, units)
-    units = sum(part.shape[-1] for part in parts)
-    observed = float(np.mean([_mean_difference(part.sum(-1).reshape(-1)) for part in parts]))
-    if math.isnan(observed) or min(part.shape[-1] for part in parts) < 2:
+    units = sum(terms.shape[-1] for terms in strata)
+    observed = float(np.mean([_mean_difference(terms.sum(-1).reshape(-1)) for terms in strata]))
+    if math.isnan(observed) or min(terms.shape[-1] for terms in strata) < 2:
         return Paired(observed, math.nan, math.nan, math.nan, math.nan, units)
-    if all(np.array_equal(p[:, 0], p[:, 1]) and np.array_equal(p[:, 2], p[:, 3]) for p in parts):
-        return Paired(0.0, 0.0, 0.0, 1.0, 1.0 if len(parts) == 1 else math.nan, units)
-    draws = np.mean(
-        [
-            _bootstrap(part.reshape(-1, part.shape[-1]), _mean_difference, resamples, seed=number)
-            for number, part in enumerate(parts)
-        ],
-        axis=0,
-    )
+    if all(np.array_equal(terms[:, ::2], terms[:, 1::2]) for terms in strata):
+        return Paired(0.0, 0.0, 0.0, 1.0, 1.0 if len(strata) == 1 else math.nan, units)
+    rows = [terms.reshape(-1, terms.shape[-1]) for terms in strata]  # each (4 * runs, units)
+    draws = _bootstrap_mean(rows, _mean_difference, resamples)
     low, high = _percentiles(draws, LEVEL)
     known = draws[~np.isnan(draws)]
     tail = int(min(np.count_nonzero(known <= 0), np.count_nonzero(known >= 0)))
     p_bootstrap = min(1.0, 2 * (tail + 1) / (len(known) + 1))
-    p_permutation = _permutation(parts[0], resamples) if len(parts) == 1 else math.nan
+    p_permutation = _permutation(strata[0], resamples) if len(strata) == 1 else math.nan
     return Paired(observed, low, high, p_bootstrap, p_permutation, units, draws=draws)
 
 
@@ -194,21 +184,17 @@ def _same_units(runs: Sequence[Terms]) -> Floats:
             raise RevisitError(
                 f"A paired test needs the same units on both sides; {len(odd)} are only on one side, such as {odd[0]!r}."
             )
-    return _arrays(runs, sorted(runs[0]))
-
-
-def _arrays(tables: Sequence[Terms], units: Sequence[str]) -> Floats:
-    """Stack the tables' numerators, then their denominators (2 * tables, units)."""
-    values = np.array([[table[unit] for unit in units] for table in tables], dtype=np.float64)
-    values = values.reshape(len(tables), len(units), 2)  # keeps the last axis when there are no units
+    units = sorted(runs[0])
+    values = np.array([[terms[unit] for unit in units] for terms in runs], dtype=np.float64)
+    values = values.reshape(len(runs), len(units), 2)  # keeps the last axis when there are no units
     return np.concatenate([values[..., 0], values[..., 1]])
 
 
 def _proportion_scale(numerators: Floats, denominators: Floats, full: float) -> float:
-    """Return what a success is worth (1 or `full`) if the terms are successes out of trials of 0 or 1; 0 if they are not."""
+    """Return the numerator of a success (1 or `full`) if the metric is a proportion, with denominators of 0 or 1; otherwise 0."""
     if not np.isin(denominators, (0.0, 1.0)).all() or denominators.sum() == 0:
         return 0.0
-    scale = float(numerators.max()) or full  # with no success at all the terms do not show what one is worth
+    scale = float(numerators.max()) or full  # unknown without a success
     if scale not in (1.0, full) or not np.isin(numerators, (0.0, scale)).all():
         return 0.0
     return scale if bool((numerators <= denominators * scale).all()) else 0.0
@@ -220,7 +206,7 @@ def _difference(sums: Floats) -> Any:
 
 
 def _mean_difference(sums: Floats) -> Any:
-    """Return the mean over runs of `_difference`, from sums (4 * runs, ...): four rows a run."""
+    """Return the mean over runs of `_difference`, from sums (4 * runs, ...): four rows per run."""
     runs = sums.reshape(-1, 4, *sums.shape[1:])
     return np.mean([_difference(run) for run in runs], axis=0)
 
@@ -231,26 +217,28 @@ def _mean_ratio(sums: Floats) -> Any:
     return np.mean(ratio(sums[:half], sums[half:]), axis=0)
 
 
+def _bootstrap_mean(strata: Sequence[Floats], statistic: Callable[[Floats], Any], resamples: int) -> Floats:
+    """Return the mean over strata of their bootstrap draws."""
+    draws = [_bootstrap(terms, statistic, resamples, seed) for seed, terms in enumerate(strata)]
+    return np.asarray(np.mean(draws, axis=0))
+
+
 def _bootstrap(terms: Floats, statistic: Callable[[Floats], Any], resamples: int, seed: int) -> Floats:
     """Return `statistic` of the terms' sums on `resamples` draws of units with replacement; `terms` is (rows, units)."""
     from scipy.stats import DegenerateDataWarning, bootstrap
 
     units = terms.shape[-1]
-    constant = [bool((row == row[0]).all()) for row in terms]  # its sum is the same in every draw
+    constant = [bool((row == row[0]).all()) for row in terms]  # the sum is the same in every draw
 
     def on_draw(index: NDArray[np.int64], axis: int = -1) -> Any:
-        shape = index.shape[:-1]
-        return statistic(
-            np.stack(
-                [
-                    np.full(shape, row[0] * units) if same else row[index].sum(axis)
-                    for row, same in zip(terms, constant, strict=True)
-                ]
-            )
-        )
+        sums = [
+            np.full(index.shape[:-1], row[0] * units) if same else row[index].sum(axis)
+            for row, same in zip(terms, constant, strict=True)
+        ]
+        return statistic(np.stack(sums))
 
     with warnings.catch_warnings():
-        # The denominator of a draw may be zero; `_percentiles` leaves its NaN out, and scipy's own interval is not used.
+        # The denominator of a draw may be zero; `_percentiles` ignores its NaN, and scipy's interval is not used.
         warnings.simplefilter("ignore", DegenerateDataWarning)
         result = bootstrap(
             (np.arange(units),),
@@ -265,23 +253,23 @@ def _bootstrap(terms: Floats, statistic: Callable[[Floats], Any], resamples: int
 
 
 def _permutation(terms: Floats, resamples: int) -> float:
-    """Return the two-sided p-value of swapping the methods unit by unit; `terms` is (runs, 4, units), a run as in `_difference`."""
+    """Return the two-sided p-value of swapping the methods unit by unit; `terms` is (runs, 4, units), ordered as in `_difference`."""
     from scipy.stats import permutation_test
 
     units = terms.shape[-1]
     differs = ((terms[:, 0] != terms[:, 1]) | (terms[:, 2] != terms[:, 3])).any(0)
     fixed = terms[:, :, ~differs].sum(-1)  # (runs, 4): units whose terms agree are the same under every swap
     changed = np.flatnonzero(differs)
-    if len(changed) == 1:  # both orders are equally likely: one unit decides nothing
+    if len(changed) == 1:  # both orders are equally likely
         return 1.0
     # (2 * units,) for each run: the baseline's, then the method's
     flat = [(run[:2].reshape(-1), run[2:].reshape(-1)) for run in terms]
 
     def on_swap(first: NDArray[np.int64], second: NDArray[np.int64], axis: int = -1) -> Any:
         differences = []
-        for (numerators, denominators), rest in zip(flat, fixed, strict=True):
+        for (numerators, denominators), same in zip(flat, fixed, strict=True):
             sums = [numerators[first], numerators[second], denominators[first], denominators[second]]
-            differences.append(_difference(np.stack([s.sum(axis) + f for s, f in zip(sums, rest, strict=True)])))
+            differences.append(_difference(np.stack([s.sum(axis) + f for s, f in zip(sums, same, strict=True)])))
         return np.mean(differences, axis=0)
 
     result = permutation_test(
@@ -296,15 +284,15 @@ def _permutation(terms: Floats, resamples: int) -> float:
     null = np.asarray(result.null_distribution)
     if not np.isnan(null).any():
         return float(result.pvalue)
-    null = null[~np.isnan(null)]  # swaps that leave a denominator empty are left out
-    seen, extra = result.statistic, 0 if 2 ** len(changed) <= resamples else 1
-    near = 1e-14 * abs(seen)
-    tails = ((null <= seen + near).sum(), (null >= seen - near).sum())
+    null = null[~np.isnan(null)]  # ignore swaps with an empty denominator
+    observed, extra = result.statistic, 0 if 2 ** len(changed) <= resamples else 1
+    near = 1e-14 * abs(observed)
+    tails = ((null <= observed + near).sum(), (null >= observed - near).sum())
     return float(min(1.0, 2 * (min(tails) + extra) / (len(null) + extra)))
 
 
 def _percentiles(draws: Floats, level: float) -> tuple[float, float]:
-    """Return the central `level` of the draws; undefined draws (nothing in the denominator) are left out."""
+    """Return the interval with the central `level` of the draws; undefined draws (NaN) are ignored."""
     draws = draws[~np.isnan(draws)]
     if not len(draws):
         return math.nan, math.nan
