@@ -1,6 +1,6 @@
-"""An evaluation that runs in milliseconds without torch: a benchmark with ratio metrics and an engine that answers by hash.
+"""An evaluation that runs in milliseconds without torch: a benchmark with ratio metrics, and an engine that answers with hashes.
 
-Run as a script (`python fake_grid.py OUTPUT DATA [OPTIONS AS JSON]`) it is the process that the kill tests kill.
+The tests of kills run it as a script: `python fake_grid.py OUTPUT DATA [OPTIONS AS JSON]`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 
 from revisit.decoding.method import Method
 from revisit.decoding.settings import Decoding
-from revisit.eval.benchmarks.base import Benchmark, Item, Metric, Scores, ratio
+from revisit.eval.benchmarks.base import Benchmark, Item, Metric, Scores
 from revisit.eval.config import EvalConfig
 from revisit.eval.engines.base import Engine, item_seed
-from revisit.eval.log import Answer, Log
+from revisit.eval.log import Answer, Log, read_logs
 from revisit.eval.run import run
 from revisit.explain.files import read_lines
 
@@ -51,8 +51,7 @@ class Letters(Benchmark):
     def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
         vowels = {i.id: (sum(c in "aeiou" for c in answers[i.id]) * 1.0, len(answers[i.id]) * 1.0) for i in items}
         yes = {i.id: (float(answers[i.id][0] < "n"), 1.0) for i in items}
-        per_item = {"vowels": vowels, "yes": yes}
-        return Scores({k: ratio(v.values()) for k, v in per_item.items()}, per_item, {"items": len(items)})
+        return Scores.of({"vowels": vowels, "yes": yes}, {"items": len(items)})
 
 
 class Shift(Method):
@@ -116,13 +115,11 @@ def make_config(out: Path, data: Path, **changes: Any) -> EvalConfig:
     return EvalConfig(**{**values, **changes})
 
 
-def rows_of(out: Path) -> dict[str, list[dict[str, Any]]]:
-    """Return the answers of every log in the order in which they were stored, without their time."""
+def answers_of(out: Path) -> dict[str, list[dict[str, Any]]]:
+    """Return the stored answers of every log in their order, without their time; lines of other logs are skipped."""
     found = {}
     for path in sorted(out.glob("logs/*.jsonl")):
-        lines, damaged, _ = read_lines(path)
-        assert damaged == 0
-        answers = [line for line in lines if "spec" not in line]
+        answers = [line for line in read_lines(path)[0] if "log" in line and path.stem.endswith(line["log"])]
         found[path.name] = [{k: v for k, v in answer.items() if k != "seconds"} for answer in answers]
     return found
 
@@ -133,6 +130,16 @@ def numbers_of(logs: Iterable[Log]) -> list[Any]:
         (log.spec, log.scores, {k: v for k, v in log.totals().items() if k != "seconds"}, log.request.items)
         for log in logs
     ]
+
+
+def check_equal(out: Path, whole: Path) -> None:
+    """Check that a run has the same answers and scores as an undisturbed one: nothing is lost, and nothing is doubled."""
+    ours, theirs = answers_of(out), answers_of(whole)
+    assert list(ours) == list(theirs)
+    for log, answers in ours.items():
+        assert sorted(answers, key=lambda x: x["id"]) == sorted(theirs[log], key=lambda x: x["id"])
+    logs = [sorted(read_logs(folder), key=lambda log: log.path.name) for folder in (out, whole)]
+    assert numbers_of(logs[0]) == numbers_of(logs[1])
 
 
 if __name__ == "__main__":

@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
 
-from families import build
+import families
 from revisit.errors import RevisitError
 
 
@@ -49,32 +47,15 @@ def plugin() -> Iterator[Any]:
         sys.modules.pop(name, None)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    model, processor = build("llava")
-    model.save_pretrained(path)
-    processor.save_pretrained(path)
-    return path
-
-
 @dataclass
 class Request:
     args: tuple[Any, ...]
 
 
 def requests(arguments: dict[str, Any]) -> tuple[list[Request], dict[str, Any]]:
-    """Five questions about images, one without, as lmms-eval hands them over."""
-    documents = []
-    for i in range(5):
-        pixels = np.random.default_rng(i).integers(0, 256, (28, 28, 3), dtype=np.uint8)
-        documents.append({"image": Image.fromarray(pixels).convert("RGBA" if i == 2 else "RGB")})
-    documents.append({"image": None})
-
-    def visual(doc: dict[str, Any]) -> list[Any]:
-        return [doc["image"]] if doc["image"] is not None else []
-
-    made = [Request(("What?" + " Say." * i, dict(arguments), visual, i, "t", "val")) for i in range(6)]
+    """Five questions about an image and one without, as lmms-eval passes them."""
+    documents = [[families.image(i).convert("RGBA" if i == 2 else "RGB")] for i in range(5)] + [[]]
+    made = [Request(("What?" + " Say." * i, dict(arguments), list, i, "t", "val")) for i in range(6)]
     return made, {"t": {"val": documents}}
 
 
@@ -84,34 +65,34 @@ def ask(model: Any, arguments: dict[str, Any]) -> list[str]:
     return texts
 
 
-def test_answers_are_those_of_generate(plugin: Any, folder: Path) -> None:
+def test_answers_are_those_of_generate(plugin: Any, model_folder: Path) -> None:
     from revisit import ReVisiT, generate
     from revisit.models.prompts import generated_text, prepare
 
-    model = plugin.Revisit(pretrained=str(folder), method="revisit", alpha=0.01, layers="all", batch_size="4")
+    model = plugin.Revisit(pretrained=str(model_folder), method="revisit", alpha=0.01, layers="all", batch_size="4")
     texts = ask(model, {"max_new_tokens": 8, "temperature": 0, "until": ["\n\n"]})
     loaded, processor = model.engine.loaded
     made, documents = requests({})
     for number in range(5):
-        image = documents["t"]["val"][number]["image"].convert("RGB")
+        image = documents["t"]["val"][number][0].convert("RGB")
         inputs = prepare(processor, [made[number].args[0]], [[image]])
         output = generate(loaded, **inputs, method=ReVisiT(alpha=0.01, layers="all"), max_new_tokens=8, do_sample=False)
         assert texts[number] == plugin.cut(generated_text(processor, output, inputs)[0], ["\n\n"])
     assert len(texts) == 6
 
 
-def test_method_settings_are_model_arguments(plugin: Any, folder: Path) -> None:
-    greedy = ask(plugin.Revisit(pretrained=str(folder), method="greedy"), {"max_new_tokens": 8})
-    changed = ask(plugin.Revisit(pretrained=str(folder), method="revisit", alpha=0.1), {"max_new_tokens": 8})
+def test_method_settings_are_model_arguments(plugin: Any, model_folder: Path) -> None:
+    greedy = ask(plugin.Revisit(pretrained=str(model_folder), method="greedy"), {"max_new_tokens": 8})
+    changed = ask(plugin.Revisit(pretrained=str(model_folder), method="revisit", alpha=0.1), {"max_new_tokens": 8})
     assert greedy != changed
     with pytest.raises(RevisitError, match="Did you mean 'alpha'"):
-        plugin.Revisit(pretrained=str(folder), method="revisit", alhpa=0.1)
+        plugin.Revisit(pretrained=str(model_folder), method="revisit", alhpa=0.1)
 
 
 def test_unknown_generation_arguments_are_named_once(
-    plugin: Any, folder: Path, caplog: pytest.LogCaptureFixture
+    plugin: Any, model_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = plugin.Revisit(pretrained=str(folder), method="greedy")
+    model = plugin.Revisit(pretrained=str(model_folder), method="greedy")
     with caplog.at_level(logging.WARNING):
         ask(model, {"max_new_tokens": 2, "penalty_of_mine": 1})
     assert [r.getMessage() for r in caplog.records if "penalty_of_mine" in r.getMessage()] == [
@@ -119,15 +100,17 @@ def test_unknown_generation_arguments_are_named_once(
     ]
 
 
-def test_what_is_not_supported_raises(plugin: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = plugin.Revisit(pretrained=str(folder), method="greedy")
+def test_unsupported_tasks_and_several_processes_raise(
+    plugin: Any, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = plugin.Revisit(pretrained=str(model_folder), method="greedy")
     with pytest.raises(RevisitError, match="does not support likelihood tasks"):
         model.loglikelihood([])
     with pytest.raises(RevisitError, match="multi-round"):
         model.generate_until_multi_round([])
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(RevisitError, match="runs in one process"):
-        plugin.Revisit(pretrained=str(folder))
+        plugin.Revisit(pretrained=str(model_folder))
 
 
 def test_stop_strings(plugin: Any) -> None:

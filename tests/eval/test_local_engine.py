@@ -1,4 +1,4 @@
-"""The engine on a tiny random model: rows equal single runs, greedy and sampled; fingerprints follow the files."""
+"""The local engine on a tiny random model: batches do not change answers, and fingerprints follow the files."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
-from families import build
+import families
 from revisit import ReVisiT
 from revisit.decoding import batch
 from revisit.decoding.batch import ItemDraw
@@ -20,51 +18,32 @@ from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
 from revisit.eval import spec
 from revisit.eval.benchmarks.base import Item
-from revisit.eval.engines.base import open_engine
 from revisit.eval.engines.local import LocalEngine
 from revisit.eval.log import Answer
-from revisit.eval.spec import fingerprint, model_folder
+from revisit.eval.spec import fingerprint
 from revisit.methods.greedy import Greedy
-from revisit.models.prompts import until_end
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    model, processor = build("llava")
-    model.save_pretrained(path)
-    processor.save_pretrained(path)
-    return path
-
-
-@pytest.fixture(scope="module")
-def engine(folder: Path) -> Iterator[LocalEngine]:
-    made = open_engine("local", str(folder))
-    assert isinstance(made, LocalEngine)
-    yield made
-    made.close()
+def engine(model_folder: Path) -> Iterator[LocalEngine]:
+    engine = LocalEngine(str(model_folder))
+    yield engine
+    engine.close()
 
 
 @pytest.fixture(scope="module")
 def items(tmp_path_factory: pytest.TempPathFactory) -> list[Item]:
     path = tmp_path_factory.mktemp("images")
-    made = []
     for i in range(4):
-        pixels = np.random.default_rng(i).integers(0, 256, (28, 28, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(path / f"{i}.png")
-        made.append(Item(f"q{i}", "What is this?" + " Look." * i, (path / f"{i}.png",)))
-    return [*made, Item("text", "No image here.")]
+        families.image(i).save(path / f"{i}.png")
+    questions = [Item(f"q{i}", "What is this?" + " Look." * i, (path / f"{i}.png",)) for i in range(4)]
+    return [*questions, Item("text", "No image here.")]
 
 
 def answers(
     engine: LocalEngine, method: object, decoding: Decoding, batches: list[list[Item]], seed: int = 0
 ) -> dict[str, Answer]:
-    found = {}
-    for answered in engine.stream(method, decoding, seed, batches):
-        for answer in answered:
-            assert isinstance(answer, Answer)
-            found[answer.id] = answer
-    return found
+    return {answer.id: answer for batch in engine.stream(method, decoding, seed, batches) for answer in batch}
 
 
 @pytest.mark.parametrize(
@@ -114,17 +93,11 @@ def test_draws_follow_the_probabilities() -> None:
     assert torch.allclose(share, torch.tensor([0.2, 0.5, 0.0, 0.3]), atol=0.03)
 
 
-def test_tokens_end_with_the_answer() -> None:
-    assert until_end([5, 2, 0, 0], {2}) == [5, 2]
-    assert until_end([2, 2, 2], {2}) == [2]
-    assert until_end([5, 6], {2}) == [5, 6]
-
-
-def test_the_fingerprint_follows_every_file_that_matters(folder: Path, tmp_path: Path) -> None:
+def test_the_fingerprint_covers_every_file_that_matters(model_folder: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
-    shutil.copytree(folder, copy)
+    shutil.copytree(model_folder, copy)
     before = fingerprint(copy)
-    assert before == fingerprint(folder)
+    assert before == fingerprint(model_folder)
     (copy / "README.md").write_text("notes")
     assert fingerprint(copy) == before
     config = json.loads((copy / "config.json").read_text())
@@ -163,4 +136,4 @@ def test_running_out_of_memory_advises_a_smaller_batch(
 
 def test_an_unknown_model_raises() -> None:
     with pytest.raises(RevisitError, match="There is no model 'nobody/nothing'"):
-        model_folder("nobody/nothing")
+        spec.model_folder("nobody/nothing")

@@ -1,58 +1,49 @@
-"""What identifies answers beside their settings: code from outside, a loaded model's device, dtype and weights."""
+"""The identity of answers: labels, code from outside this package, and a model's device, dtype and weights."""
 
 from __future__ import annotations
 
 import copy
 import sys
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from fake_grid import Letters
 
 from families import build
-from revisit import ReVisiT, methods
-from revisit.eval import benchmarks
+from revisit import ReVisiT
 from revisit.eval.benchmarks.base import Item
+from revisit.eval.benchmarks.pope import Pope
 from revisit.eval.engines.local import LocalEngine
 from revisit.eval.engines.vllm import VllmEngine
 from revisit.eval.spec import foreign_code, label, loaded_fingerprint
 from revisit.methods.chain import Chain
+from revisit.methods.greedy import Greedy
+from revisit.registry import class_from_file
 
 
-def test_labels_name_what_is_not_default() -> None:
-    from fake_grid import Letters, Shift
-
-    assert [label(Shift()), label(Shift(by=2))] == ["shift", "shift(by=2)"]
+def test_labels_have_the_settings_that_are_not_default() -> None:
+    assert [label(ReVisiT()), label(ReVisiT(phase="answer"))] == ["revisit", "revisit(phase=answer)"]
     assert label(Letters(suffix="x")) == "letters(suffix=x)"
 
 
-def test_a_method_outside_the_package_is_identified_by_its_file(tmp_path: Path) -> None:
-    text = (
-        "from revisit.methods.greedy import Greedy\n\n\nclass Own(Greedy):\n    '''Doc.'''\n    factor: float = 1.0\n"
-    )
-
-    def load(name: str, source: str) -> Any:
-        path = tmp_path / name / "own.py"
+@pytest.mark.parametrize("base", [Greedy, Pope])
+def test_code_from_outside_is_identified_by_its_file(tmp_path: Path, base: type[Any]) -> None:
+    source = f"from {base.__module__} import {base.__name__}\n\n\nclass Own({base.__name__}):\n    name = 'own'\n"
+    parts = []
+    for folder, text in (("a", source), ("b", source), ("c", source + "# changed\n")):
+        path = tmp_path / folder / "own.py"
         path.parent.mkdir()
-        path.write_text(source)
-        spec = spec_from_file_location(f"own_{name}", path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = module_from_spec(spec)
-        sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
-        return module.Own()
-
-    own = load("a", text)
-    first = foreign_code(own)
+        path.write_text(text)
+        parts.append(class_from_file(path, "Own", "class")())
+    first, same, changed = map(foreign_code, parts)
     assert list(first) == ["own.py"]
-    assert foreign_code(load("b", text)) == first
-    assert foreign_code(load("c", text.replace("1.0", "2.0"))) != first
-    assert foreign_code(Chain(methods=(own, methods.get("revisit")))) == first
-    assert foreign_code(methods.get("chain", methods="vcd,revisit")) == {}
+    assert first == same != changed
+    if base is Greedy:
+        assert foreign_code(Chain(methods=(parts[0], ReVisiT()))) == first
+        assert foreign_code(Chain(methods=("vcd", "revisit"))) == {}
 
 
 @pytest.mark.parametrize(
@@ -99,20 +90,3 @@ def test_vllm_answers_depend_on_its_schedule_but_for_float32_on_a_cpu(
     items = [Item("q0", "What?")]
     assert (engine.identity(8, items)["batching"] is None) == invariant
     assert engine.identity(8, items) == engine.identity(16, items * 2)
-
-
-def test_a_phase_is_part_of_a_methods_label() -> None:
-    assert label(ReVisiT(phase="answer")) == "revisit(phase=answer)"
-    assert label(ReVisiT()) == "revisit"
-
-
-def test_a_changed_benchmark_outside_the_package_has_another_spec(tmp_path: Path) -> None:
-    text = "from revisit.eval.benchmarks.pope import Pope\n\nclass Mine(Pope):\n    name = 'mine-{}'\n"
-    codes = []
-    for number in (1, 2):
-        place = tmp_path / str(number) / "mine.py"
-        place.parent.mkdir()
-        place.write_text(text.format(number))
-        codes.append(foreign_code(benchmarks.get(f"{place}:Mine")))
-    assert [list(code) for code in codes] == [["mine.py"], ["mine.py"]]
-    assert codes[0] != codes[1]

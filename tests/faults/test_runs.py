@@ -1,4 +1,4 @@
-"""Run folders, killed at random moments and damaged in every way: the same results, or one sentence."""
+"""Runs killed at random moments, and damaged run folders: the same results, or an error of one sentence."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ from revisit.eval.report.run_report import find_runs
 from revisit.eval.run import run
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "eval"))
-from fake_grid import HashEngine, make_config, numbers_of, write_items
-
-from revisit.explain.files import read_lines
+from fake_grid import HashEngine, answers_of, check_equal, make_config, write_items
 
 SERVER = Path(__file__).with_name("grid_server.py")
 ITEMS = 60
@@ -39,24 +37,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
-    """A run that nobody disturbed."""
+    """An undisturbed run."""
     out = tmp_path_factory.mktemp("whole") / "out"
     run(make_config(out, data), engine_for=HashEngine)
     return out
 
 
-def answers(out: Path) -> dict[str, list[Any]]:
-    """The stored answers of every log; damaged lines are skipped, as everywhere."""
-    found = {}
-    for path in sorted(out.glob("logs/*.jsonl")):
-        rows = [row for row in read_lines(path)[0] if "log" in row and path.stem.endswith(row["log"])]
-        kept = {row["id"]: {k: v for k, v in row.items() if k != "seconds"} for row in rows}
-        found[path.name] = [kept[id] for id in sorted(kept)]
-    return found
-
-
 def check_kills(tmp_path: Path, data: Path, whole: Path, wanted: int) -> None:
-    """Kills runs at random moments, `wanted` times in all; every run that ends at last equals the undisturbed one."""
+    """Kill runs at random moments, `wanted` times in all, and compare every run that ends with the undisturbed one."""
     dice, kills, number = random.Random(wanted), 0, 0
     command = [sys.executable, str(SERVER), str(tmp_path), str(data)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as server:
@@ -71,17 +59,11 @@ def check_kills(tmp_path: Path, data: Path, whole: Path, wanted: int) -> None:
             ended = int(server.stdout.readline())
             kills += ended == -signal.SIGKILL
             if ended == 0:
-                check_whole(tmp_path / str(number), whole)
+                check_equal(tmp_path / str(number), whole)
                 number += 1
         server.stdin.close()
     run(make_config(tmp_path / str(number), data), engine_for=HashEngine)
-    check_whole(tmp_path / str(number), whole)
-
-
-def check_whole(out: Path, whole: Path) -> None:
-    assert answers(out) == answers(whole)
-    ours, theirs = (sorted(read_logs(place), key=lambda log: log.path.name) for place in (out, whole))
-    assert numbers_of(ours) == numbers_of(theirs)
+    check_equal(tmp_path / str(number), whole)
 
 
 def test_six_kills_leave_the_same_results(tmp_path: Path, data: Path, whole: Path) -> None:
@@ -95,7 +77,7 @@ def test_two_hundred_kills_leave_the_same_results(tmp_path: Path, data: Path, wh
 
 
 def one_sentence(work: Callable[[], Any]) -> str:
-    """Return the error of some work, checked to be one sentence; empty if it was done. Any other error is a failure."""
+    """Return the message of a RevisitError, which must be one sentence; empty without an error."""
     try:
         work()
     except RevisitError as error:
@@ -108,7 +90,7 @@ def one_sentence(work: Callable[[], Any]) -> str:
 
 
 def check_damaged_folder(tmp_path: Path, data: Path, whole: Path, number: int) -> str:
-    """Return what became of one damaged folder: `same`, or the error."""
+    """Damage a copy of a run and run it again; return `same` if it then equals the undisturbed one, or else the error."""
     dice = random.Random(number)
     out = tmp_path / f"run{number}"
     shutil.copytree(whole, out)
@@ -119,7 +101,7 @@ def check_damaged_folder(tmp_path: Path, data: Path, whole: Path, number: int) -
         one_sentence(read)
     if raised := one_sentence(lambda: run(make_config(out, data), engine_for=HashEngine)):
         return raised
-    check_whole(out, whole)
+    check_equal(out, whole)
     shutil.rmtree(out)
     return "same"
 
@@ -132,10 +114,8 @@ def test_a_damaged_folder_is_completed_or_raises_one_sentence(
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe"])
-def test_nothing_is_written_through_links_and_no_pipe_is_waited_for(
-    tmp_path: Path, data: Path, whole: Path, kind: str
-) -> None:
-    log = next(iter(answers(whole)))
+def test_links_are_not_followed_and_pipes_do_not_block(tmp_path: Path, data: Path, whole: Path, kind: str) -> None:
+    log = next(iter(answers_of(whole)))
     elsewhere = tmp_path / "elsewhere"
     elsewhere.write_text("of somebody else, without a line end")
     names = (f"logs/{log}", f"logs/{log.removesuffix('jsonl')}scores.json", "results.json", ".results.json.tmp")
@@ -148,7 +128,7 @@ def test_nothing_is_written_through_links_and_no_pipe_is_waited_for(
         for read in (lambda: compare(read_logs(out), resamples=99), lambda: find_runs(out)):  # noqa: B023
             one_sentence(read)
         raised = one_sentence(lambda: run(make_config(out, data), engine_for=HashEngine))  # noqa: B023
-        assert raised or answers(out) == answers(whole)
+        assert raised or answers_of(out) == answers_of(whole)
         assert elsewhere.read_text() == "of somebody else, without a line end"
 
 
