@@ -96,16 +96,9 @@ def compare(
     """
     if isinstance(logs, (str, Path)):
         raise RevisitError(f"compare takes logs, not a folder: compare(revisit.read_logs({str(logs)!r})).")
-    groups: dict[Group, list[Log]] = {}
-    partial: dict[Group, list[str]] = {}
-    for log in logs:
-        if log.scores is not None:
-            groups.setdefault(_group(log), []).append(log)
-        else:
-            partial.setdefault(_group(log), []).append(log.state)
-    if not groups:
+    complete = [log for log in logs if log.scores is not None]
+    if not complete:
         raise RevisitError(f"No method is finished yet. {unfinished(logs) or 'Run `revisit eval` with this --out.'}")
-    complete = [log for group in groups.values() for log in group]
     if baseline is not None:
         known = {name for log in complete for name in (log.spec.method, log.spec.method_name)}
         if baseline not in known:
@@ -113,7 +106,8 @@ def compare(
                 f"{baseline} was not run.{did_you_mean(baseline, known)} Methods: {', '.join(sorted(known))}."
             )
     variants, comparisons, errors = variants_of(logs), [], []
-    for group, same in groups.items():
+    for group in dict.fromkeys(map(_group, complete)):
+        same = [log for log in complete if _group(log) == group]
         if all(log.spec.control for log in same):  # they only selected the items of --only-visual
             continue
         try:
@@ -122,7 +116,8 @@ def compare(
             logger.warning("%s", error)
             errors.append(error)
             continue
-        notes = [f"Partial, not in this table: {'; '.join(partial[group])}."] if group in partial else []
+        partial = "; ".join(log.state for log in logs if log.scores is None and _group(log) == group)
+        notes = [f"Partial, not in this table: {partial}."] if partial else []
         comparisons.append(replace(made, variant=variants[same[0].path], notes=(*notes, *made.notes)))
     if errors and not comparisons:
         raise errors[0]

@@ -1,9 +1,9 @@
-"""lmms-eval: every decoding method as its model `revisit`, with the same engine as `revisit eval`.
+"""The model `revisit` of lmms-eval: any decoding method, with the engine of `revisit eval`.
 
     lmms-eval --model revisit --model_args pretrained=llava-hf/llava-1.5-7b-hf,method=revisit,alpha=1e-5 --tasks pope
 
-Settings of the method are model arguments and not `--gen_kwargs`, because lmms-eval's answer cache depends on the former. The
-`lmms_eval.models` entry point loads this module.
+Settings of the method are model arguments, not `--gen_kwargs`: lmms-eval's cache of answers only depends on the former. The entry point
+`lmms_eval.models` loads this module.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from revisit.settings import world_size
 
 logger = logging.getLogger(__name__)
 
-# Arguments of `generate_until` requests that are used; any other is reported once.
+# The arguments of `generate_until` requests that are used; any other is logged once.
 USED = {"max_new_tokens", "temperature", "top_p", "num_beams", "do_sample", "until"}
 
 
@@ -38,7 +38,7 @@ def manifests() -> ModelManifest:
 
 
 class Revisit(lmms):
-    """Any vision-language model of transformers, decoded by any method; other keyword arguments are its settings."""
+    """A vision-language model of transformers with any method; other keyword arguments are settings of the method."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Revisit(lmms):
                 context, _, doc_to_visual, doc_id, task, split = requests[number].args
                 visuals = doc_to_visual(self.task_dict[task][split][doc_id]) if doc_to_visual else []
                 images.append([open_image(image) for image in visuals or []])
-                for token in vision_texts(self.engine.loaded[1]):  # tasks may write one of their own
+                for token in vision_texts(self.engine.loaded[1]):  # some tasks add one
                     context = context.replace(token, "")
                 items.append(Item(f"{task}/{split}/{doc_id}", context))
             found = self.engine.answer(self.method, self._decoding(arguments), self.draw_seed, items, images)
@@ -89,11 +89,11 @@ class Revisit(lmms):
         return [answers[number] for number in range(len(requests))]
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
-        """Raise RevisitError: a decoding method changes what is generated, not how a given text is rated."""
+        """Raise RevisitError: a decoding method does not change the likelihood of a text."""
         raise RevisitError("The lmms-eval model `revisit` does not support likelihood tasks.")
 
     def generate_until_multi_round(self, requests: Sequence[Any]) -> list[str]:
-        """Raise RevisitError: there is no conversation to continue."""
+        """Raise RevisitError: conversations are not supported."""
         raise RevisitError("The lmms-eval model `revisit` does not support multi-round tasks.")
 
     def _batches(self, requests: Sequence[Any]) -> Iterator[tuple[list[int], dict[str, Any]]]:
@@ -107,7 +107,7 @@ class Revisit(lmms):
                 yield numbers[start : start + self.batch_size], dict(requests[numbers[0]].args[1])
 
     def _decoding(self, arguments: Mapping[str, Any]) -> Decoding:
-        """Read a request's generation arguments; those that are not used are named once in the log."""
+        """Read a request's generation arguments; each argument that is not used is logged once."""
         for name in sorted(arguments.keys() - USED - self._warned):
             self._warned.add(name)
             logger.warning("generation argument %r is not used by the model `revisit`", name)
@@ -123,7 +123,7 @@ class Revisit(lmms):
 
 
 def cut(text: str, until: Any) -> str:
-    """Cut a text at the first stop string; an empty line, lmms-eval's default, is none: answers may have paragraphs."""
+    """Cut a text at the first stop string. An empty line, lmms-eval's default, is ignored: answers may have paragraphs."""
     for stop in [until] if isinstance(until, str) else until or []:
         if stop and stop != "\n\n":
             text = text.split(stop, 1)[0]

@@ -53,7 +53,7 @@ class Request(Frozen):
     time: str
     items: int
     items_hash: str  # hash of the ids and hashes of all items
-    data: str | None = None
+    data: str = ""  # the data folder
     limit: int | None = None
     batch_size: int = 1
     excluded: int = 0  # items that are not in the subset
@@ -137,7 +137,8 @@ class Log:
             **details,
         )
         if not self.requests or self.request.model_copy(update={"time": request.time}) != request:
-            self._append([{"spec": self.spec.model_dump(mode="json"), "request": request.model_dump(mode="json")}])
+            assert self._file is not None
+            self._file.append([{"spec": self.spec.model_dump(mode="json"), "request": request.model_dump(mode="json")}])
             self.requests.append(request)
         self.scores = self._read_scores()
 
@@ -145,7 +146,8 @@ class Log:
         """Store the answers that are not stored yet, all of them or none; return their number."""
         new = {(answer.id, answer.item): answer for answer in answers if (answer.id, answer.item) not in self.answers}
         if new:
-            self._append([{"log": self.spec.key[:KEY], **answer.model_dump(mode="json")} for answer in new.values()])
+            assert self._file is not None
+            self._file.append({"log": self.spec.key[:KEY], **answer.model_dump(mode="json")} for answer in new.values())
             self.answers.update(new)
         return len(new)
 
@@ -169,11 +171,6 @@ class Log:
         if not self.answers:
             self.close()
             self.path.unlink(missing_ok=True)
-
-    def _append(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        if self._file is None:
-            raise RuntimeError(f"{self.path} is not open for appending")
-        self._file.append(lines)
 
     # -- reading ----------------------------------------------------------------------------------------------------
 

@@ -71,7 +71,10 @@ class RayEngine(Engine):
         self, method: Method, decoding: Decoding, seed: int, batches: Iterable[Sequence[Item]]
     ) -> Iterator[list[Answer]]:
         """Send batches to free workers. A worker that dies is replaced, and its batch is sent to another one."""
-        ray, workers = self.ray, self.workers or self._default_workers()
+        ray = self.ray
+        gpus = int(ray.cluster_resources().get("GPU", 0))
+        workers = self.workers or gpus or sum(bool(node["Alive"]) for node in ray.nodes())
+        remote = ray.remote(num_cpus=1, num_gpus=int(gpus > 0), max_restarts=0)(Worker)
         waiting = deque(batches)
         pending: dict[Any, tuple[Any, Sequence[Item] | None]] = {}  # handle -> worker and its batch; None: it loads
         free: list[Any] = []
@@ -79,7 +82,7 @@ class RayEngine(Engine):
         died = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError, ray.exceptions.OutOfMemoryError)
 
         def start() -> None:
-            worker = self._remote().remote(self.model, self.options)
+            worker = remote.remote(self.model, self.options)
             pending[worker.ready.remote()] = (worker, None)
 
         try:
@@ -120,15 +123,6 @@ class RayEngine(Engine):
         finally:
             for worker in [*free, *(worker for worker, _ in pending.values())]:
                 ray.kill(worker)
-
-    def _remote(self) -> Any:
-        """Return the class of the workers, with the resources that each of them needs."""
-        gpus = int(self.ray.cluster_resources().get("GPU", 0) > 0)
-        return self.ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=0)(Worker)
-
-    def _default_workers(self) -> int:
-        gpus = int(self.ray.cluster_resources().get("GPU", 0))
-        return gpus or sum(bool(node["Alive"]) for node in self.ray.nodes())
 
     def close(self) -> None:
         if self._started:

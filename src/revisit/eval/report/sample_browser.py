@@ -145,7 +145,7 @@ def read_samples(logs: Sequence[Log]) -> tuple[Columns, list[Sample], list[str]]
     """
     columns, samples = Columns(logs), dict[tuple[str, str, str], Sample]()
     notes = [*filter(None, [unfinished(logs)]), *control_notes(logs)]
-    items: dict[tuple[str, str | None], dict[str, Item]] = {}
+    items: dict[tuple[str, str], dict[str, Item]] = {}
     for log in logs:
         source = (log.spec.benchmark, log.request.data)
         if source not in items:
@@ -154,7 +154,8 @@ def read_samples(logs: Sequence[Log]) -> tuple[Columns, list[Sample], list[str]]
             item = items[source].get(answer.id)
             key = (log.spec.benchmark, answer.id, answer.prompt)
             if key not in samples:
-                samples[key] = Sample(*key, images_of(log, answer), truth_of(item) if item else "")
+                images = tuple(path_within(Path(log.request.data), image) for image in answer.images)
+                samples[key] = Sample(*key, images, truth_of(item) if item else "")
             samples[key].answers[columns.numbers[log.path]] = _answer(answer, log.scores, item)
     benchmarks = list(dict.fromkeys(sample.benchmark for sample in samples.values()))
     ordered = sorted(samples.values(), key=lambda s: (benchmarks.index(s.benchmark), natural_order(s.id)))
@@ -170,7 +171,7 @@ def items_of(log: Log, notes: list[str]) -> dict[str, Item]:
     """Return the items of a log's benchmark by id; if its data cannot be read, add a note and return none."""
     spec, data = log.spec, log.request.data
     options = {name: value for name, value in spec.options.items() if name != "judge"}  # for scores only
-    if data is None:
+    if not data:
         return {}
     if not Path(data).exists():
         where = "" if Path(data).is_absolute() else "; run this command in the folder in which `revisit eval` ran"
@@ -181,11 +182,6 @@ def items_of(log: Log, notes: list[str]) -> dict[str, Item]:
     except (RevisitError, OSError) as error:
         notes.append(f"Correct answers of {spec.benchmark} are not shown: {error}")
         return {}
-
-
-def images_of(log: Log, answer: Answer) -> tuple[Path, ...]:
-    """Return the images of an answer, which are in the log's data folder."""
-    return tuple(path_within(Path(log.request.data), image) for image in answer.images) if log.request.data else ()
 
 
 def _answer(answer: Answer, scores: Scores | None, item: Item | None) -> dict[str, Any]:
