@@ -200,11 +200,7 @@ def test_every_setting_is_shown_with_its_default_and_its_meaning(
         assert [entry["name"] for entry in describe(registry.find(name)) if not entry["about"]] == [], name
     shown = run(command, {"methods": "vcd", "benchmarks": "pope"}[command]).out
     wanted = {
-        "methods": (
-            "| noise_step | 500 | integer >= 0, <= 999 | How far",
-            "--method vcd:alpha=1.0",
-            "2311.16922",
-        ),
+        "methods": ("| noise_step | 500 | integer >= 0, <= 999 | How far", "--method vcd:alpha=1.0", "2311.16922"),
         "benchmarks": ("| suffix | none | 'none' or 'one-word' |", "--benchmark pope", "--data download", "license: "),
     }
     assert [text for text in wanted[command] if text not in shown] == []

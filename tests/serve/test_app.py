@@ -429,16 +429,11 @@ def test_texts_are_checked_together_in_one_pass(running: Running) -> None:
         ({"words": []}, "words"),
         ({"words": "verbs"}, "words"),
         ({"temperature": 1}, "temperature"),
+        ({"model": "other"}, "no model 'other'"),
     ],
 )
-def test_wrong_checks_get_status_400(running: Running, fields: Any, sentence: str) -> None:
+def test_wrong_checks_get_one_sentence(running: Running, fields: Any, sentence: str) -> None:
     reply = post_check(running, **fields)
-    assert reply.status_code == 400
+    assert reply.status_code == (404 if "model" in fields else 400)
     assert sentence in reply.json()["error"]["message"]
     assert "\n" not in reply.json()["error"]["message"]
-
-
-def test_checks_need_an_image(running: Running) -> None:
-    reply = running.post(messages=messages(None), check=True)
-    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "check")
-    assert post_check(running, model="other").status_code == 404

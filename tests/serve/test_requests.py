@@ -108,6 +108,7 @@ def test_methods_need_an_image_unless_they_are_plain() -> None:
         (body(stop=["a"] * 5), "stop: List should have at most 4 items"),
         (body(stop=""), "stop[0]: String should have at least 1 character"),
         (body(png(), check={"words": "dogs"}), "check.words: words must be 'objects', 'content' or a list"),
+        (body(check=True), "A check needs an image"),
         (body(stream="yes"), "stream: Input should be a valid boolean"),
         (body(png(), decoding={"method": "revisti"}), "Did you mean 'revisit'"),
         (body(png(), decoding={"settings": {"alhpa": 1}}), "Did you mean 'alpha'"),

@@ -21,8 +21,6 @@ from revisit.models.config import load_config
 if TYPE_CHECKING:
     from revisit.models.facts import ModelFacts
 
-Row = tuple[str, str]
-
 
 def doctor(
     model: str = typer.Argument(None, help="Local folder or Hub id of a model to check; weights are not loaded."),
@@ -65,7 +63,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-def machine_rows() -> Iterator[Row]:
+def machine_rows() -> Iterator[tuple[str, str]]:
     """Yield versions, devices, extras and the backend of the step."""
     yield "revisit", revisit.__version__
     yield "python", f"{platform.python_version()} on {platform.platform()}"
@@ -115,7 +113,7 @@ def machine_warnings() -> Iterator[str]:
             yield f"CHAIR (except on generated scenes) and AMBER cannot be scored: {error}"
 
 
-def model_rows(facts: ModelFacts) -> Iterator[Row]:
+def model_rows(facts: ModelFacts) -> Iterator[tuple[str, str]]:
     """Yield facts from a model's configuration and tokenizer."""
     yield "family", f"{facts.model_type} ({facts.family})" if facts.family else f"{facts.model_type} (not tested)"
     size = f"{facts.depth} layers of width {facts.width}"
