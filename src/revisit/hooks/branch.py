@@ -270,7 +270,7 @@ class Branches(StandIn):
         return outputs
 
     def _restore_cache(self) -> None:
-        """Restore the clean branch's cache to what plain decoding would have left."""
+        """Remove the contrasted rows and the padding from the clean branch's cache."""
         if self._cache is None:
             return
         for layer in self._cache.layers:

@@ -246,7 +246,7 @@ def llava_onevision(c: Context, image: int, size: Size) -> Layouts:
 
 
 def merged(c: Context, image: int, size: Size) -> Layouts:
-    """Qwen-VL: the whole image resized to a grid of patches, squares of which are merged into tokens."""
+    """Qwen-VL: the whole image resized to a grid of patches; squares of patches are merged into tokens."""
     frames, rows, columns = c.rows("image_grid_thw")[image]
     merge = int(getattr(c.vision, "spatial_merge_size", 0) or c.setting("merge_size", 2))
     yield [_whole(image, size, columns // merge, rows // merge)] * frames

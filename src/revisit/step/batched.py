@@ -29,11 +29,11 @@ from revisit.step.interface import (
 )
 from revisit.step.rule import AdaptiveWeight, Rule
 
-# Logits of vision tokens that are compared at a time: what fits a CPU's cache, and 128 MB on a GPU.
+# Logits of vision tokens that are compared at a time: as many as fit a CPU's cache, and 128 MB on a GPU.
 CPU_NUMBERS, DEVICE_NUMBERS = 1 << 19, 1 << 25
 # A tensor on the host, like INFINITY: writing a Python number to the device would take a kernel of its own.
 MINUS_INFINITY = torch.tensor(-math.inf)
-# Logit of an implausible token: the least that a plausible one may have, so that its probability is 0.
+# Logit of an implausible token: the least that a plausible one may have, which gives it probability 0.
 OUTSIDE = torch.tensor(-LARGEST_LOGIT).nextafter(torch.tensor(0.0))
 TINY = 1e-37  # smallest probability whose logarithm is taken
 
@@ -47,7 +47,7 @@ class Candidates(NamedTuple):
     sizes: Tensor  # (B,) plausible tokens, also beyond K; 0 for ended rows and logits that are not a distribution
 
 
-# Numbers of the LM head that are copied at a time for the candidates of all blocks: what fits a CPU's cache, and 1 GB on a GPU.
+# Numbers of the LM head that are copied at a time for the candidates of all blocks: a CPU's cache, and 1 GB on a GPU.
 CPU_HEAD_NUMBERS, HEAD_NUMBERS = 1 << 22, 1 << 28
 USUAL = 128  # candidates for which all blocks are compared at once
 
@@ -180,7 +180,9 @@ def finish(
     final = torch.where(applied, fused, candidates.log_p)
     kept = torch.where(touched, final.to(logits.dtype), logits.gather(-1, candidates.ids))
     scores = torch.where(touched, MINUS_INFINITY, logits).scatter_(-1, candidates.ids, kept)
-    before = candidates.log_p.gather(-1, final.argmax(-1, keepdim=True))  # (B, 1), of what is now the likeliest
+    before = candidates.log_p.gather(
+        -1, final.argmax(-1, keepdim=True)
+    )  # (B, 1), of the token that is now the likeliest
     changed = (before < candidates.log_p[:, :1])[:, 0]  # never where nothing was applied
     return StepOutput(scores, candidates.sizes, applied[:, 0], changed, index[:, 0], weights, blocks.seen)
 

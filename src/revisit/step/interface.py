@@ -286,4 +286,4 @@ class Step:
         return output
 
     def reserve(self, logits: Tensor, states: BlockTable) -> None:
-        """Allocate what the step keeps for rows of this size, so that a memory profile includes it."""
+        """Allocate the buffers that the step keeps for rows of this size; a memory profile then includes them."""

@@ -417,7 +417,7 @@ def tiles_for(rows: int, states: int, dtype: torch.dtype, hip: bool = torch.vers
 
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # the interpreter cannot multiply bfloat16
-FEW_TILES, MANY_TILES = 1024, 8192  # tiles of states that `select` compares: two programs, so that few are compiled
+FEW_TILES, MANY_TILES = 1024, 8192  # tiles of states that `select` compares: two programs to compile
 
 
 class Launch(NamedTuple):
@@ -474,8 +474,8 @@ def launches(
     """Yield the kernels of a step in order.
 
     Args:
-        logits: (·, V), of which row b of the step is row rows[b].
-        states: Where the vision states of the B rows are.
+        logits: (·, V). Row b of the step is their row rows[b].
+        states: The vision states of the B rows.
         head: (≥ V, d).
         rule: The settings.
         buffers: Memory between the kernels.
