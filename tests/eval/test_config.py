@@ -119,6 +119,7 @@ def test_text_is_read_by_the_type_of_its_option() -> None:
         ({"sample": True, "beams": 2}, "either a temperature or num_beams"),
         ({"seed": 5}, "--seed and --seeds need --sample"),
         ({"seeds": "0,1"}, "--seed and --seeds need --sample"),
+        ({"sample": True, "seed": 5, "seeds": "0,1"}, "use one of them"),
         ({"sample": True, "seeds": "1,1"}, "seed '1' is listed twice"),
         ({"method": "greedy,greedy"}, "method 'greedy' is listed twice"),
         ({"benchmark": ["pope:suffix=one-word", "pope:suffix=one-word"]}, "is listed twice"),

@@ -72,6 +72,8 @@ class EvalConfig(Settings):
         """Raise RevisitError for unknown names, wrong settings and options that exclude each other; nothing is loaded."""
         if (self.seed or self.seeds) and not self.sample:
             raise RevisitError("--seed and --seeds need --sample: without it every seed gives the same answers.")
+        if self.seed and self.seeds:
+            raise RevisitError("--seed has no effect with --seeds: use one of them.")
         if self.engine != "local" and not all(isinstance(model, str) for model in self.models.values()):
             raise RevisitError(f"A loaded model needs the local engine, not {self.engine}.")
         _ = self.decoding, self.engine_options
