@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from revisit.decoding.run import Run
 from revisit.errors import RevisitError
@@ -17,17 +18,15 @@ from revisit.models import families
 from revisit.models.prompts import Message, render
 from revisit.models.types import Processor
 
-
-@dataclass(frozen=True)
-class Edit:
-    """One item's new prompt: its token ids, and the column of the old prompt that each comes from (-1 for a new token)."""
-
-    ids: Tensor  # (n,)
-    source: Tensor  # (n,)
-
-
+# An edited prompt (n,): the columns of the old prompt that stay, and `new_tokens`, which are negative.
+Edit = Tensor
 # (an item's number, its token ids (n,), which of them are vision tokens (n,)) -> the edit; without padding
 EditItem = Callable[[int, Tensor, Tensor], Edit]
+
+
+def new_tokens(ids: Tensor) -> Edit:
+    """Return tokens as a part of an edited prompt.  (n,) -> (n,)"""
+    return -1 - ids
 
 
 def image_span(ids: Tensor, vision: Tensor, boundary: Iterable[int]) -> Tensor:
@@ -46,8 +45,7 @@ def image_span(ids: Tensor, vision: Tensor, boundary: Iterable[int]) -> Tensor:
 
 def without_image(ids: Tensor, vision: Tensor, boundary: Iterable[int]) -> Edit:
     """Remove the image."""
-    keep = (~image_span(ids, vision, boundary)).nonzero().squeeze(-1)
-    return Edit(ids[keep], keep)
+    return (~image_span(ids, vision, boundary)).nonzero().squeeze(-1)
 
 
 def after_image(ids: Tensor, vision: Tensor, boundary: Iterable[int], words: Tensor) -> Edit:
@@ -55,9 +53,7 @@ def after_image(ids: Tensor, vision: Tensor, boundary: Iterable[int], words: Ten
     span = image_span(ids, vision, boundary).nonzero().squeeze(-1)
     at = int(span[-1]) + 1 if len(span) else 0
     columns = torch.arange(len(ids), device=ids.device)
-    return Edit(
-        torch.cat([ids[:at], words, ids[at:]]), torch.cat([columns[:at], torch.full_like(words, -1), columns[at:]])
-    )
+    return torch.cat([columns[:at], new_tokens(words), columns[at:]])
 
 
 def with_beginning(ids: Tensor, words: Tensor, system: Tensor, user: Tensor, bos: int | None) -> Edit:
@@ -66,12 +62,11 @@ def with_beginning(ids: Tensor, words: Tensor, system: Tensor, user: Tensor, bos
     `system` are the tokens up to the first user's turn, with the words in them, and `user` those that open such a turn. If no
     turn is found, or they are empty, the words go to the beginning, after the BOS token.
     """
-    columns = torch.arange(len(ids), device=ids.device)
     at = find_tokens(ids, user)
     if at is None or not len(system):
         at = int(len(ids) > 0 and bos is not None and int(ids[0]) == bos)
         system = torch.cat([ids[:at], words])
-    return Edit(torch.cat([system, ids[at:]]), torch.cat([torch.full_like(system, -1), columns[at:]]))
+    return torch.cat([new_tokens(system), torch.arange(at, len(ids), device=ids.device)])
 
 
 def find_tokens(ids: Tensor, wanted: Tensor) -> int | None:
@@ -82,15 +77,14 @@ def find_tokens(ids: Tensor, wanted: Tensor) -> int | None:
     return int(places[0]) if len(places) else None
 
 
-def in_place_of_image(ids: Tensor, vision: Tensor, words: Tensor) -> Edit:
+def in_place_of_image(vision: Tensor, words: Tensor) -> Edit:
     """Replace the (first) image by words; the tokens around an image stay."""
     at = int(vision.nonzero()[0])
-    columns = torch.arange(len(ids), device=ids.device)
-    before, after = columns[:at], columns[at:][~vision[at:]]
-    return Edit(torch.cat([ids[before], words, ids[after]]), torch.cat([before, torch.full_like(words, -1), after]))
+    columns = torch.arange(len(vision), device=vision.device)
+    return torch.cat([columns[:at], new_tokens(words), columns[at:][~vision[at:]]])
 
 
-def edited(run: Run, mask: Tensor, edit: EditItem, *, pixels: bool) -> dict[str, Any]:
+def edited(run: Run, mask: Tensor, edit_item: EditItem, *, pixels: bool) -> dict[str, Any]:
     """Return the inputs of the prompt with every item that has an image edited, padded on the left.
 
     Other inputs with one entry per token follow the edit; with `pixels=False`, all other inputs are dropped.
@@ -105,29 +99,30 @@ def edited(run: Run, mask: Tensor, edit: EditItem, *, pixels: bool) -> dict[str,
     if (attended := run.model_kwargs.get("attention_mask")) is not None:
         valid = attended[:: run.copies].to(ids.device).bool()
     edits = []
-    for number in range(len(ids)):
-        columns = valid[number].nonzero().squeeze(-1)
-        own, seen = ids[number, columns], vision[number, columns]
-        made = edit(number, own, seen) if bool(seen.any()) else Edit(own, torch.arange(len(own), device=own.device))
-        edits.append(Edit(made.ids, torch.where(made.source >= 0, columns[made.source.clamp_min(0)], -1)))
-    longest = max(len(made.ids) for made in edits)
-    if min(len(made.ids) for made in edits) == 0:
+    for number, (row, seen, real) in enumerate(zip(ids, vision, valid, strict=True)):
+        columns = real.nonzero().squeeze(-1)
+        if bool(seen.any()):
+            edit = edit_item(number, row[columns], seen[columns])
+            columns = torch.where(edit >= 0, columns[edit.clamp_min(0)], edit)
+        edits.append(columns)
+    if min(map(len, edits)) == 0:
         raise RevisitError(f"{type(run.method).__name__}: the prompt has no text, only an image; add a question.")
     pad = run.generation_config.pad_token_id
-    new = ids.new_full((len(edits), longest), pad if isinstance(pad, int) and pad >= 0 else 0)
-    source = ids.new_full((len(edits), longest), -1)
-    attention = ids.new_zeros((len(edits), longest))
-    for number, made in enumerate(edits):
-        new[number, longest - len(made.ids) :] = made.ids
-        source[number, longest - len(made.ids) :] = made.source
-        attention[number, longest - len(made.ids) :] = 1
+    padding = -1 - pad if isinstance(pad, int) and pad >= 0 else -1
+    left = partial(pad_sequence, batch_first=True, padding_side="left")
+    source = left(edits, padding_value=padding)  # (items, longest)
+    old, column = source >= 0, source.clamp_min(0)
     per_token = {
-        name: value.gather(1, source.clamp_min(0).to(value.device)).masked_fill(source.to(value.device) < 0, 0)
+        name: value.gather(1, column.to(value.device)).where(old.to(value.device), 0)
         for name, value in inputs.items()
         if isinstance(value, Tensor) and value.shape == ids.shape
     }
-    rest = inputs if pixels else {}
-    return {**rest, **per_token, "input_ids": new, "attention_mask": attention}
+    return {
+        **(inputs if pixels else {}),
+        **per_token,
+        "input_ids": torch.where(old, ids.gather(1, column), -1 - source),
+        "attention_mask": left([torch.ones_like(edit) for edit in edits]),
+    }
 
 
 # -- words of a method in a prompt -----------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from revisit.decoding.prompt_edits import (
     image_edges,
     image_span,
     in_place_of_image,
+    new_tokens,
     starts_with_bos,
     text_ids,
 )
@@ -82,7 +83,7 @@ class CODE(Contrastive):
         text_ids(run, (*head, *tail, *first))  # raises for ids that are not text
         written = descriptions(run, mask, (head, tail), image_edges(run), self.description_tokens)
         words = [run.input_ids.new_tensor([*first, *ids]) for ids in written]
-        text = edited(run, mask, lambda item, ids, vision: in_place_of_image(ids, vision, words[item]), pixels=False)
+        text = edited(run, mask, lambda item, _ids, vision: in_place_of_image(vision, words[item]), pixels=False)
         branch = self.branch(run, text)
         return self.contrasted(run, branch, mask.any(-1), lambda l, other, _: contrast(l, other, self.power))
 
@@ -121,9 +122,8 @@ def _describe(
     def with_request(_item: int, ids: Tensor, vision: Tensor) -> Edit:
         columns = image_span(ids, vision, around).nonzero().squeeze(-1)
         image = torch.arange(int(columns[0]), int(columns[-1]) + 1, device=ids.device)
-        head, tail = (ids.new_tensor(part) for part in request)
-        new = torch.full_like(head, -1), torch.full_like(tail, -1)
-        return Edit(torch.cat([head, ids[image], tail]), torch.cat([new[0], image, new[1]]))
+        head, tail = (new_tokens(ids.new_tensor(part)) for part in request)
+        return torch.cat([head, image, tail])
 
     inputs = edited(run, mask, with_request, pixels=True)
     given = run.generation_config
