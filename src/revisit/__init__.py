@@ -33,50 +33,41 @@ if TYPE_CHECKING:
 
 __version__ = "0.3.0"
 
-# public name -> module; `import revisit` imports none of them
-_WHERE = {
-    "Answer": "revisit.explain.ask",
-    "Benchmark": "revisit.eval.benchmarks.base",
-    "Check": "revisit.explain.check",
-    "Lens": "revisit.explain.lens",
-    "Log": "revisit.eval.log",
-    "Method": "revisit.decoding.method",
-    "MethodLike": "revisit.decoding.method",
-    "RevisitError": "revisit.errors",
-    "Trace": "revisit.decoding.trace",
-    "ask": "revisit.explain.ask",
-    "ask_many": "revisit.explain.ask",
-    "check": "revisit.explain.check",
-    "check_many": "revisit.explain.check",
-    "evaluate": "revisit.eval.run",
-    "generate": "revisit.decoding.generate",
-    "generated_text": "revisit.models.prompts",
-    "lens": "revisit.explain.lens",
-    "load": "revisit.models.loading",
-    "open_image": "revisit.models.images",
-    "prepare": "revisit.models.prompts",
-    "read_logs": "revisit.eval.log",
+# module -> public names; `import revisit` imports none of them
+_PUBLIC = {
+    "revisit.decoding.generate": ("generate",),
+    "revisit.decoding.method": ("Method", "MethodLike"),
+    "revisit.decoding.trace": ("Trace",),
+    "revisit.errors": ("RevisitError",),
+    "revisit.eval.benchmarks.base": ("Benchmark",),
+    "revisit.eval.log": ("Log", "read_logs"),
+    "revisit.eval.run": ("evaluate",),
+    "revisit.explain.ask": ("Answer", "ask", "ask_many"),
+    "revisit.explain.check": ("Check", "check", "check_many"),
+    "revisit.explain.lens": ("Lens", "lens"),
+    "revisit.models.images": ("open_image",),
+    "revisit.models.loading": ("load",),
+    "revisit.models.prompts": ("generated_text", "prepare"),
 }
+
+
+def _modules() -> dict[str, str]:
+    """Return the module of every public name, including the classes of methods such as VCD."""
+    sources = importlib.import_module("revisit.decoding.method").METHODS.sources.values()
+    return {cls: module for module, cls in sources} | {name: module for module in _PUBLIC for name in _PUBLIC[module]}
 
 
 def __getattr__(name: str) -> Any:
     if name == "methods":
         return importlib.import_module("revisit.methods")
+    modules = _modules()
     if name == "__all__":
-        return [entry for entry in __dir__() if not entry.startswith("_")]
-    if name in _WHERE:
-        value = getattr(importlib.import_module(_WHERE[name]), name)
-    else:  # the class of a method, such as VCD
-        modules = {
-            cls: module for module, cls in importlib.import_module("revisit.decoding.method").METHODS.sources.values()
-        }
-        if name not in modules:
-            raise AttributeError(f"module 'revisit' has no attribute {name!r}")
-        value = getattr(importlib.import_module(modules[name]), name)
-    globals()[name] = value
+        return sorted({*modules, "methods"})
+    if name not in modules:
+        raise AttributeError(f"module 'revisit' has no attribute {name!r}")
+    globals()[name] = value = getattr(importlib.import_module(modules[name]), name)
     return value
 
 
 def __dir__() -> list[str]:
-    registry = importlib.import_module("revisit.decoding.method").METHODS
-    return sorted({*_WHERE, *(cls for _, cls in registry.sources.values()), "methods", "__version__"})
+    return sorted({*_modules(), "methods", "__version__"})

@@ -16,7 +16,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import cache, cached_property, partial, wraps
+from functools import cache, cached_property, wraps
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import UnionType
@@ -176,10 +176,10 @@ class Registry(Generic[S]):
     """Classes derived from `base`, found by their `name`.
 
     Args:
-        kind: What they are called in messages, such as "method".
+        kind: The word for them in messages, such as "method".
         package: Package whose modules define the built-in classes. Its last name is the entry point group, as in `revisit.methods`.
-        base: What they derive from.
-        check: Raises RevisitError for a class from elsewhere that cannot be used; takes the class and where it comes from.
+        base: The class that they derive from.
+        check: Function of a class from elsewhere and its origin that raises RevisitError if the class cannot be used.
     """
 
     def __init__(self, kind: str, package: str, base: type[S], check: Callable[[Any, str], None]) -> None:
@@ -201,8 +201,8 @@ class Registry(Generic[S]):
         """Make a class available by its `name` in this process; a class decorator."""
         self.check(cls, cls.__name__)
         name = str(cls.name)  # type: ignore[attr-defined]
-        known = self.registered.get(name) or (self.find(name) if name in self.sources else None)
-        if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+        known = self.find(name) if name in self.registered or name in self.sources else cls
+        if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise RevisitError(f"{cls.__name__}: a {self.kind} named {name!r} already exists; choose another name.")
         self.registered[name] = cls  # type: ignore[assignment]
         return cls
@@ -218,22 +218,31 @@ class Registry(Generic[S]):
         if name in self.sources:
             module, cls = self.sources[name]
             return getattr(importlib.import_module(module), cls)  # type: ignore[no-any-return]
-        if name in installed(self.group):
-            return self._from_package(installed(self.group)[name])
-        raise unknown(self.kind, name, self.names())
+        if (point := installed(self.group).get(name)) is None:
+            raise unknown(self.kind, name, self.names())
+        where = f"The {self.kind} {name!r} of the installed package {point.dist.name if point.dist else point.value!r}"
+        try:
+            cls = point.load()
+        except Exception as error:  # another package may raise anything
+            raise RevisitError(
+                f"{where} could not be loaded: {type(error).__name__}: {brief(error).rstrip('.')}."
+            ) from error
+        self.check(cls, where)
+        return self.registered.setdefault(name, cls)
 
     def load(self, text: str) -> type[S]:
         """Return the class of a name, or of `path/to/file.py:Class`, which is registered."""
-        file, _, cls = text.rpartition(":")
+        file, _, name = text.rpartition(":")
         if text.endswith(".py"):
             raise RevisitError(f"{text} needs the class of the {self.kind} after it, as in {text}:Class.")
         if not file.endswith(".py"):
             return self.find(text)
-        found: type[S] = class_from_file(Path(file), cls, self.kind)
-        self.check(found, text)
+        cls: type[S] = class_from_file(Path(file), name, self.kind)
+        self.check(cls, text)
+        path = Path(file).expanduser().resolve()
         # Another process (a Ray worker) loads the class from the same file.
-        copyreg.pickle(found, partial(_reduce, f"{Path(file).expanduser().resolve()}:{cls}"))  # type: ignore[arg-type]
-        return self.register(found)
+        copyreg.pickle(cls, lambda instance: (_from_file, (path, name, dict(instance))))
+        return self.register(cls)
 
     def get(self, name: str, /, **settings: Any) -> S:
         """Create the class of this name with settings, whose values may be text."""
@@ -244,9 +253,9 @@ class Registry(Generic[S]):
         name, settings = parse_entry(entry, self.kind)
         return (str(self.load(name).name) if ".py" in name else name), settings  # type: ignore[attr-defined]
 
-    def parse_list(self, given: object) -> list[tuple[str, dict[str, Any]]]:
+    def parse_list(self, entries: object) -> list[tuple[str, dict[str, Any]]]:
         """Return (name, settings) of every entry in a list, see `parse_list`."""
-        return [self.parse(entry) for entry in parse_list(given)]
+        return [self.parse(entry) for entry in parse_list(entries)]
 
     def check(self, cls: object, where: str) -> None:
         """Raise RevisitError unless this class can be used."""
@@ -259,26 +268,9 @@ class Registry(Generic[S]):
             raise RevisitError(f"{where} needs a name that can be typed, such as name = 'mine', not {name!r}.")
         self._check(cls, where)
 
-    def _from_package(self, point: EntryPoint) -> type[S]:
-        where = f"The {self.kind} {point.name!r} of the installed package {point.dist.name if point.dist else point.value!r}"
-        try:
-            found = point.load()
-        except Exception as error:  # another package may raise anything
-            raise RevisitError(
-                f"{where} could not be loaded: {type(error).__name__}: {brief(error).rstrip('.')}."
-            ) from error
-        self.check(found, where)
-        return self.registered.setdefault(point.name, found)
 
-
-def _reduce(place: str, instance: Settings) -> tuple[object, ...]:
-    return _restore, (place, dict(instance))
-
-
-def _restore(place: str, settings: dict[str, Any]) -> Settings:
-    path, _, name = place.rpartition(":")
-    made: Settings = class_from_file(Path(path), name, "class")(**settings)
-    return made
+def _from_file(path: Path, name: str, settings: dict[str, Any]) -> Any:
+    return class_from_file(path, name, "class")(**settings)
 
 
 @cache
@@ -325,8 +317,8 @@ def parse_entry(entry: str | Mapping[str, Any], kind: str = "method") -> tuple[s
     if "," in name:
         hint = " (in a chain, use semicolons)" * (kind == "method")
         raise RevisitError(f"{entry!r} lists several {kind}s: pass each {kind} separately{hint}.")
-    given = entry[len(name) + 1 :]
-    return name.strip(), parse_assignments(_COMMA.split(given), f"{kind}:key=value") if given else {}
+    assignments = entry[len(name) + 1 :]
+    return name.strip(), parse_assignments(_COMMA.split(assignments), f"{kind}:key=value") if assignments else {}
 
 
 def parse_assignments(texts: Iterable[str], wanted: str = "--set key=value") -> dict[str, str]:
@@ -342,13 +334,13 @@ def parse_assignments(texts: Iterable[str], wanted: str = "--set key=value") -> 
     return settings
 
 
-def parse_list(given: object) -> list[Any]:
+def parse_list(entries: object) -> list[Any]:
     """Split a list into entries: a text is one entry if it has settings (a colon), else names separated by commas."""
-    if isinstance(given, str):
-        return [given] if ":" in given else [name.strip() for name in given.split(",") if name.strip()]
-    if isinstance(given, Mapping) or not isinstance(given, Iterable):
-        return [given]
-    return [found for entry in given for found in parse_list(entry)]
+    if isinstance(entries, str):
+        return [entries] if ":" in entries else [name.strip() for name in entries.split(",") if name.strip()]
+    if isinstance(entries, Mapping) or not isinstance(entries, Iterable):
+        return [entries]
+    return [entry for part in entries for entry in parse_list(part)]
 
 
 def parse_links(text: str) -> list[str]:
