@@ -56,7 +56,6 @@ class Published(ReVisiT):
             row = int((0.5 * (first + second)).argmin().item())
             scores = torch.full_like(logits, -math.inf)
             scores[:, keep] = log_p + log_q[row]
-            run.recorder.note(0, applied=True, plausible_tokens=int(keep.sum()))
             return scores
 
         return refine

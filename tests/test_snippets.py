@@ -24,8 +24,8 @@ from typer.testing import CliRunner
 
 import families
 from revisit.cli.main import app
-from revisit.decoding.loop import CHUNKS_SINCE
 from revisit.decoding.method import METHODS
+from revisit.decoding.options import CHUNKS_SINCE
 from revisit.embedded.samples import sample
 from revisit.eval.benchmarks.base import BENCHMARKS
 

@@ -186,14 +186,7 @@ def test_it_acts_before_other_processors() -> None:
     options: dict[str, Any] = {"max_new_tokens": 3, "do_sample": False, "return_dict_in_generate": True}
     inputs = batch("llava", [2])
     plain = revisit.generate(model, **inputs, method=METHOD, output_scores=True, **options)
-    revisit.generate(
-        model,
-        **inputs,
-        method=METHOD,
-        repetition_penalty=5.0,
-        logits_processor=LogitsProcessorList([Look()]),
-        **options,
-    )
+    decode("llava", inputs, repetition_penalty=5.0, logits_processor=LogitsProcessorList([Look()]))
     refined = plain.scores[0][0]
     penalised = torch.where(torch.isin(torch.arange(len(refined)), inputs["input_ids"][0]), refined * 5, refined)
     torch.testing.assert_close(seen[0][0], penalised)
@@ -201,19 +194,10 @@ def test_it_acts_before_other_processors() -> None:
 
 def test_num_return_sequences_and_scores() -> None:
     model, _ = families.build("qwen2_5_vl")
-    inputs = batch("qwen2_5_vl", [0, 1])
-    trace = Trace()
-    out = revisit.generate(
-        model,
-        **inputs,
-        method=METHOD,
-        trace=trace,
-        do_sample=True,
-        num_return_sequences=3,
-        max_new_tokens=4,
-        return_dict_in_generate=True,
-        output_scores=True,
-    )
+    inputs, trace = batch("qwen2_5_vl", [0, 1]), Trace()
+    options = {"do_sample": True, "num_return_sequences": 3, "max_new_tokens": 4}
+    options |= {"return_dict_in_generate": True, "output_scores": True}
+    out = revisit.generate(model, **inputs, method=METHOD, trace=trace, **options)
     assert out.sequences.shape[0] == 6
     assert len(trace.rows) == 6
     for scores in out.scores:
@@ -267,35 +251,19 @@ def test_static_cache_no_cache_and_reused_cache_give_the_same_tokens() -> None:
     first = revisit.generate(
         model, **inputs, method=METHOD, max_new_tokens=2, do_sample=False, return_dict_in_generate=True
     )
-    again = dict(inputs)
-    again["input_ids"] = first.sequences
-    again["attention_mask"] = torch.ones_like(first.sequences)
-    fresh = revisit.generate(model, **again, method=METHOD, max_new_tokens=NEW, do_sample=False)
+    again = {**inputs, "input_ids": first.sequences, "attention_mask": torch.ones_like(first.sequences)}
+    fresh = decode("llava", again)
     again.pop("pixel_values")
-    reused = revisit.generate(
-        model,
-        **again,
-        method=METHOD,
-        past_key_values=first.past_key_values,
-        max_new_tokens=NEW,
-        do_sample=False,
-    )
-    assert reused.tolist() == fresh.tolist()
+    assert decode("llava", again, past_key_values=first.past_key_values) == fresh
 
 
-def test_a_cache_filled_without_the_method_raises() -> None:
+@pytest.mark.parametrize("method", [METHOD, revisit.VCD()], ids=["revisit", "vcd"])
+def test_a_cache_filled_without_the_method_raises(method: Any) -> None:
     model, _ = families.build("llava")
-    inputs = batch("llava", [0])
-    first = model.generate(**inputs, max_new_tokens=2, do_sample=False, return_dict_in_generate=True)
-    with pytest.raises(RevisitError, match="already holds the image"):
-        revisit.generate(
-            model,
-            input_ids=first.sequences,
-            method=METHOD,
-            past_key_values=first.past_key_values,
-            max_new_tokens=2,
-            do_sample=False,
-        )
+    first = model.generate(**batch("llava", [0]), max_new_tokens=2, do_sample=False, return_dict_in_generate=True)
+    filled = {"input_ids": first.sequences, "past_key_values": first.past_key_values}
+    with pytest.raises(RevisitError, match="start from an empty cache"):
+        revisit.generate(model, **filled, method=method, max_new_tokens=2)
 
 
 def test_inputs_embeds_need_and_use_a_mask() -> None:
@@ -343,41 +311,12 @@ def test_models_without_vision_tokens_in_their_sequence_raise() -> None:
     text = transformers.LlamaForCausalLM(transformers.LlamaConfig(**families.TEXT))
     with pytest.raises(RevisitError, match="text-only"):
         text.generate(torch.tensor([[1, 5, 6]]), custom_generate=METHOD, max_new_tokens=2)
-    bart = transformers.BartForConditionalGeneration(
-        transformers.BartConfig(
-            vocab_size=64,
-            d_model=16,
-            encoder_layers=1,
-            decoder_layers=1,
-            encoder_attention_heads=2,
-            decoder_attention_heads=2,
-            encoder_ffn_dim=16,
-            decoder_ffn_dim=16,
-        )
-    )
+    sizes = ("d_model", "encoder_ffn_dim", "decoder_ffn_dim")
+    layers = ("encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads")
+    config = transformers.BartConfig(vocab_size=64, **dict.fromkeys(sizes, 16), **dict.fromkeys(layers, 1))
+    bart = transformers.BartForConditionalGeneration(config)
     with pytest.raises(RevisitError, match="encoder–decoder"):
         bart.generate(torch.tensor([[1, 5, 6]]), custom_generate=METHOD, max_new_tokens=2)
-
-
-def test_hooks_are_removed_after_a_call_or_an_exception() -> None:
-    model, _ = families.build("qwen2_5_vl")
-    before = hooks(model)
-
-    class Boom(LogitsProcessor):
-        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-            raise RuntimeError("boom")
-
-    inputs = batch("qwen2_5_vl", [0])
-    with pytest.raises(RuntimeError, match="boom"):
-        revisit.generate(
-            model, **inputs, method=METHOD, max_new_tokens=2, logits_processor=LogitsProcessorList([Boom()])
-        )
-    assert hooks(model) == before
-    first = decode("qwen2_5_vl", inputs)
-    other = decode("qwen2_5_vl", batch("qwen2_5_vl", [3]))
-    assert hooks(model) == before
-    assert decode("qwen2_5_vl", inputs) == first
-    assert first != other
 
 
 def test_hooks_are_removed_after_the_prefill() -> None:
@@ -524,3 +463,45 @@ def test_an_offloaded_head(name: str) -> None:
     away = accelerate.cpu_offload(revisit.load("tiny")[0])
     assert ModelParts.of(away).tied == tied
     assert torch.equal(revisit.generate(away, **inputs, method=method, max_new_tokens=5, do_sample=False), want)
+
+
+class Broken(revisit.Method):
+    """Returns NaN for one token of the second row, or -inf for all, from its third token on."""
+
+    empty: bool = False
+
+    name = "broken"
+
+    def begin(self, run: Any) -> Any:
+        def step(input_ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+            scores = logits.clone()
+            if input_ids.shape[1] >= run.input_ids.shape[1] + 2:
+                scores[1, slice(None) if self.empty else 3] = -torch.inf if self.empty else torch.nan
+            return scores
+
+        return step
+
+
+@pytest.mark.parametrize("method", [Broken(), Broken(empty=True), revisit.Chain(["vcd", Broken()])], ids=str)
+@pytest.mark.parametrize("options", [{}, {"do_sample": True, "top_k": 0}, {"repetition_penalty": 1.2}], ids=str)
+def test_a_method_that_returns_nan_or_leaves_no_token_raises(method: Any, options: dict[str, Any]) -> None:
+    with pytest.raises(RevisitError, match="'broken' returned NaN, or -inf for every token, for row 1 of the batch"):
+        decode("llava", batch("llava", [0, 1]), method, **options)
+
+
+def test_nan_of_a_row_that_has_ended_and_of_the_model_itself_is_no_error_of_the_method() -> None:
+    class Second(StoppingCriteria):  # type: ignore[misc]
+        def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+            return torch.tensor([False, True])
+
+    assert (
+        len(decode("llava", batch("llava", [0, 1]), Broken(), stopping_criteria=[Second()], pad_token_id=0)[0]) == NEW
+    )
+    model, _ = families.build("llava")
+    hook = model.lm_head.register_forward_hook(
+        lambda _module, _args, logits: logits.index_fill(0, torch.tensor(1), torch.nan)
+    )
+    try:
+        assert len(decode("llava", batch("llava", [0, 1]), "plausible-only")) == 2
+    finally:
+        hook.remove()

@@ -15,7 +15,7 @@ import families
 import revisit
 from methods import decoding_cases
 from revisit import Chain, ReVisiT, RevisitError, Trace
-from revisit.decoding.loop import CHUNKS_SINCE
+from revisit.decoding.options import CHUNKS_SINCE
 from revisit.embedded.scenes import render, scene
 from revisit.models import DESCRIBE
 from revisit.models import families as declared
@@ -100,20 +100,15 @@ def test_recorded_steps_are_those_that_were_accepted() -> None:
     assert traces[0] == traces[1]
 
 
-@pytest.mark.parametrize("name", sorted(decoding_cases.METHODS))
+@pytest.mark.parametrize(
+    "name", [n for n, method in decoding_cases.METHODS.items() if not method.speculative] + ["opera"]
+)
 def test_methods_that_cannot_speculate_raise(name: str) -> None:
-    method = decoding_cases.METHODS[name]
-    if method.speculative:
-        return
+    method = decoding_cases.METHODS.get(name, name)
     with pytest.raises(RevisitError, match=f"{name} cannot decode speculatively"):
         decode("llava", one("llava"), method, **LOOKUP)
     with pytest.raises(RevisitError, match="prefill_chunk_size"):
         decode("llava", one("llava"), method, prefill_chunk_size=8)
-
-
-def test_opera_does_not_speculate() -> None:
-    with pytest.raises(RevisitError, match="opera cannot decode speculatively"):
-        decode("llava", one("llava"), "opera", **LOOKUP)
 
 
 def test_sampled_drafts_have_the_distribution_of_the_method() -> None:
@@ -163,20 +158,27 @@ def test_an_assistant_of_its_own_sees_the_image_and_one_without_images_drafts_to
 
 @pytest.mark.parametrize(
     ("rows", "options", "message"),
-    [(2, {}, "batch_size"), (1, {"use_cache": False}, "use_cache"), (1, {"cache_implementation": "static"}, "Static")],
+    [
+        (2, LOOKUP, "batch_size"),
+        (1, {**LOOKUP, "use_cache": False}, "use_cache"),
+        (1, {**LOOKUP, "cache_implementation": "static"}, "Static"),
+        (1, {**LOOKUP, "num_beams": 2}, "Beam search"),
+        (1, {"prompt_lookup_num_tokens": 0}, "above 0"),
+        (1, {"assistant_early_exit": 0}, "from 1 to 4, not 0"),
+        (1, {"assistant_early_exit": 5}, "from 1 to 4, not 5"),
+        (1, {"assistant_model": "tiny"}, "must be a loaded model, not a str"),
+    ],
 )
-def test_calls_that_transformers_does_not_speculate_raise(rows: int, options: dict[str, Any], message: str) -> None:
+def test_calls_that_cannot_be_speculative_raise(rows: int, options: dict[str, Any], message: str) -> None:
     inputs = families.inputs("llava", ["hi"] * rows, [[families.image(1)]] * rows)
     with pytest.raises(RevisitError, match=message):
-        decode("llava", inputs, **LOOKUP, **options)
+        decode("llava", inputs, **options)
 
 
 def test_an_assistant_with_another_vocabulary_raises() -> None:
     tiny, _ = revisit.load("tiny")
     with pytest.raises(RevisitError, match="vocabulary"):
         decode("llava", one("llava"), assistant_model=tiny)
-    with pytest.raises(RevisitError, match="must be a loaded model, not a str"):
-        decode("llava", one("llava"), assistant_model="tiny")
 
 
 needs_chunks = pytest.mark.skipif(
@@ -214,19 +216,3 @@ def test_a_captured_image_spans_chunks() -> None:
         found.append([record.divergences for record in trace.rows[0].records])
     for whole, chunked in zip(*found, strict=True):
         torch.testing.assert_close(chunked, whole, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"prompt_lookup_num_tokens": 3, "num_beams": 2}, "Beam search"),
-        ({"prompt_lookup_num_tokens": 0}, "above 0"),
-        ({"assistant_early_exit": 0}, "from 1 to 4, not 0"),
-        ({"assistant_early_exit": 5}, "from 1 to 4, not 5"),
-    ],
-)
-def test_beams_and_empty_drafts_raise_one_sentence(options: dict[str, int], words: str) -> None:
-    model, _ = families.build("llava")
-    inputs = families.inputs("llava", ["what"], [[families.image(0)]])
-    with pytest.raises(RevisitError, match=words):
-        revisit.generate(model, **inputs, max_new_tokens=2, **options)

@@ -222,6 +222,26 @@ def test_processors_that_ban_tokens_add_no_wait(options: dict[str, Any]) -> None
     assert waits <= 1, log.places("wait")
 
 
+class NaN(revisit.Method):
+    """Returns NaN for the first row at every step."""
+
+    name = "nan"
+
+    def begin(self, run: Any) -> Any:
+        return lambda _input_ids, logits: logits.index_fill(
+            0, torch.zeros(1, dtype=torch.long, device=logits.device), torch.nan
+        )
+
+
+@pytest.mark.parametrize("options", [{}, {"do_sample": True, "top_k": 0}], ids=str)
+def test_nan_is_reported_when_the_call_ends_and_without_a_wait(options: dict[str, Any]) -> None:
+    device, inputs = placed("llava", "one"), moved(inputs_of("llava", 2))
+    with fake_cuda.Log() as log, pytest.raises(revisit.RevisitError, match="for row 0 of the batch"):
+        decode(device, inputs, NaN(), eos_token_id=None, **options)
+    places = log.places("wait")
+    assert not any("recorder" in str(place) and count >= NEW for (_, place), count in places.items()), places
+
+
 def test_the_bench_times_a_gpu_by_events_and_waits_for_none_of_them_before_the_end() -> None:
     chosen: dict[str, Any] = {"greedy": methods.get("greedy"), "revisit": revisit.ReVisiT()}
     with fake_cuda.Log() as log:

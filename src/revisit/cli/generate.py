@@ -58,7 +58,7 @@ def generate(
     paths = find_images(images)
     if html is not None:
         check_page(html, paths)
-    Decoding.asked(sample, temperature, top_p)
+    Decoding.from_options(sample, temperature, top_p)
     # Files, names and settings are checked before torch is imported and the model is loaded.
     groups = [paths] if together else [[path] for path in paths]
     opened = [[open_image(path) for path in group] for group in groups]

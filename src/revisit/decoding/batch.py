@@ -230,7 +230,7 @@ class RowSampling(LogitsProcessor):  # type: ignore[misc]
         for row, how in enumerate(decodings):
             if how.temperature is not None:
                 groups.setdefault((how.temperature, how.top_k, how.top_p), []).append(row)
-        self.groups = [(rows, warpers(*how, [seeds[row] for row in rows])) for how, rows in groups.items()]
+        self.groups = [(rows, _warpers(*how, [seeds[row] for row in rows])) for how, rows in groups.items()]
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         scores = scores.clone() if self.groups else scores
@@ -243,7 +243,7 @@ def _draws(decodings: Sequence[Decoding]) -> bool:
     return any(decoding.temperature is not None for decoding in decodings)
 
 
-def warpers(temperature: float, top_k: int | None, top_p: float | None, seeds: Sequence[int]) -> LogitsProcessorList:
+def _warpers(temperature: float, top_k: int | None, top_p: float | None, seeds: Sequence[int]) -> LogitsProcessorList:
     """Return the processors of sampled rows; the last one leaves one token per row."""
     chain = LogitsProcessorList()
     if temperature != 1:
@@ -260,8 +260,8 @@ class ItemDraw(LogitsProcessor):  # type: ignore[misc]
     """Draw each row's token with its own generator, and leave only that token possible.
 
     The draw inverts the cumulative distribution at one uniform number per step, so that an item's answer is the same in any
-    batch. A second call at the same step, as by `FallbackProcessor`, uses the same numbers. Rows with no token left pass
-    unchanged, for `FallbackProcessor` to find.
+    batch. A second call at the same step, as by `OtherProcessors`, uses the same numbers. Rows with no token left pass
+    unchanged, for `OtherProcessors` to find.
     """
 
     def __init__(self, seeds: Sequence[int]) -> None:

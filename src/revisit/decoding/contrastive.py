@@ -51,7 +51,6 @@ class Contrastive(Method):
         def step(input_ids: Tensor, logits: Tensor) -> Tensor:
             other = branch.take().to(logits.device)  # (rows, V)
             scores = combine(logits, other, input_ids.shape[1] - start)
-            scores = scores.where(has_image[:, None].to(scores.device), logits)
             return run.decode_by(input_ids, logits, scores, other, has_image)
 
         return step

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from transformers import GenerationConfig
 
+from revisit.decoding.loop import wrong_arguments
 from revisit.decoding.method import Method, MethodLike, as_method
 from revisit.decoding.settings import Drawing
-from revisit.errors import RevisitError, brief
+from revisit.errors import RevisitError
 from revisit.models import families
 from revisit.models.families import IMAGE_INPUTS
 from revisit.models.parts import describe, unsupported
@@ -73,7 +74,7 @@ def generate(
     chosen = as_method(method, model)
     if chosen.name != "greedy" and families.of(getattr(model.config, "model_type", "")).unsupported:
         raise RevisitError(unsupported(model.config, describe(model)))  # its generate() ignores custom_generate
-    Drawing.read({"num_beams": beams_asked(model, kwargs)}, "generate")  # transformers copies the prompt for each beam
+    Drawing.read({"num_beams": beam_count(model, kwargs)}, "generate")  # transformers copies the prompt for each beam
     kwargs |= {"trace": trace, "processor": processor}
     absent = ("trace", "processor", *IMAGE_INPUTS)  # transformers does not expect None for these
     kwargs = {name: value for name, value in kwargs.items() if value is not None or name not in absent}
@@ -85,13 +86,11 @@ def generate(
     except (ValueError, TypeError, ImportError) as error:
         if Method.__call__.__code__ in (frame.f_code for frame, _ in walk_tb(error.__traceback__)):
             raise
-        raise RevisitError(
-            f"transformers cannot generate with these arguments, or with the model's generation_config.json: {brief(error)}"
-        ) from error
+        raise wrong_arguments(error) from error
     return output
 
 
-def beams_asked(model: Model, kwargs: Mapping[str, Any]) -> int:
+def beam_count(model: Model, kwargs: Mapping[str, Any]) -> int:
     """Return the number of beams in the arguments of `generate`."""
     config = kwargs.get("generation_config") or getattr(model, "generation_config", None)
     return kwargs.get("num_beams") or getattr(config, "num_beams", None) or 1

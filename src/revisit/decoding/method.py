@@ -143,23 +143,20 @@ class Method(Settings):
         transformers calls this with what it has prepared. It passes on `trace`, `vision_mask`, `processor` and `stop_strings`
         because they are parameters here.
         """
-        from revisit.decoding.loop import open_call  # imports torch
+        from revisit.decoding.loop import decode_call  # imports torch
 
-        method = self.for_model(model)
-        with open_call(
-            method,
+        return decode_call(
+            self.for_model(model),
             model,
             input_ids,
-            logits_processor,
-            stopping_criteria,
-            generation_config,
+            logits_processor or [],
+            stopping_criteria or [],
             model_kwargs,
-            trace=trace,
-            vision_mask=vision_mask,
-            processor=processor,
-            stop_strings=stop_strings,
-        ) as loop:
-            return loop.finish(method.decode(loop.run, loop))
+            trace,
+            vision_mask,
+            processor,
+            stop_strings,
+        )
 
     def settings(self) -> dict[str, Any]:
         """Return every setting, in JSON-ready form; `phase` only if it is not "both"."""

@@ -14,15 +14,16 @@ import torch
 from torch import Tensor
 
 from revisit.decoding.trace import RowTrace, StepRecord, Trace, add_text
+from revisit.errors import RevisitError
 from revisit.models.types import Tokenizer
 
 if TYPE_CHECKING:
     from revisit.decoding.method import Method
     from revisit.hooks.states import VisionStates
-    from revisit.step.interface import RowDetail
-
+    from revisit.step.interface import RowDetail, StepOutput
 
 FLUSH_STEPS = 1024  # steps whose counters stay on the device before they are read
+COUNTERS = ("sizes", "applied", "changed", "seen", "ended", "in_phase", "unusable")  # (rows,) each
 
 
 class EndedRows:
@@ -54,17 +55,12 @@ class Recorder:
         trace.method = {"name": method.name, **method.settings()}
         trace.rows = [RowTrace() for _ in range(rows)]
         trace.layers, trace.links, trace.drafted, trace.accepted = (), [], 0, 0
-        self.noted = False  # whether the current step has been counted
-        # of each step: sizes, applied, changed, seen, ended, in phase
-        self._unread: list[tuple[Tensor | None, ...]] = []
+        self.counted = False  # whether the current step has been counted
+        self._unread: list[dict[str, Tensor | None]] = []  # COUNTERS of each step
+        self._unusable: set[int] = set()  # rows in which the method left no token, or returned NaN
         self._links: list[Recorder] = []
         self._marks: list[list[RowTrace]] = []  # the rows before each step since the last call of `accept`
         stack.callback(self.flush)
-
-    @property
-    def records(self) -> bool:
-        """Whether every step is recorded, rather than only counted."""
-        return self.trace.record
 
     def link(self, method: Method) -> Recorder:
         """Return a recorder for one method of a chain, which counts steps without recording them."""
@@ -73,15 +69,9 @@ class Recorder:
         self._links.append(Recorder(trace, method, len(self.trace.rows), self.ended, self.stack))
         return self._links[-1]
 
-    def active(self, input_ids: Tensor) -> list[int]:
-        """Return the rows that had not ended before this step; the host waits for them."""
-        ended = self.ended.before(input_ids)
-        over = [False] * len(input_ids) if ended is None else ended.tolist()
-        return [row for row, has_ended in enumerate(over) if not has_ended]
-
     # -- one step ---------------------------------------------------------------------------------------------------
 
-    def note_later(
+    def count(
         self,
         input_ids: Tensor,
         sizes: Tensor | None = None,
@@ -93,32 +83,11 @@ class Recorder:
 
         A set is not counted if its size is 0 or the row has no image (`seen` is false).
         """
-        self.noted = True
+        self.counted = True
         if len(self._unread) == FLUSH_STEPS:
             self.flush()
-        self._unread.append((sizes, applied, changed, seen, self.ended.before(input_ids), None))
-
-    def note(
-        self,
-        row: int,
-        *,
-        applied: bool = False,
-        changed: bool = False,
-        outside: bool = False,
-        plausible_tokens: int | None = None,
-        record: StepRecord | None = None,
-    ) -> None:
-        """Count one step of one row, and keep its record."""
-        self.noted = True
-        counters = self.trace.rows[row]
-        counters.step_count += 1
-        counters.applied += applied
-        counters.changed += changed
-        counters.outside += outside
-        if plausible_tokens is not None:
-            counters.plausible_tokens.append(plausible_tokens)
-        if record is not None:
-            counters.records.append(record)
+        ended = self.ended.before(input_ids)
+        self._unread.append({"sizes": sizes, "applied": applied, "changed": changed, "seen": seen, "ended": ended})
 
     def note_scores(
         self,
@@ -142,50 +111,60 @@ class Recorder:
         sizes = scores.isfinite().sum(-1)
         applied = sizes > 1 if acted is None else acted.to(sizes.device) & (sizes > 1)
         changed = (scores.argmax(-1) != base.argmax(-1)) & applied
-        if not self.records:
-            self.note_later(input_ids, sizes, applied, changed)
+        self.count(input_ids, sizes, applied, changed)
+        if not self.trace.record:
             return
-        counts: list[list[int]] = torch.stack([sizes, applied, changed]).tolist()
-        chosen = None if layer is None else layer.tolist()
-        for row in self.active(input_ids):
-            size, did, moved = counts[0][row], bool(counts[1][row]), bool(counts[2][row])
-            contrast = other[row] if other is not None and did else None
-            record = self._record_scores(row, base[row], scores[row], contrast, size)
-            record.layer = self.trace.layers[chosen[row]] if chosen is not None and did else None
-            self.note(row, applied=did, changed=moved, plausible_tokens=size, record=record)
+        acts, chosen = applied.tolist(), None if layer is None else layer.tolist()
+        for row in self._active(input_ids):
+            contrast = other[row] if other is not None and acts[row] else None
+            record = self._of_scores(input_ids, base[row], scores[row], contrast)
+            record.layer = self.trace.layers[chosen[row]] if chosen is not None and acts[row] else None
+            self.trace.rows[row].records.append(record)
 
     def note_plain(self, input_ids: Tensor, logits: Tensor) -> None:
         """Count, and on request record, a step that returned the logits (rows, V) unchanged."""
-        if not self.records:
-            self.note_later(input_ids)
-            return
-        for row in self.active(input_ids):
-            size = int(logits[row].isfinite().sum())
-            self.note(row, record=self._record_scores(row, logits[row], logits[row], None, size))
+        self.count(input_ids)
+        for row in self._active(input_ids) if self.trace.record else ():
+            self.trace.rows[row].records.append(self._of_scores(input_ids, logits[row], logits[row], None))
 
-    def note_detail(self, row: int, detail: RowDetail | None, states: VisionStates) -> None:
-        """Count, and on request record, one row of ReVisiT's step; None for a row that was left unchanged."""
-        if detail is None:
-            self.note(row)
-            return
-        record = self._record(row, detail, states) if self.records else None
-        self.note(row, applied=detail.applied, changed=detail.changed, plausible_tokens=detail.size, record=record)
+    def note_step(self, input_ids: Tensor, output: StepOutput, items: Sequence[VisionStates], copies: int) -> None:
+        """Count, and on request record, a step of ReVisiT; consecutive rows are `copies` of one item."""
+        self.count(input_ids, output.sizes, output.applied, output.changed, output.seen)
+        for row in self._active(input_ids) if self.trace.record else ():
+            if (detail := output.details[row]) is not None:  # None for a row that was left unchanged
+                record = self._of_detail(input_ids, detail, items[row // copies])
+                self.trace.rows[row].records.append(record)
 
-    def before_phase(self) -> list[RowTrace]:
-        """Return the rows to pass to `limit` after a step of a method with a phase."""
-        return [row.copy() for row in self.trace.rows] if self.records else []
-
-    def limit(self, in_phase: Tensor, input_ids: Tensor, logits: Tensor, before: list[RowTrace]) -> None:
+    def limit(self, in_phase: Tensor, input_ids: Tensor, logits: Tensor) -> None:
         """Count the last step as outside the phase for the rows where `in_phase` (rows,) is false."""
-        if not self.records:
-            self._unread[-1] = (*self._unread[-1][:-1], in_phase)
+        self._unread[-1]["in_phase"] = in_phase
+        if not self.trace.record:
             return
-        acts = in_phase.tolist()
-        for row in self.active(input_ids):
+        acts, number = in_phase.tolist(), self._number(input_ids)
+        for row in self._active(input_ids):
             if not acts[row]:
-                self.trace.rows[row] = before[row]
-                size = int(logits[row].isfinite().sum())
-                self.note(row, outside=True, record=self._record_scores(row, logits[row], logits[row], None, size))
+                records = [record for record in self.trace.rows[row].records if record.step < number]
+                plain = self._of_scores(input_ids, logits[row], logits[row], None)
+                self.trace.rows[row].records = [*records, plain]
+
+    def check_scores(self, logits: Tensor, scores: Tensor) -> None:
+        """Raise RevisitError for rows in which the method left no token or returned NaN; on a GPU, when the call ends."""
+        if scores is logits:
+            return
+        after, before = (values.amax(-1) > -torch.inf for values in (scores, logits))  # (rows,), false with any NaN
+        self._unread[-1]["unusable"] = unusable = after < before.to(after.device)
+        if unusable.is_cpu and bool(unusable.any()):
+            self.flush()
+            self._raise_unusable()
+
+    def _raise_unusable(self) -> None:
+        if self._unusable:
+            raise RevisitError(
+                f"The method {self.trace.method['name']!r} returned NaN, or -inf for every token, for row {min(self._unusable)} of the "
+                "batch: check its formula for infinities that are subtracted and for divisions by 0, or use other settings."
+            )
+
+    # -- steps that are undone ----------------------------------------------------------------------------------------
 
     def mark(self) -> None:
         """Keep the counters as they are before a step whose token may be rejected."""
@@ -209,47 +188,68 @@ class Recorder:
         """Step back to `length` tokens per row: steps stay counted, and records of later tokens are dropped."""
         self.ended.forget()
         for row in self.trace.rows:
-            del row.records[length - self.ended.prompt_length + 1 :]
+            row.records = [record for record in row.records if record.step <= length - self.ended.prompt_length + 1]
 
     # -- the end ----------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
         """Read the counters that are still on the device into the trace."""
-        columns = [read_together(column) for column in zip(*self._unread, strict=True)]
+        columns = [read_together([step.get(name) for step in self._unread]) for name in COUNTERS]
         self._unread = []
-        for sizes, applied, changed, seen, ended, in_phase in zip(*columns, strict=True):
-            for row in range(len(self.trace.rows)):
-                if ended is not None and ended[row]:
+        for sizes, applied, changed, seen, ended, in_phase, unusable in zip(*columns, strict=True):
+            for number, row in enumerate(self.trace.rows):
+                if ended is not None and ended[number]:
                     continue
-                if in_phase is not None and not in_phase[row]:
-                    self.note(row, outside=True)
-                else:
-                    size = sizes[row] if sizes is not None and (seen is None or seen[row]) else 0
-                    did, moved = (values is not None and bool(values[row]) for values in (applied, changed))
-                    self.note(row, applied=did, changed=moved, plausible_tokens=size or None)
+                row.step_count += 1
+                if unusable is not None and unusable[number]:
+                    self._unusable.add(number)
+                if in_phase is not None and not in_phase[number]:
+                    row.outside += 1
+                    continue
+                row.applied += applied is not None and applied[number]
+                row.changed += changed is not None and changed[number]
+                if sizes is not None and sizes[number] and (seen is None or seen[number]):
+                    row.plausible_tokens.append(sizes[number])
 
     def finish(self, sequences: Tensor, tokenizer: Tokenizer | None = None) -> None:
-        """Fill in the token that was chosen at each recorded step; not for beams, because they are reordered."""
-        if not self.records or self.ended.beams:
+        """Check the scores of all steps, and fill in the token that was chosen at each recorded step.
+
+        Beams have no tokens, because they are reordered.
+        """
+        for recorder in (self, *self._links):
+            recorder.flush()
+            recorder._raise_unusable()
+        if not self.trace.record or self.ended.beams:
             return
         for row, tokens in zip(self.trace.rows, sequences[:, self.ended.prompt_length :].tolist(), strict=True):
-            for record, token in zip(row.records, tokens, strict=False):
-                record.token = token
+            for record in row.records:
+                record.token = tokens[record.step - 1] if record.step <= len(tokens) else None
         if tokenizer is not None:
             add_text(self.trace, tokenizer)
 
     # -- records ----------------------------------------------------------------------------------------------------
 
-    def _record_scores(self, row: int, base: Tensor, scores: Tensor, other: Tensor | None, size: int) -> StepRecord:
+    def _active(self, input_ids: Tensor) -> list[int]:
+        """Return the rows that had not ended before this step; the host waits for them."""
+        ended = self.ended.before(input_ids)
+        over = [False] * len(input_ids) if ended is None else ended.tolist()
+        return [row for row, has_ended in enumerate(over) if not has_ended]
+
+    def _number(self, input_ids: Tensor) -> int:
+        """Return the number of the step that follows these tokens, from 1."""
+        return input_ids.shape[1] - self.ended.prompt_length + 1
+
+    def _of_scores(self, input_ids: Tensor, base: Tensor, scores: Tensor, other: Tensor | None) -> StepRecord:
         """Return the candidates of one step with distributions over the row's plausible set."""
         outside = ~scores.isfinite()
+        size = int((~outside).sum())
         before, after = (x.masked_fill(outside, -torch.inf).softmax(-1) for x in (base.float(), scores.float()))
         order = with_favorite(after.topk(min(size, self.trace.candidates)).indices, before.argmax())
         contrasted = (
             None if other is None else other.float().masked_fill(outside, -torch.inf).softmax(-1)[order].tolist()
         )
         return StepRecord(
-            step=self.trace.rows[row].step_count + 1,
+            step=self._number(input_ids),
             token=None,
             ids=order.tolist(),
             base=before[order].tolist(),
@@ -258,25 +258,26 @@ class Recorder:
             plausible_tokens=size,
         )
 
-    def _record(self, row: int, result: RowDetail, states: VisionStates) -> StepRecord:
-        final = result.final.softmax(-1)
+    def _of_detail(self, input_ids: Tensor, detail: RowDetail, states: VisionStates) -> StepRecord:
+        """Return the candidates of one step of ReVisiT, and the vision token that it selected."""
+        final = detail.final.softmax(-1)
         best = final.argsort(descending=True, stable=True)[: self.trace.candidates]
-        order = with_favorite(best, result.base.argmax())
+        order = with_favorite(best, detail.base.argmax())
         record = StepRecord(
-            step=self.trace.rows[row].step_count + 1,
+            step=self._number(input_ids),
             token=None,
-            ids=result.ids[order].tolist(),
-            base=result.base.exp()[order].tolist(),
+            ids=detail.ids[order].tolist(),
+            base=detail.base.exp()[order].tolist(),
             vision=None,
             final=final[order].tolist(),
-            plausible_tokens=len(result.ids),
+            plausible_tokens=len(detail.ids),
         )
-        if result.applied and result.divergences is not None:
-            record.vision = result.vision.exp()[order].tolist()
-            record.layer, record.vision_token = states.layer_and_token(result.state)
-            record.divergence = float(result.divergences[result.state])
-            record.divergences = result.divergences.float().cpu().view(len(states.layers), states.tokens)
-            record.weight = result.weight
+        if detail.applied and detail.divergences is not None:
+            record.vision = detail.vision.exp()[order].tolist()
+            record.layer, record.vision_token = states.layer_and_token(detail.state)
+            record.divergence = float(detail.divergences[detail.state])
+            record.divergences = detail.divergences.float().cpu().view(len(states.layers), states.tokens)
+            record.weight = detail.weight
         return record
 
 

@@ -219,7 +219,12 @@ class Run:
         acted: Tensor | None = None,
         layer: Tensor | None = None,
     ) -> Tensor:
-        """Count and record a method's step, and return its scores; see `Recorder.note_scores` for the arguments."""
+        """Count and record a method's step, and return its scores; see `Recorder.note_scores` for the arguments.
+
+        Rows in which the method did not act keep their logits.
+        """
+        if acted is not None and scores is not logits:
+            scores = scores.where(acted[:, None].to(scores.device), logits)
         if self.beams and scores is not logits:  # beams are compared with each other; the logits are already normalized
             scores = scores.log_softmax(-1)
         self.recorder.note_scores(input_ids, logits, scores, other, acted, layer)
@@ -237,25 +242,21 @@ class Run:
         Returns:
             The model's own logits for the next token.  (rows, V), float32
         """
-        model, kwargs = self.loop_model, self.model_kwargs
+        kwargs = self.model_kwargs
         if not self._length:
             if not input_ids.shape[1]:
                 raise RevisitError(
                     f"{type(self.method).__name__} has its own decoding loop, which needs the prompt as input_ids, not as inputs_embeds."
                 )
-            outputs = model._prefill(input_ids, self.generation_config, kwargs)
+            logits = self.loop_model._prefill(input_ids, self.generation_config, kwargs).logits
         else:
             new = input_ids.shape[1] - self._length
             if new < 1:
                 raise RevisitError("run.forward needs at least one new token: append one, or crop first.")
-            kwargs = model._update_model_kwargs_for_generation({}, kwargs, num_new_tokens=new)
-            ahead = new if kwargs.get("use_cache", True) else None
-            outputs = model(
-                **model.prepare_inputs_for_generation(input_ids, next_sequence_length=ahead, **kwargs), return_dict=True
-            )
+            logits, kwargs = _continue(self.loop_model, input_ids, kwargs, new, new)
         self.check_attention()
         self.model_kwargs, self._length = kwargs, input_ids.shape[1]
-        self.raw = outputs.logits[:, -1].to(copy=True, dtype=torch.float32, device=input_ids.device)
+        self.raw = logits[:, -1].to(copy=True, dtype=torch.float32, device=input_ids.device)
         return self.raw
 
     def crop(self, length: int) -> None:
@@ -307,13 +308,9 @@ class Run:
                 yield ids[:, input_ids.shape[1] :]
                 if not (ahead or crops):
                     kwargs[CACHE] = copy.deepcopy(cache)
-                new, known = ids.shape[1] - known, ids.shape[1]
-                kwargs = self.model._update_model_kwargs_for_generation({}, kwargs, num_new_tokens=new)
-                step = 1 if kwargs.get("use_cache", True) else None
-                inputs = self.model.prepare_inputs_for_generation(ids, next_sequence_length=step, **kwargs)
-                logits = self.model(**inputs, return_dict=True).logits[:, -1]
-                ahead += 1
-                ids = torch.cat([ids, logits.argmax(-1, keepdim=True).to(ids.device)], dim=1)
+                logits, kwargs = _continue(self.model, ids, kwargs, ids.shape[1] - known, 1)
+                known, ahead = ids.shape[1], ahead + 1
+                ids = torch.cat([ids, logits[:, -1].argmax(-1, keepdim=True).to(ids.device)], dim=1)
         finally:
             self.contrasting = before
             if cache is not None and crops and ahead:
@@ -337,3 +334,14 @@ class Run:
     def _stand_in(self) -> None:
         if not isinstance(self.loop_model, StandIn):
             self.loop_model = StandIn(self)
+
+
+def _continue(model: Any, ids: Tensor, kwargs: dict[str, Any], new: int, run: int) -> tuple[Tensor, dict[str, Any]]:
+    """Run the last `run` tokens, all of them without a KV cache; `new` tokens were added since the arguments were prepared.
+
+    -> (rows, positions, V), and the arguments for the next tokens
+    """
+    kwargs = model._update_model_kwargs_for_generation({}, kwargs, num_new_tokens=new)
+    length = run if kwargs.get("use_cache", True) else None
+    inputs = model.prepare_inputs_for_generation(ids, next_sequence_length=length, **kwargs)
+    return model(**inputs, return_dict=True).logits, kwargs

@@ -36,7 +36,7 @@ class Decoding(Drawing):
         return self
 
     @classmethod
-    def asked(cls, sample: bool, temperature: float, top_p: float, num_beams: int = 1) -> Self:
+    def from_options(cls, sample: bool, temperature: float, top_p: float, num_beams: int = 1) -> Self:
         """Return the settings for a command's options; raise RevisitError for options without effect."""
         if not sample and (temperature != 1 or top_p != 1):
             raise RevisitError("--temperature and --top-p need --sample.")

@@ -139,7 +139,7 @@ class EvalConfig(Settings):
     @cached_property
     def decoding(self) -> Decoding:
         """Sampling and beams, without the length of an answer."""
-        return Decoding.asked(self.sample, self.temperature, self.top_p, self.beams)
+        return Decoding.from_options(self.sample, self.temperature, self.top_p, self.beams)
 
     def decoding_for(self, benchmark: Benchmark) -> Decoding:
         """Return sampling, beams and length for one benchmark."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from revisit.decoding.generate import beams_asked
+from revisit.decoding.generate import beam_count
 from revisit.decoding.method import as_method
 from revisit.errors import RevisitError
 from revisit.explain import page
@@ -181,7 +181,7 @@ def ask_many(
     as_method(method)  # before loading, so that mistakes fail at once
     opened = [open_images(entry) for entry in images]
     loaded, processor = loaded_pair(model, "ask")
-    if beams_asked(loaded, generate_kwargs) > 1:
+    if beam_count(loaded, generate_kwargs) > 1:
         raise RevisitError(
             "Beam search cannot be shown step by step, because beams are reordered; remove num_beams, or use revisit.generate."
         )

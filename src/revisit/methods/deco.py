@@ -66,7 +66,7 @@ class DeCo(Method):
             assert run.raw is not None
             early = exits.take(run.raw)
             scores, layer = correct(logits, early, self.alpha, self.top_p, self.top_k)
-            chosen = early.take_along_dim(layer[..., None, None], -2).squeeze(-2) if run.recorder.records else None
+            chosen = early.take_along_dim(layer[..., None, None], -2).squeeze(-2) if run.trace.record else None
             return run.decode_by(input_ids, logits, scores, chosen, layer=layer)
 
         return step

@@ -94,7 +94,6 @@ class ONLY(Method):
             assert run.raw is not None
             other = shortcut.logits(run.raw).to(logits.device)
             scores = combine(logits, other, self.gamma, self.alpha_add, self.alpha_contrast, self.beta)
-            scores = scores.where(has_image[:, None].to(scores.device), logits)
             return run.decode_by(input_ids, logits, scores, other, has_image)
 
         return step

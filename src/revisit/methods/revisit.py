@@ -109,7 +109,6 @@ class ReVisiT(Rule, Method):
         layers = resolve_layers(self.layers, run.parts.depth, run.parts.tied)
         capture = run.capture(mask, layers, final_norm=self.norm == "final")
         rule = self.rule(normalize=self.normalize or run.beams)  # beams are compared with each other
-        record = run.recorder.records
         draws, start = random.Random(self.seed), run.input_ids.shape[1]
         uniform: list[float] = []  # one number per step, so that a row does not depend on the others
         items: list[VisionStates] = []
@@ -121,18 +120,14 @@ class ReVisiT(Rule, Method):
             if taker is None or states is None:
                 items.extend(run.finish_capture(capture, logits))
                 states = PaddedStates(*capture.padded(), run.copies)
-                taker = choose(run.parts.head, rule, states.states.device, "reference" if record else None)
+                taker = choose(run.parts.head, rule, states.states.device, "reference" if run.trace.record else None)
             number = input_ids.shape[1] - start
             uniform.extend(draws.random() for _ in range(number + 1 - len(uniform)))
             ended = run.recorder.ended.before(input_ids)
             written = input_ids[:, start:].to(run.parts.head.device) if rule.once else None
             inputs = StepInput(logits.to(run.parts.head.device), states, uniform[number], ended, written)
-            result = taker.take(inputs)
-            if record:
-                for row in run.recorder.active(input_ids):
-                    run.recorder.note_detail(row, result.details[row], items[row // run.copies])
-            else:
-                run.recorder.note_later(input_ids, result.sizes, result.applied, result.changed, result.seen)
-            return result.scores.to(logits.device)
+            output = taker.take(inputs)
+            run.recorder.note_step(input_ids, output, items, run.copies)
+            return output.scores.to(logits.device)
 
         return step

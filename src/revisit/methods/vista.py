@@ -91,8 +91,7 @@ class VISTA(Method):
         def step(input_ids: Tensor, logits: Tensor) -> Tensor:
             assert run.raw is not None
             late = exits.take(run.raw).mean(1)  # (rows, V)
-            scores = ((1 - self.share) * logits + self.share * late).where(has_image[:, None].to(logits.device), logits)
-            return run.decode_by(input_ids, logits, scores, late, has_image)
+            return run.decode_by(input_ids, logits, (1 - self.share) * logits + self.share * late, late, has_image)
 
         return step
 
