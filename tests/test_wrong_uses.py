@@ -215,8 +215,6 @@ CALLS = {
     'revisit.prepare(PAIR[1], ["?", "!"], [IMAGE])': "2 prompts",
     "revisit.generate(PAIR[0], INPUTS)": "two stars",
     'revisit.generate("tiny", **INPUTS)': "generate",
-    "generate(trace=3)": "trace",
-    "generate(num_beams=1000)": "num_beams",
     "generate(custom_generate=3)": "method=",
     'generate(layers="all")': "revisit:layers=all",
     "PAIR[0].generate(**INPUTS, custom_generate=revisit.ReVisiT, max_new_tokens=2)": "recommended",

@@ -1,8 +1,9 @@
-"""`revisit.generate` and `model.generate(custom_generate=method)` behave alike."""
+"""`revisit.generate`, `model.generate(custom_generate=method)` and the folder for the Hub behave alike."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from revisit import OPERA, ReVisiT, RevisitError
 from revisit.models.prompts import prepare
 
 METHOD = ReVisiT(alpha=1e-2)
+HUB = Path(__file__).parents[2] / "hub"  # the `custom_generate` folder
 
 
 def ours(model: Any, method: Any, **kwargs: Any) -> Any:
@@ -104,3 +106,11 @@ def test_images_of_another_prompt_raise_one_sentence(generate: Generate) -> None
     wrong = {**inputs(), "pixel_values": inputs(rows=2)["pixel_values"]}
     with pytest.raises(RevisitError, match="image tokens do not match"):
         generate(model, METHOD, **wrong, max_new_tokens=2)
+
+
+@pytest.mark.parametrize(("method", "same"), [("revisit:alpha=1e-3", ReVisiT(alpha=1e-3)), ("greedy", "greedy")])
+def test_the_hub_folder_decodes_like_the_library(method: str, same: ReVisiT | str) -> None:
+    model, _ = families.build("llava")
+    options = {"max_new_tokens": 8, "do_sample": False}
+    loaded = model.generate(**inputs(), custom_generate=str(HUB), trust_remote_code=True, method=method, **options)
+    assert loaded.tolist() == ours(model, same, **inputs(), **options).tolist()

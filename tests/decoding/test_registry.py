@@ -17,8 +17,10 @@ import revisit
 from revisit import registry
 from revisit.decoding.method import METHODS
 from revisit.errors import RevisitError
-from revisit.methods import as_method, find, get, method_text, names, parse_method, register
+from revisit.eval.config import EvalConfig
+from revisit.methods import as_method, find, get, method_text, names, parse_method, parse_methods, register
 from revisit.methods.greedy import Greedy
+from revisit.registry import parse_entry
 
 FILE = """
 from revisit.methods.greedy import Greedy
@@ -50,21 +52,10 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    "given",
-    ["vcd:alpha=2", {"name": "vcd", "alpha": 2}, revisit.VCD(alpha=2.0)],
-    ids=["text", "mapping", "method"],
-)
+@pytest.mark.parametrize("given", ["vcd:beta=0.1", {"name": "vcd", "beta": 0.1}, revisit.VCD(), revisit.VCD], ids=str)
 def test_ways_to_give_a_method(given: Any) -> None:
-    assert as_method(given) == revisit.VCD(alpha=2.0)
-    assert as_method(given, beta="0.3") == revisit.VCD(alpha=2.0, beta=0.3)
-
-
-def test_a_class_gives_a_method_and_none_does_not() -> None:
-    assert as_method(revisit.ReVisiT) == revisit.ReVisiT()
-    assert as_method(revisit.ReVisiT, alpha="0.1") == revisit.ReVisiT(alpha=0.1)
-    with pytest.raises(RevisitError, match="plain decoding is 'greedy'"):
-        as_method(None)  # type: ignore[arg-type]
+    assert as_method(given) == revisit.VCD()
+    assert as_method(given, alpha="0.3") == revisit.VCD(alpha=0.3)
 
 
 def test_the_default_method_is_the_recommended_one() -> None:
@@ -90,10 +81,18 @@ def test_a_name_takes_recommended_settings_and_an_instance_keeps_its_own() -> No
     [
         ("ReVisiT", "Did you mean 'revisit'"),
         ("vdc", "Did you mean 'vcd'"),
-        (3, "must be a decoding method"),
+        (None, "plain decoding is 'greedy'"),
         (dict, "must be a decoding method"),
-        ("revisit:all", "'all'"),
         ("nowhere.py:Mine", "There is no file"),
+        ("revisit:alpha=1e-5,alpha=1e-2", "alpha"),
+        ("greedy,revisit:alpha=1", "separately"),
+        ("chain:methods=[greedy,vcd:alpha=2]", "semicolons"),
+        ("chain:methods=[revisit", r"\[revisit"),
+        ("revisit:layers=(0,2]", "layers"),
+        ("revisit:all", "'all'"),
+        ("revisit:=3", "=3"),
+        ({"alpha": 1}, "name"),
+        (":alpha=1", "name"),
     ],
 )
 def test_wrong_methods_raise(given: Any, sentence: str) -> None:
@@ -188,28 +187,6 @@ def test_broken_classes_of_a_file_raise_one_sentence(tmp_path: Path, cls: str, s
         revisit.generate(model, **inputs, method=f"chain:methods={named}" if chained else named, max_new_tokens=2)
 
 
-def test_a_file_that_registers_a_name_twice_raises_one_sentence(tmp_path: Path) -> None:
-    code = "import revisit\n\n@revisit.methods.register\nclass Mine(revisit.PlausibleOnly):\n    name = 'twice'\n"
-    for file in ("a.py", "b.py"):
-        (tmp_path / file).write_text(code)
-    as_method(f"{tmp_path}/a.py:Mine")
-    with pytest.raises(RevisitError, match=r"a method named 'twice' already exists; choose another name\.$") as raised:
-        as_method(f"{tmp_path}/b.py:Mine")
-    assert ".." not in str(raised.value)
-
-
-def test_the_parts_of_a_model_are_found_without_a_call() -> None:
-    class Depth(Greedy):
-        name = "depth"
-
-        def begin(self, run: Any) -> Any:
-            assert run.parts.depth == 4
-            return super().begin(run)
-
-    model, _ = families.build("llava")
-    revisit.generate(model, **families.inputs("llava", ["hi"], [[families.image(1)]]), method=Depth(), max_new_tokens=1)
-
-
 def test_a_class_without_begin_that_nobody_registered() -> None:
     class Mine(revisit.Method):
         name = "mine"
@@ -220,17 +197,19 @@ def test_a_class_without_begin_that_nobody_registered() -> None:
         Mine().begin(None)  # type: ignore[arg-type]
 
 
-def test_the_decorator() -> None:
+def test_the_decorator(tmp_path: Path) -> None:
     @register
     class Mine(Greedy):
         name = "decorated"
 
     assert as_method("decorated") == Mine()
-    with pytest.raises(RevisitError, match="already"):
-
-        @register
-        class Again(Greedy):
-            name = "decorated"
+    again = "import revisit\n\n@revisit.methods.register\nclass Mine(revisit.PlausibleOnly):\n    name = 'decorated'\n"
+    (tmp_path / "again.py").write_text(again)
+    with pytest.raises(
+        RevisitError, match=r"a method named 'decorated' already exists; choose another name\.$"
+    ) as raised:
+        as_method(f"{tmp_path}/again.py:Mine")
+    assert ".." not in str(raised.value)
 
 
 def test_an_installed_package_offers_a_method(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,3 +248,66 @@ def test_only_settings_that_are_not_defaults_are_written() -> None:
     assert method_text("chain", settings) == "chain:methods=[vcd:alpha=0.5;revisit]"
     assert method_text("vcd", get("vcd").settings()) == "vcd"
     assert method_text("from-elsewhere", {"flag": True}) == "from-elsewhere:flag=true"
+
+
+# -- the grammar of methods and settings in text: one for the command line, YAML, ablations and requests ------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "settings"),
+    [
+        ("vcd", "vcd", {}),
+        ("revisit:alpha=1e-3", "revisit", {"alpha": "1e-3"}),
+        ("revisit:alpha=1e-3,layers=all", "revisit", {"alpha": "1e-3", "layers": "all"}),
+        ("revisit: layers = 0,2,4 , alpha = 0.1", "revisit", {"layers": "0,2,4", "alpha": "0.1"}),
+        ("icd:sentence=Look: nothing, really.", "icd", {"sentence": "Look: nothing, really."}),
+        ("chain:methods=[vcd:alpha=2,beta=0;revisit]", "chain", {"methods": "[vcd:alpha=2,beta=0;revisit]"}),
+        ("my/file.py:Mine:alpha=2", "my/file.py:Mine", {"alpha": "2"}),
+        ({"name": "vcd", "alpha": 2.0}, "vcd", {"alpha": 2.0}),
+    ],
+)
+def test_one_entry(text: Any, name: str, settings: dict[str, Any]) -> None:
+    assert parse_entry(text) == (name, settings)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("greedy,revisit", ["greedy", "revisit"]),
+        ("revisit:alpha=0.01,layers=0,2,4", ["revisit"]),
+        ("chain:methods=vcd,revisit", ["chain"]),
+        (["greedy", "chain:methods=vcd,revisit", "dola"], ["greedy", "chain", "dola"]),
+        (["greedy", {"name": "revisit", "alpha": 0.01}], ["greedy", "revisit"]),
+    ],
+)
+def test_a_list_of_methods(text: Any, names: list[str]) -> None:
+    assert [name for name, _ in parse_methods(text)] == names
+
+
+def test_a_chain_is_one_method_for_every_reader() -> None:
+    text = "chain:methods=vcd,revisit"
+    chain = revisit.Chain([revisit.VCD(), revisit.ReVisiT()])
+    assert as_method(text) == chain
+    (planned,) = EvalConfig(method=[text]).methods_for("tiny")
+    assert [link.name for link in planned.methods] == ["vcd", "revisit"]
+    assert as_method("chain:methods=[vcd:alpha=2;revisit:layers=0,2]") == revisit.Chain(
+        [revisit.VCD(alpha=2.0), revisit.ReVisiT(layers=(0, 2))]
+    )
+
+
+@pytest.mark.parametrize("text", ["pope:settings=coco_random,LLaVA-Bench", "LLaVA-Bench,pope:settings=coco_random"])
+def test_a_benchmark_with_settings_is_listed_alone_in_either_order(text: str) -> None:
+    with pytest.raises(RevisitError):
+        _ = EvalConfig(benchmark=text).benchmarks
+
+
+def test_a_link_that_is_named_takes_what_is_recommended_and_an_object_stays() -> None:
+    wanted = revisit.ReVisiT.recommended("qwen2_5_vl")
+    assert wanted != revisit.ReVisiT()
+    for named in ("chain:methods=vcd,revisit", "chain:methods=[vcd,revisit]", revisit.Chain(["vcd", "revisit"])):
+        assert as_method(named, "qwen2_5_vl") == revisit.Chain([revisit.VCD(), wanted])
+    assert as_method(revisit.Chain([revisit.VCD, revisit.ReVisiT]), "qwen2_5_vl") == revisit.Chain(["vcd", wanted])
+    fixed = revisit.Chain([revisit.VCD(), revisit.ReVisiT()])
+    assert as_method(fixed, "qwen2_5_vl") == fixed
+    assert as_method({"name": "chain", **fixed.settings()}, "qwen2_5_vl") == fixed  # as a trace keeps it
+    assert as_method("chain:methods=[revisit:layers=low]", "qwen2_5_vl").methods[0].layers == "low"  # type: ignore[attr-defined]

@@ -31,11 +31,13 @@ def decoded() -> tuple[Any, Trace]:
     return output[:, inputs["input_ids"].shape[1] :], trace
 
 
-def test_a_recorded_trace_has_the_tokens_of_the_output(decoded: tuple[Any, Trace]) -> None:
-    output, trace = decoded
+def test_a_recorded_trace_has_the_tokens_of_the_output_and_their_text(decoded: tuple[Any, Trace]) -> None:
+    (output, trace), (_, processor) = decoded, families.build("llava")
     assert [[record.token for record in row.records] for row in trace.rows] == output.tolist()
-    assert trace.method["name"] == "revisit"
-    assert trace.method["alpha"] == 1e-3
+    assert (trace.method["name"], trace.method["alpha"]) == ("revisit", 1e-3)
+    for record in (record for row in trace.rows for record in row.records):
+        assert record.text == processor.tokenizer.decode([record.token])
+        assert record.texts == [processor.tokenizer.decode([token]) for token in record.ids]
 
 
 def test_records_have_text_if_the_model_has_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,17 +49,7 @@ def test_records_have_text_if_the_model_has_a_processor(monkeypatch: pytest.Monk
     trace = Trace(record=True)
     revisit.generate(model, **inputs, method="icd", trace=trace, **OPTIONS)
     assert trace.method == {"name": "icd", **revisit.ICD().settings()}
-    assert [record.text for record in trace.rows[0].records] == [
-        processor.tokenizer.decode([record.token]) for record in trace.rows[0].records
-    ]
-
-
-def test_records_have_the_text_of_their_tokens(decoded: tuple[Any, Trace]) -> None:
-    _, processor = families.build("llava")
-    for row in decoded[1].rows:
-        for record in row.records:
-            assert record.text == processor.tokenizer.decode([record.token])
-            assert record.texts == [processor.tokenizer.decode([token]) for token in record.ids]
+    assert all(record.text == processor.tokenizer.decode([record.token]) for record in trace.rows[0].records)
 
 
 def test_repr(decoded: tuple[Any, Trace]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -74,6 +76,45 @@ def decode(family: str, inputs: Any, method: Method | None, **kwargs: Any) -> tu
 
 
 VOCABULARY = families.VOCAB + 1  # an end token outside the vocabulary, so that every row has the full length
+
+
+def extended(inputs: Any, tokens: Tensor) -> dict[str, Any]:
+    """Append tokens (rows, n) to the prompts."""
+    longer = dict(inputs)
+    for name, value in (("input_ids", tokens), ("attention_mask", tokens * 0 + 1), ("mm_token_type_ids", tokens * 0)):
+        if name in longer:
+            longer[name] = torch.cat([longer[name], value.to(longer[name].dtype)], dim=1)
+    return longer
+
+
+def image_tokens(family: str, ids: Tensor) -> Tensor:
+    """The mask of the vision tokens and of the tokens around them, by name."""
+    model, processor = families.build(family)
+    around = {"qwen2_5_vl": ["<|vision_start|>", "<|vision_end|>"], "internvl": ["<img>", "</img>"]}.get(family, [])
+    wanted = [model.config.image_token_id, *processor.tokenizer.convert_tokens_to_ids(around)]
+    return torch.isin(ids, torch.tensor(wanted))
+
+
+def text_alone(family: str, inputs: Any) -> dict[str, Any]:
+    """The prompt without its image and everything about it."""
+    ids = inputs["input_ids"][:, ~image_tokens(family, inputs["input_ids"])[0]]
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+@contextmanager
+def counted(module: torch.nn.Module) -> Iterator[list[int]]:
+    """Count the rows of logits, or of states, that a module returns in each of its calls within the context."""
+    rows: list[int] = []
+
+    def count(_module: object, _args: object, output: Any) -> None:
+        logits = getattr(output, "logits", output)
+        rows.append(len(logits) if logits is not output else output.shape[:-1].numel())
+
+    hook = module.register_forward_hook(count)
+    try:
+        yield rows
+    finally:
+        hook.remove()
 
 
 def new_tokens(output: Any, inputs: Any) -> Tensor:

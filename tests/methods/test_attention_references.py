@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from decoding_cases import LENGTH, batch, decode, single
+from decoding_cases import LENGTH, batch, counted, decode, extended, single
 from torch import Tensor
 from transformers.modeling_utils import AttentionInterface
 
@@ -89,6 +89,11 @@ def middle_rule(layer: int, scores: Tensor, image: Tensor) -> None:
         scores[:, :, -1, image] = last + 0.8 * last.abs().mean(dim=1, keepdim=True)
 
 
+def pai_rule(layer: int, scores: Tensor, image: Tensor) -> None:
+    if layer >= 2:
+        scores[:, :, -1, image] += 0.4 * scores[:, :, -1, image].abs()
+
+
 def vaf_rule(layer: int, scores: Tensor, image: Tensor) -> None:
     if layer not in (1, 2):
         return
@@ -104,8 +109,9 @@ def vaf_rule(layer: int, scores: Tensor, image: Tensor) -> None:
     [
         (MiddleLayers(alpha=0.8, layers=(1, 2)), middle_rule),
         (VAF(enhance=1.8, suppress=0.6, layers=(1, 2)), vaf_rule),
+        (revisit.PAI(alpha=0.4, gamma=None), pai_rule),
     ],
-    ids=["middle_layers", "vaf"],
+    ids=["middle_layers", "vaf", "pai"],
 )
 def test_attention_is_changed_as_published(name: str, method: Any, rule: Rule) -> None:
     setup = setting(name)
@@ -144,14 +150,8 @@ def consistent(word: str, token: str, groups: dict[str, list[str]]) -> bool:
 
 def ahead(setup: tuple[Any, Any, Any], inputs: Any, said: Tensor, **options: Any) -> Any:
     """One full forward over the prompt and some tokens."""
-    ids = inputs["input_ids"]
-    more = {"input_ids": torch.cat([ids, said[None]], 1)}
-    more["attention_mask"] = torch.ones(1, ids.shape[1] + len(said), dtype=torch.long)
-    if "mm_token_type_ids" in inputs:
-        zeros = torch.zeros(1, len(said), dtype=inputs["mm_token_type_ids"].dtype)
-        more["mm_token_type_ids"] = torch.cat([inputs["mm_token_type_ids"], zeros], 1)
     with torch.no_grad():
-        return setup[0](**{**inputs, **more}, **options)
+        return setup[0](**extended(inputs, said[None]), **options)
 
 
 def is_whole(text: str, start: int, end: int) -> bool:
@@ -352,12 +352,8 @@ def test_many_patches_are_read_in_slices(monkeypatch: pytest.MonkeyPatch) -> Non
     method = SADT(words=LETTERS, layers=(2, 3), patches=16)
     whole, _ = decode("qwen2_5_vl", single("qwen2_5_vl", 1), method)
     monkeypatch.setattr(sadt, "LOGITS", 3 * families.VOCAB)
-    read: list[int] = []
-    hook = families.build("qwen2_5_vl")[0].lm_head.register_forward_hook(
-        lambda _m, _a, out: read.append(len(out.flatten(0, -2)))
-    )
-    sliced, _ = decode("qwen2_5_vl", single("qwen2_5_vl", 1), method)
-    hook.remove()
+    with counted(families.build("qwen2_5_vl")[0].lm_head) as read:
+        sliced, _ = decode("qwen2_5_vl", single("qwen2_5_vl", 1), method)
     assert max(read) == 3
     torch.testing.assert_close(sliced.scores, whole.scores)
 
@@ -433,26 +429,20 @@ def test_wrong_settings_raise(make: Callable[[], Any], message: str) -> None:
 @pytest.mark.parametrize("method", [MiddleLayers(), VAF(), SADT(words=("ǿ",)), FLB()], ids=lambda m: m.name)
 def test_one_forward_a_token(method: Any) -> None:
     model, _ = families.build("qwen2_5_vl")
-    rows: list[int] = []
-    hook = model.register_forward_hook(lambda _module, _args, output: rows.append(len(output.logits)))
-    decode("qwen2_5_vl", batch("qwen2_5_vl"), method)
-    hook.remove()
+    with counted(model) as rows:
+        decode("qwen2_5_vl", batch("qwen2_5_vl"), method)
     assert rows == [2] * LENGTH
 
 
 def test_sadt_reads_patches_only_where_an_object_word_begins() -> None:
     model, _ = families.build("qwen2_5_vl")
-    read: list[int] = []
-    hook = model.lm_head.register_forward_hook(lambda _m, _a, output: read.append(output.shape[:-1].numel()))
-    _, trace = decode("qwen2_5_vl", single("qwen2_5_vl", 1), SADT(words=LETTERS, layers=(2, 3), patches=3))
-    hook.remove()
+    with counted(model.lm_head) as read:
+        _, trace = decode("qwen2_5_vl", single("qwen2_5_vl", 1), SADT(words=LETTERS, layers=(2, 3), patches=3))
     more = [count for count in read if count != 1]
     assert set(more) <= {2 * 3}  # two layers, three patches
     assert 0 < trace.summary()["applied"] <= len(more) < LENGTH
-    read.clear()
-    hook = model.lm_head.register_forward_hook(lambda _m, _a, output: read.append(output.shape[:-1].numel()))
-    decode("qwen2_5_vl", single("qwen2_5_vl", 1), SADT(words=("ǿ",)))
-    hook.remove()
+    with counted(model.lm_head) as read:
+        decode("qwen2_5_vl", single("qwen2_5_vl", 1), SADT(words=("ǿ",)))
     assert read == [1] * LENGTH
 
 

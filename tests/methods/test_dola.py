@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from decoding_cases import FAMILIES, batch, decode
+from torch import Tensor
 
 import families
 import parity_pack
@@ -40,15 +41,20 @@ def test_every_row_of_the_reference_token_for_token() -> None:
                 assert scores[0].topk(len(best)).values.tolist() == pytest.approx(best, abs=2e-3)
 
 
+def early_logits(family: str, layers: tuple[int, ...], *, normed: bool = False) -> tuple[Tensor, Tensor]:
+    """The logits of the first step, and those of early layers, from all hidden states.  -> (rows, V), (rows, layers, V)"""
+    model, _ = families.build(family)
+    with torch.no_grad():
+        output = model(**batch(family), output_hidden_states=True)
+        states = torch.stack([output.hidden_states[layer][:, -1] for layer in layers], dim=1)
+        early = model.lm_head(model.model.language_model.norm(states) if normed else states)
+    return output.logits[:, -1], early
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_early_exits_are_the_hidden_states_through_the_head(family: str) -> None:
-    model, _ = families.build(family)
-    inputs = batch(family)
-    output, trace = decode(family, inputs, DoLa(layers=(0, 1, 3), relative_top=0.001))
-    with torch.no_grad():
-        states = model(**inputs, output_hidden_states=True)
-    early = model.lm_head(torch.stack([states.hidden_states[i][:, -1] for i in (0, 1, 3)], dim=1))
-    logits = states.logits[:, -1]
+    output, trace = decode(family, batch(family), DoLa(layers=(0, 1, 3), relative_top=0.001))
+    logits, early = early_logits(family, (0, 1, 3))
     best = dola.divergences(logits, early).argmax(-1)
     want = torch.stack([dola.contrast(logits[r], early[r, best[r]], 0.001) for r in (0, 1)])
     torch.testing.assert_close(output.scores[0], want, atol=1e-4, rtol=1e-4)
@@ -57,27 +63,16 @@ def test_early_exits_are_the_hidden_states_through_the_head(family: str) -> None
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_deco_uses_the_normed_states(family: str) -> None:
-    model, _ = families.build(family)
-    inputs = batch(family)
-    output, _ = decode(family, inputs, DeCo(layers=(1, 2)))
-    with torch.no_grad():
-        states = model(**inputs, output_hidden_states=True)
-    early = torch.stack([states.hidden_states[i][:, -1] for i in (1, 2)], dim=1)
-    early = model.lm_head(model.model.language_model.norm(early))
-    want, _ = deco.correct(states.logits[:, -1], early, 0.6, 0.9, 20)
+    output, _ = decode(family, batch(family), DeCo(layers=(1, 2)))
+    want, _ = deco.correct(*early_logits(family, (1, 2), normed=True), 0.6, 0.9, 20)
     torch.testing.assert_close(output.scores[0], want, atol=1e-4, rtol=1e-4)
 
 
 def test_one_layer_for_the_batch_is_the_published_rule() -> None:
-    inputs = batch("llava")
-    output, _ = decode("llava", inputs, DoLa.official(layers=(1, 2, 3)))
-    model, _ = families.build("llava")
-    with torch.no_grad():
-        states = model(**inputs, output_hidden_states=True)
-    early = model.lm_head(torch.stack([states.hidden_states[i][:, -1] for i in (1, 2, 3)], dim=1))
-    best = int(dola.divergences(states.logits[:, -1], early).mean(0).argmax())
-    want = dola.contrast(states.logits[:, -1], early[:, best], 0.1)
-    torch.testing.assert_close(output.scores[0], want, atol=1e-4, rtol=1e-4)
+    output, _ = decode("llava", batch("llava"), DoLa.official(layers=(1, 2, 3)))
+    logits, early = early_logits("llava", (1, 2, 3))
+    best = int(dola.divergences(logits, early).mean(0).argmax())
+    torch.testing.assert_close(output.scores[0], dola.contrast(logits, early[:, best], 0.1), atol=1e-4, rtol=1e-4)
 
 
 def test_missing_layers_raise() -> None:

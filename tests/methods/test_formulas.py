@@ -34,10 +34,7 @@ def test_dola_prefers_the_layer_that_differs_most() -> None:
     close(apart[0], [0.025069, 0.000239])
     assert int(apart.argmax()) == 0
     close(dola.contrast(final, early[0], 0.1), [1.297952, -0.702048, 0.297952, INF, INF])
-
-
-def test_dola_without_a_cut_subtracts_raw_logits() -> None:
-    close(dola.contrast(t(3, 1), t(1, 2), 0.0), [2.0, -1.0])
+    close(dola.contrast(t(3, 1), t(1, 2), 0.0), [2.0, -1.0])  # without a cut: raw logits
 
 
 @pytest.mark.parametrize(("beta", "want"), [(0.1, [4.5, 5.0, 2.9, INF]), (0.2, [4.5, 5.0, INF, INF])])
@@ -103,26 +100,18 @@ def test_code(power: float, divergence: float, want: list[float]) -> None:
     close(code.contrast(t(*CLEAN), t(*OTHER), power), want)
 
 
-def test_code_with_identical_branches_is_the_model() -> None:
-    logits = t(*CLEAN)
-    assert float(code.bounded_divergence(logits.softmax(-1), logits.softmax(-1), 0.7)) == 0
-    close(code.contrast(logits, logits, 0.7), CLEAN)
-
-
-def test_code_divergence_of_disjoint_distributions_is_one() -> None:
+def test_code_is_the_model_for_identical_branches_and_its_divergence_one_for_disjoint_ones() -> None:
+    close(code.contrast(t(*CLEAN), t(*CLEAN), 0.7), CLEAN)
     assert float(code.bounded_divergence(t(1, 0), t(0, 1), 0.7)) == pytest.approx(1.0)
 
 
 def test_deco() -> None:
     logits, early = t(4, 3.8, 2, 0), torch.stack([t(1, 3, 0.5, 0), t(3, 2, 1, 0)])
     assert deco.candidates(logits, 0.9, 20).tolist() == [True, True, False, False]
+    assert deco.candidates(torch.zeros(50), 0.9, 20).sum() == 20
     scores, layer = deco.correct(logits[None], early[None], 0.6, 0.9, 20)
     assert layer.tolist() == [0]
     close(scores[0], [4.473482, 5.220446, INF, INF])
-
-
-def test_deco_candidates_are_at_most_top_k() -> None:
-    assert deco.candidates(torch.zeros(50), 0.9, 20).sum() == 20
 
 
 @pytest.mark.parametrize(
@@ -145,11 +134,6 @@ def test_published_layers_scale_with_the_decoder(published: tuple[int, int], dep
 def test_pai_guidance() -> None:
     close(pai.guide(t(*CLEAN), t(*OTHER), 1.1, 0.1), [-0.463132, -1.313132, -2.243132, INF])
     close(pai.guide(t(*CLEAN), t(*OTHER), 1.0, 0.1), t(*CLEAN).log_softmax(-1).tolist())
-
-
-def test_pai_amplifies_the_image_only() -> None:
-    scores, image = t(1, -2, 3)[None, None, None], torch.tensor([[True, True, False]])
-    close(pai.amplify(scores, image, 0.5)[0, 0, 0], [1.5, -1.0, 3.0])
 
 
 def test_ritual() -> None:
@@ -184,15 +168,10 @@ def test_avisc_finds_the_over_attended() -> None:
     [
         ("low", 32, False, (0, 2, 4, 6, 8, 10, 12, 14)),
         ("high", 32, False, (16, 18, 20, 22, 24, 26, 28, 30)),
-        ("low", 40, False, tuple(range(0, 20, 2))),
-        ("high", 40, False, tuple(range(20, 40, 2))),
-        ("low", 60, False, tuple(range(0, 20, 2))),
         ("high", 60, False, tuple(range(40, 60, 2))),
         ("low", 36, True, tuple(range(2, 18, 2))),
-        ("low", 4, True, (2,)),
         ("low", 2, True, (1,)),
         ("low", 1, False, (0,)),
-        ("all", 32, False, tuple(range(0, 32, 2))),
         ((5, 1, 6), 6, False, (1, 5)),
     ],
 )
@@ -240,10 +219,9 @@ def test_avisc_takes_a_row_with_nan_for_the_clean_logits() -> None:
     close(found[1], contrast(t(*CLEAN), t(*OTHER), 1.0, 0.1).tolist())
 
 
-def test_pai_leaves_hidden_columns_hidden() -> None:
-    scores = torch.tensor([[[[1.0, -torch.inf, -2.0]]]])
-    got = pai.amplify(scores, torch.tensor([[True, True, False]]), 0.5)
-    assert got.tolist() == [[[[1.5, -torch.inf, -2.0]]]]
+def test_pai_amplifies_the_image_only_and_leaves_hidden_columns_hidden() -> None:
+    scores, image = t(1, -2, INF, -3)[None, None, None], torch.tensor([[True, True, True, False]])
+    close(pai.amplify(scores, image, 0.5)[0, 0, 0], [1.5, -1.0, INF, -3.0])
 
 
 @given(st.lists(st.integers(-8, 8), min_size=2, max_size=12), st.sampled_from([0.5, 0.75, 0.8, 0.9]))

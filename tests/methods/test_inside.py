@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from decoding_cases import LENGTH, METHODS, batch, decode, new_tokens, single
+from decoding_cases import LENGTH, METHODS, batch, counted, decode, extended, new_tokens, single, text_alone
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
@@ -23,23 +23,6 @@ from revisit.methods import memvr, only, vista
 
 PAIR = ("llava", "qwen2_5_vl")
 ROW = 1  # the prompt whose image is not square
-
-
-def extended(inputs: dict[str, Any], tokens: list[int]) -> dict[str, Any]:
-    """Append tokens to a prompt."""
-    more, given = torch.tensor([tokens], dtype=torch.long), dict(inputs)
-    for name, value in (("input_ids", more), ("attention_mask", more * 0 + 1), ("mm_token_type_ids", more * 0)):
-        if name in given:
-            given[name] = torch.cat([given[name], value.to(given[name].dtype)], dim=1)
-    return given
-
-
-def text_alone(family: str, inputs: dict[str, Any]) -> dict[str, Any]:
-    model, processor = families.build(family)
-    around = ["<|vision_start|>", "<|vision_end|>"] if family == "qwen2_5_vl" else []
-    gone = torch.tensor([model.config.image_token_id, *processor.tokenizer.convert_tokens_to_ids(around)])
-    ids = inputs["input_ids"][:, ~torch.isin(inputs["input_ids"][0], gone)]
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
 @contextlib.contextmanager
@@ -56,11 +39,11 @@ def check(family: str, method: Method, scores_of: Any) -> None:
     inputs = dict(single(family, ROW))
     output, _ = decode(family, inputs, method)
     plain, _ = decode(family, inputs, None)
-    said = new_tokens(output, inputs)[0].tolist()
+    said = new_tokens(output, inputs)  # (1, n)
     for step, scores in enumerate(output.scores):
-        want = scores_of(inputs, said[:step])
+        want = scores_of(inputs, said[:, :step])
         torch.testing.assert_close(scores[0], want, atol=2e-4, rtol=1e-4)
-        assert int(want.argmax()) == said[step]
+        assert want.argmax() == said[0, step]
     assert any(not torch.allclose(a, b, atol=1e-3) for a, b in zip(output.scores, plain.scores, strict=True))
 
 
@@ -79,7 +62,7 @@ def test_vista_steers_and_mixes_as_written(family: str) -> None:
             model(**inputs)
         return torch.stack(found)  # (layers, d)
 
-    def scores_of(inputs: dict[str, Any], said: list[int]) -> Tensor:
+    def scores_of(inputs: dict[str, Any], said: Tensor) -> Tensor:
         direction = outputs(inputs) - outputs(text_alone(family, inputs))
         direction[0, 0] += 1
 
@@ -113,20 +96,13 @@ def test_vista_turns_states_at_their_own_length() -> None:
 
 
 def test_vista_runs_the_prompt_three_times_and_each_token_once() -> None:
-    model, _ = families.build("llava")
-    lengths: list[int] = []
-    hook = model.model.language_model.layers[0].register_forward_hook(lambda _m, _a, x: lengths.append(x.shape[1]))
-    with hooked(hook):
-        decode("llava", single("llava", ROW), VISTA())
+    first = families.build("llava")[0].model.language_model.layers[0]
     prompt = single("llava", ROW)["input_ids"].shape[1]
     text = text_alone("llava", single("llava", ROW))["input_ids"].shape[1]
-    assert lengths == [prompt, text, prompt] + [1] * (LENGTH - 1)
-    lengths.clear()
-    with hooked(
-        model.model.language_model.layers[0].register_forward_hook(lambda _m, _a, x: lengths.append(x.shape[1]))
-    ):
-        decode("llava", single("llava", ROW), VISTA(strength=0))
-    assert lengths == [prompt] + [1] * (LENGTH - 1)
+    for method, prefills in ((VISTA(), [prompt, text, prompt]), (VISTA(strength=0), [prompt])):
+        with counted(first) as lengths:
+            decode("llava", single("llava", ROW), method)
+        assert lengths == prefills + [1] * (LENGTH - 1)
 
 
 # -- MemVR ----------------------------------------------------------------------------------------------------------------
@@ -140,11 +116,11 @@ def test_memvr_acts_in_the_first_uncertain_layer(family: str) -> None:
     layers, threshold, ratio = (1, 2, 3), 0.93, 0.4
     used: list[int | None] = []
 
-    def scores_of(inputs: dict[str, Any], said: list[int]) -> Tensor:
+    def scores_of(inputs: dict[str, Any], said: Tensor) -> Tensor:
         start = inputs["input_ids"].shape[1]
         image = inputs["input_ids"][0] == model.config.image_token_id
         chosen: list[int | None] = []  # the layer of each forward so far
-        for count in range(len(said) + 1):  # as many forwards as there were
+        for count in range(said.shape[1] + 1):  # as many forwards as there were
             spans = [slice(0, start), *(slice(start + n, start + n + 1) for n in range(count))]
             state: dict[str, Any] = {"vision": None}
             chosen.append(None)
@@ -171,7 +147,7 @@ def test_memvr_acts_in_the_first_uncertain_layer(family: str) -> None:
                 hooks.append(block.register_forward_pre_hook(lambda m, a, n=number: read(m, a, n)))
                 hooks.append(block.mlp.register_forward_hook(lambda m, a, o, n=number: look(m, a, o, n)))
             with hooked(*hooks), torch.no_grad():
-                logits: Tensor = model(**extended(inputs, said[:count])).logits[0, -1]
+                logits: Tensor = model(**extended(inputs, said[:, :count])).logits[0, -1]
         used[:] = chosen
         return logits
 
@@ -188,8 +164,7 @@ def test_memvr_uncertainty() -> None:
 def test_memvr_without_uncertainty_equals_the_model() -> None:
     model, _ = families.build("qwen2_5_vl")
     plain, _ = decode("qwen2_5_vl", batch("qwen2_5_vl"), None)
-    calls: list[int] = []
-    with hooked(model.register_forward_hook(lambda _m, _a, _o: calls.append(1))):
+    with counted(model) as calls:
         sure, trace = decode("qwen2_5_vl", batch("qwen2_5_vl"), MemVR(threshold=1.0))
     assert len(calls) == LENGTH
     assert torch.equal(sure.sequences, plain.sequences)
@@ -201,12 +176,12 @@ def test_memvr_without_uncertainty_equals_the_model() -> None:
 # -- ONLY -----------------------------------------------------------------------------------------------------------------
 
 
-def only_logits(family: str, inputs: dict[str, Any], said: list[int]) -> tuple[Tensor, Tensor]:
+def only_logits(family: str, inputs: dict[str, Any], said: Tensor) -> tuple[Tensor, Tensor]:
     """The model's logits and those of the shortcut from layer 0, from its whole attention matrix."""
     model, _ = families.build(family)
     text = model.model.language_model
     first, last = text.layers[0], text.layers[-1]
-    image = torch.cat([inputs["input_ids"][0] == model.config.image_token_id, torch.zeros(len(said)).bool()])
+    image = torch.cat([inputs["input_ids"][0] == model.config.image_token_id, torch.zeros(said.shape[1]).bool()])
     words = ~image
     words[0] = False
     read: list[Tensor] = []
@@ -239,7 +214,7 @@ def only_logits(family: str, inputs: dict[str, Any], said: list[int]) -> tuple[T
 @pytest.mark.parametrize("family", PAIR)
 @pytest.mark.parametrize("gamma", [0.0, 2.0], ids=["contrasted", "added"])
 def test_only_takes_the_shortcut_from_one_layers_attention(family: str, gamma: float) -> None:
-    def scores_of(inputs: dict[str, Any], said: list[int]) -> Tensor:
+    def scores_of(inputs: dict[str, Any], said: Tensor) -> Tensor:
         logits, other = only_logits(family, inputs, said)
         mixed = logits + 3 * other if gamma else 2 * logits - other
         return mixed.masked_fill(logits < logits.max() + math.log(0.1), -torch.inf)
@@ -259,13 +234,7 @@ def test_only_adds_where_the_two_agree() -> None:
 
 def test_only_takes_one_forward_a_token_and_a_head_row_more() -> None:
     model, _ = families.build("llava")
-    forwards: list[int] = []
-    rows: list[int] = []
-    hooks = (
-        model.register_forward_hook(lambda _m, _a, _o: forwards.append(1)),
-        model.lm_head.register_forward_hook(lambda _m, _a, output: rows.append(output.numel() // families.VOCAB)),
-    )
-    with hooked(*hooks):
+    with counted(model) as forwards, counted(model.lm_head) as rows:
         decode("llava", batch("llava"), ONLY())
     assert len(forwards) == LENGTH
     assert rows == [2, 2] * LENGTH

@@ -1,4 +1,4 @@
-"""OPERA: the released code's tokens, a plain re-computation of its rules, batches, families and errors."""
+"""OPERA: the released code's tokens, a plain re-computation of its rules, its beam search, families and errors."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+from decoding_cases import counted, extended
 from torch import Tensor
 
 import families
 import revisit
-from revisit import OPERA, RevisitError
+from revisit import OPERA, Method, RevisitError
 from revisit.decoding.batch import decode_batch
+from revisit.decoding.loop import Loop
+from revisit.decoding.run import Run
 from revisit.decoding.settings import Decoding
 from revisit.methods import opera
 from revisit.paper import latency
@@ -81,12 +84,8 @@ def looked(model: Any, inputs: dict[str, Any], said: list[list[int]]) -> tuple[T
     """Logits (rows, V), and attention (rows, T, T): of each place the most of all heads, normalized, in the last layer."""
     rows, more = len(said), torch.tensor(said, dtype=torch.long)
     given = {name: value.repeat(rows, *[1] * (value.ndim - 1)) for name, value in inputs.items()}
-    given["input_ids"] = torch.cat([given["input_ids"], more], dim=1)
-    for name, fill in (("attention_mask", 1), ("mm_token_type_ids", 0)):
-        if name in given:
-            given[name] = torch.cat([given[name], torch.full_like(more, fill).to(given[name].dtype)], dim=1)
     with torch.no_grad():
-        output = model(**given, output_attentions=True)
+        output = model(**extended(given, more), output_attentions=True)
     most = output.attentions[-1].amax(1)
     return output.logits[:, -1].float(), most / most.sum(-1, keepdim=True)
 
@@ -157,15 +156,60 @@ def test_every_row_of_a_batch_equals_a_plain_recomputation(
     assert got == want
 
 
+# -- its beam search alone: transformers' tokens and scores, also after stepping back ------------------------------------
+
+
+class OwnBeams(Method):
+    """Beam search by its own loop; after the third token it steps back once to the first and searches again."""
+
+    back: bool = False
+
+    name = "own-beams"
+
+    def decode(self, run: Run, loop: Loop) -> Any:
+        moments, step, back = [opera.Beams.start(run)], 0, self.back
+        while not bool(moments[step].over.all()):
+            ids = moments[step].ids(run.input_ids)
+            log_probs = run.forward(ids).log_softmax(-1)
+            moments[step + 1 :] = [moments[step].step(loop.scores(ids, log_probs), run, loop)]
+            step += 1
+            if back and step == 3:
+                back, step = False, 1
+                run.crop(run.input_ids.shape[1])
+            else:
+                run.reorder(moments[step].rows.flatten())
+        return opera.Beams.answers(run, [moments[step]] * len(moments[step].over))
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("llava", {"early_stopping": True}),
+        ("qwen2_5_vl", {"early_stopping": "never", "length_penalty": 2.0}),
+        ("llava", {"length_penalty": 0.0, "num_return_sequences": 3}),
+        ("qwen2_5_vl", {"min_new_tokens": 5}),
+    ],
+    ids=str,
+)
+def test_the_search_is_transformers_own(family: str, options: dict[str, Any]) -> None:
+    model, _ = families.build(family)
+    inputs = families.inputs(family, ["what is it", "and what is this"], [[families.image(n)] for n in (1, 2)])
+    options = {"max_new_tokens": 7, "num_beams": 4, "do_sample": False, "pad_token_id": 0, **options}
+    options |= {"eos_token_id": [2, *range(50, 150)], "return_dict_in_generate": True, "output_scores": True}
+    want = model.generate(**inputs, **options)
+    for back in (False, True):
+        got = revisit.generate(model, **inputs, method=OwnBeams(back=back), **options)
+        assert torch.equal(got.sequences, want.sequences)
+        torch.testing.assert_close(got.sequences_scores, want.sequences_scores, atol=1e-4, rtol=1e-4)
+
+
 # -- counts, families, settings, errors ---------------------------------------------------------------------------------
 
 
 def test_a_step_takes_one_forward_and_one_for_each_candidate() -> None:
     model, _ = families.build("llava")
-    rows: list[int] = []
-    hook = model.register_forward_hook(lambda _module, _args, output: rows.append(len(output.logits)))
-    search(model, prompt("llava", 1, 2), OPERA(beams=3, candidates=4), 6)
-    hook.remove()
+    with counted(model) as rows:
+        search(model, prompt("llava", 1, 2), OPERA(beams=3, candidates=4), 6)
     assert rows == [2 * 3] * 6 * (1 + 4)
 
 

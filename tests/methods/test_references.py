@@ -7,12 +7,14 @@ that is swapped, stale, shifted or fed the wrong tokens is seen at the step wher
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from decoding_cases import FAMILIES, decode, single
+from decoding_cases import FAMILIES, counted, decode, extended, image_tokens, single, text_alone
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -21,7 +23,7 @@ import revisit
 from revisit import CODE, ICD, M3ID, PAI, RITUAL, SID, VCD, AvisC, Chain
 from revisit.decoding.contrastive import contrast
 from revisit.decoding.method import Method
-from revisit.decoding.prompt_edits import space_after_image
+from revisit.decoding.prompt_edits import around_image, space_after_image, starts_with_bos
 from revisit.hooks.attention import Call
 from revisit.methods import as_method, avisc, code, m3id, pai, ritual, sid, vcd
 
@@ -31,13 +33,8 @@ ROW = 1  # the prompt whose image is not square
 def continued(family: str, inputs: dict[str, Any], tokens: Tensor) -> Tensor:
     """The model's logits after a prompt and some tokens, in one forward.  -> (V,)"""
     model, _ = families.build(family)
-    extended = dict(inputs)
-    for name in ("input_ids", "attention_mask", "mm_token_type_ids"):
-        if name in extended:
-            more = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}.get(name, torch.zeros_like(tokens))
-            extended[name] = torch.cat([extended[name], more.to(extended[name].dtype)], dim=1)
     with torch.no_grad():
-        logits: Tensor = model(**extended, logits_to_keep=1).logits[0, -1]
+        logits: Tensor = model(**extended(inputs, tokens), logits_to_keep=1).logits[0, -1]
     return logits
 
 
@@ -62,24 +59,6 @@ def check(
     assert swapped_differs
 
 
-def without(inputs: dict[str, Any], drop: Tensor) -> dict[str, Any]:
-    """The text of a prompt alone: columns where `drop` is true and everything about the image left out."""
-    keep = ~drop[0]
-    names = [n for n in ("input_ids", "attention_mask", "mm_token_type_ids") if n in inputs]
-    text = {name: inputs[name][:, keep] for name in names}
-    text.pop("mm_token_type_ids", None)
-    return text
-
-
-def image_tokens(family: str, ids: Tensor) -> Tensor:
-    """The vision tokens and the tokens around them, by name."""
-    _, processor = families.build(family)
-    around = {"qwen2_5_vl": ["<|vision_start|>", "<|vision_end|>"], "internvl": ["<img>", "</img>"]}.get(family, [])
-    model, _ = families.build(family)
-    wanted = [model.config.image_token_id, *processor.tokenizer.convert_tokens_to_ids(around)]
-    return torch.isin(ids, torch.tensor(wanted))
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_vcd_contrasts_with_the_noisy_image(family: str) -> None:
     from revisit.hooks.pixels import content_seed
@@ -96,41 +75,32 @@ def test_vcd_contrasts_with_the_noisy_image(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_m3id_contrasts_with_the_text_alone(family: str) -> None:
-    method = M3ID(decay=0.3, start=1)
-    check(
-        family,
-        method,
-        lambda inputs: without(inputs, image_tokens(family, inputs["input_ids"])),
-        lambda a, b, step: m3id.contrast(a, b, m3id.weight(step + 1, 0.3), 0.1),
-    )
+def test_m3id_and_pai_contrast_with_the_text_alone(family: str) -> None:
+    alone = functools.partial(text_alone, family)
+    weighted = lambda a, b, step: m3id.contrast(a, b, m3id.weight(step + 1, 0.3), 0.1)  # noqa: E731
+    check(family, M3ID(decay=0.3, start=1), alone, weighted)
+    check(family, PAI.guidance(gamma=1.5), alone, lambda a, b, _: pai.guide(a, b, 1.5, 0.1))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_pai_guides_away_from_the_text_alone(family: str) -> None:
-    check(
-        family,
-        PAI.guidance(gamma=1.5),
-        lambda inputs: without(inputs, image_tokens(family, inputs["input_ids"])),
-        lambda a, b, _: pai.guide(a, b, 1.5, 0.1),
-    )
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_icd_contrasts_with_the_disturbed_prompt(family: str) -> None:
+@pytest.mark.parametrize("place", ["image", "system"])
+def test_icd_contrasts_with_the_disturbed_prompt(family: str, place: str) -> None:
+    """After the image; or, in a prompt without a chat format, at the beginning."""
     _, processor = families.build(family)
 
     def disturbed(inputs: dict[str, Any]) -> dict[str, Any]:
-        words = torch.tensor([processor.tokenizer("You are confused.", add_special_tokens=False)["input_ids"]])
-        at = int(image_tokens(family, inputs["input_ids"]).nonzero()[-1, 1]) + 1
+        sentence = "You are confused." + " " * (place == "system")
+        words = torch.tensor([processor.tokenizer(sentence, add_special_tokens=False)["input_ids"]])
+        after = int(image_tokens(family, inputs["input_ids"]).nonzero()[-1, 1]) + 1
+        at = after if place == "image" else int(inputs["input_ids"][0, 0] == processor.tokenizer.bos_token_id)
         for name, new in (("input_ids", words), ("attention_mask", words * 0 + 1), ("mm_token_type_ids", words * 0)):
             if name in inputs:
                 old = inputs[name]
                 inputs[name] = torch.cat([old[:, :at], new.to(old.dtype), old[:, at:]], dim=1)
         return inputs
 
-    after = ICD(sentence="You are confused.", place="image")
-    check(family, after, disturbed, lambda a, b, _: contrast(a, b, 1.0, 0.1))
+    method = ICD(sentence="You are confused.", place=place)
+    check(family, method, disturbed, lambda a, b, _: contrast(a, b, 1.0, 0.1))
 
 
 def as_turns(system: str) -> str:
@@ -170,22 +140,6 @@ def test_icd_replaces_the_system_message() -> None:
         torch.testing.assert_close(scores[0][kept], want[kept], atol=2e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_icd_without_a_chat_format_disturbs_at_the_beginning(family: str) -> None:
-    _, processor = families.build(family)
-
-    def disturbed(inputs: dict[str, Any]) -> dict[str, Any]:
-        words = torch.tensor([processor.tokenizer("You are confused. ", add_special_tokens=False)["input_ids"]])
-        at = int(inputs["input_ids"][0, 0] == processor.tokenizer.bos_token_id)
-        for name, new in (("input_ids", words), ("attention_mask", words * 0 + 1), ("mm_token_type_ids", words * 0)):
-            if name in inputs:
-                old = inputs[name]
-                inputs[name] = torch.cat([old[:, :at], new.to(old.dtype), old[:, at:]], dim=1)
-        return inputs
-
-    check(family, ICD(sentence="You are confused."), disturbed, lambda a, b, _: contrast(a, b, 1.0, 0.1))
-
-
 def test_icd_keeps_its_sentence_apart_from_the_question() -> None:
     """Where the chat format has a line break behind the image the sentence needs none of its own; Qwen's has none."""
     _, processor = families.build("llava")
@@ -196,14 +150,11 @@ def test_icd_keeps_its_sentence_apart_from_the_question() -> None:
     assert not space_after_image(processor)
 
 
-def test_presets_of_icd() -> None:
+def test_presets_of_icd_and_avisc() -> None:
+    """AvisC: the parsers of the LLaVA programs; the AMBER script; the POPE script."""
     assert ICD() == ICD.official()
     assert (ICD.official().place, ICD.official().alpha, ICD.official().beta) == ("system", 1.0, 0.1)
     assert (ICD.questions().place, ICD.questions().alpha) == ("image", 0.5)
-
-
-def test_presets_of_avisc() -> None:
-    """The parsers of the LLaVA programs; the AMBER script; the POPE script."""
     assert (AvisC().alpha, AvisC().gamma, AvisC().sigma, AvisC().beta) == (1.0, 0.5, 0.99, 0.1)
     assert (AvisC.official().alpha, AvisC.official().sigma) == (2.5, 1.0)
     assert (AvisC.pope().alpha, AvisC.pope().sigma) == (1.0, 1.0)
@@ -254,12 +205,6 @@ def eager_attentions(family: str, inputs: dict[str, Any]) -> tuple[Tensor, ...]:
     finally:
         model.set_attn_implementation("sdpa")
     return tuple(layer[0] for layer in output.attentions)
-
-
-def first_step(family: str, method: Method) -> Tensor:
-    output, _ = decode(family, single(family, ROW), method)
-    scores: Tensor = output.scores[0][0]
-    return scores
 
 
 def sid_logits(family: str, inputs: dict[str, Any], tokens: Tensor, layer: int, keep: int) -> list[Tensor]:
@@ -352,45 +297,9 @@ def test_avisc_blanks_all_but_the_over_attended(family: str) -> None:
         other = model(**inputs).logits[0, -1]
     hook.remove()
     clean = continued(family, inputs, torch.zeros(1, 0, dtype=torch.long))
-    got = first_step(family, AvisC(sigma=0.5))
+    got = decode(family, inputs, AvisC(sigma=0.5))[0].scores[0][0]
     torch.testing.assert_close(got, contrast(clean, other, 1.0, 0.1), atol=2e-4, rtol=1e-4)
     assert not torch.allclose(got, contrast(other, clean, 1.0, 0.1), atol=1e-2)
-
-
-def test_pai_amplifies_attention_as_published() -> None:
-    """Against an attention function that does nothing but the published rule, in full."""
-    from transformers.modeling_utils import AttentionInterface
-    from transformers.models.llama.modeling_llama import repeat_kv
-
-    model, _ = families.build("llava")
-    inputs = dict(single("llava", ROW))
-    image = inputs["input_ids"] == model.config.image_token_id
-
-    def published(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float, **_: Any) -> Any:
-        key, value = (repeat_kv(x, module.num_key_value_groups) for x in (key, value))
-        scores = query @ key.transpose(2, 3) * scaling
-        if module.layer_idx >= 2:
-            columns = torch.nn.functional.pad(image[0], (0, key.shape[2] - image.shape[1]))
-            last = scores[:, :, -1]
-            scores[:, :, -1] = torch.where(columns, last + 0.4 * last.abs(), last)
-        if query.shape[2] > 1:
-            scores = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), -torch.inf)
-        return (scores.softmax(-1) @ value).transpose(1, 2), None
-
-    got, _ = decode("llava", inputs, PAI(alpha=0.4, gamma=None))
-    AttentionInterface.register("published_pai", published)
-    text = model.model.language_model.config
-    kernel, text._attn_implementation = text._attn_implementation, "published_pai"
-    try:
-        want, _ = decode("llava", inputs, None)
-    finally:
-        text._attn_implementation = kernel
-        AttentionInterface._global_mapping.pop("published_pai")
-    plain, _ = decode("llava", inputs, None)
-    assert torch.equal(got.sequences, want.sequences)
-    for mine, other in zip(got.logits, want.logits, strict=True):
-        torch.testing.assert_close(mine, other, atol=1e-4, rtol=1e-4)
-    assert not torch.allclose(got.logits[0], plain.logits[0], atol=1e-3)
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
@@ -460,3 +369,60 @@ def test_descriptions_do_not_depend_on_other_methods_of_a_chain(first: str) -> N
     assert torch.equal(outputs[0].sequences, outputs[1].sequences)
     for before, after in zip(outputs[0].scores, outputs[1].scores, strict=True):
         torch.testing.assert_close(before, after, atol=0, rtol=0)
+
+
+# -- descriptions of CODE -------------------------------------------------------------------------------------------------
+
+IMAGES = [families.image(seed) for seed in (1, 2)]
+
+
+def forwards(family: str, method: CODE, prompts: list[str], images: list[object]) -> int:
+    inputs = families.inputs(family, prompts, [[image] for image in images])
+    with counted(families.build(family)[0]) as rows:
+        decode(family, inputs, method, max_new_tokens=2)
+    return len(rows)
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
+def test_an_image_is_described_once(family: str) -> None:
+    method = CODE(description_tokens=3, mode="stacked")
+    code._DESCRIPTIONS.clear()
+    plain = 3  # two prompts and one step of both
+    assert forwards(family, method, ["a", "b"], IMAGES) == plain + 3
+    assert forwards(family, method, ["another question"], IMAGES[1:]) == plain  # known from the batch
+    assert forwards(family, method, ["and"], [families.image(3)]) == plain + 3
+    code._DESCRIPTIONS.clear()
+    assert forwards(family, method, ["a"], IMAGES[:1]) == plain + 3
+
+
+def test_old_descriptions_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code, "MOST", 2)
+    code._DESCRIPTIONS.clear()
+    for number in (1, 2, 3):
+        forwards("llava", CODE(description_tokens=3), ["a"], [families.image(number)])
+    assert len(code._DESCRIPTIONS[families.build("llava")[0]]) == 2
+
+
+def test_request_in_the_chat_format() -> None:
+    _, processor = families.build("qwen2_5_vl")
+    template = "{% for m in messages %}U:{% for c in m.content %}{% if c.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    template += "{% else %}{{ c.text }}{% endif %}{% endfor %}{% endfor %} A:"
+    processor.chat_template = template
+    try:
+        head, tail = around_image(processor, "say")
+    finally:
+        processor.chat_template = None
+    assert processor.tokenizer.decode(head) == "U:"
+    assert processor.tokenizer.decode(tail) == "say A:"
+
+
+def test_bos_is_only_added_if_the_tokenizer_adds_it() -> None:
+    class Tokenizer:
+        bos_token_id = 1
+
+        def __call__(self, text: str) -> dict[str, list[int]]:
+            return {"input_ids": [1, 7]}
+
+    processor: Any = SimpleNamespace(tokenizer=Tokenizer())
+    assert starts_with_bos(processor) == (1,)
+    assert starts_with_bos(families.build("llava")[1]) == ()  # this tokenizer writes none
