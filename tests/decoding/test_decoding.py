@@ -93,7 +93,7 @@ def test_captured_states_are_the_models_hidden_states(family: str) -> None:
             capture = run.capture(mask, layers)
 
             def step(input_ids: Any, logits: Any) -> Any:
-                seen.setdefault("items", run.finish_capture(capture, logits))
+                seen.setdefault("items", run.finish_capture(capture))
                 return logits
 
             return step

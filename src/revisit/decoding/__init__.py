@@ -1,1 +1,1 @@
-"""The seam between decoding methods and transformers' generate()."""
+"""The connection between decoding methods and transformers' generate()."""

@@ -22,7 +22,6 @@ from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
     PrefixConstrainedLogitsProcessor,
-    StoppingCriteriaList,
     StopStringCriteria,
     SynthIDTextWatermarkLogitsProcessor,
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
@@ -91,23 +90,11 @@ def decode_call(
         trace = Trace() if trace is None else trace
         run = Run(method, model, input_ids, model_kwargs, inputs, config, trace, stack, vision_mask, processor)
         find_phase(run, method)  # raises also for a method with a loop of its own
+        run.recorder.ended.extend(criteria)
         if stop_strings is not None:
-            criteria = [*criteria, StopStringCriteria(run.processor.tokenizer, stop_strings)]  # type: ignore[arg-type]
-        loop = Loop(run, mode, LogitsProcessorList(processors), criteria, arguments)
+            run.recorder.ended.append(StopStringCriteria(run.processor.tokenizer, stop_strings))  # type: ignore[arg-type]
+        loop = Loop(run, mode, LogitsProcessorList(processors), arguments)
         return loop.finish(method.decode(run, loop))
-
-
-class TrackedCriteria(StoppingCriteriaList):
-    """Evaluate the call's stopping criteria, and note the rows that they end."""
-
-    def __init__(self, run: Run, criteria: Sequence[StoppingCriteria]) -> None:
-        super().__init__(criteria)
-        self.run = run
-
-    def __call__(self, input_ids: Tensor, scores: Tensor | None, **kwargs: Any) -> Tensor:  # type: ignore[override]
-        ended: Tensor = super().__call__(input_ids, scores, **kwargs)  # type: ignore[arg-type]
-        self.run.recorder.ended.add(ended)
-        return ended
 
 
 class OtherProcessors(LogitsProcessor):
@@ -129,7 +116,6 @@ class OtherProcessors(LogitsProcessor):
         empty = ~(processed.amax(-1) > -torch.inf)  # (rows,), also where warpers returned NaN for an empty set
         if (processed.is_cpu or not self.repeatable) and not bool(empty.any()):
             return processed
-        assert self.run.raw is not None
         plain: Tensor = self.others(input_ids, self.run.raw)  # type: ignore[arg-type]
         return torch.where(empty[:, None], plain, processed)
 
@@ -142,13 +128,11 @@ class Loop:
         run: Run,
         mode: GenerationMode,
         others: LogitsProcessorList,
-        criteria: Sequence[StoppingCriteria],
         arguments: dict[str, Any],
     ) -> None:
         self.run = run
         self.scores = OtherProcessors(run, others)
         self._function = getattr(type(run.model), GENERATION_MODES_MAPPING[mode])
-        self._criteria = TrackedCriteria(run, criteria)
         self._options: dict[str, Any] = {"synced_gpus": bool(arguments.get("synced_gpus"))}
         if arguments.get("streamer") is not None:
             self._options["streamer"] = arguments["streamer"]
@@ -172,7 +156,7 @@ class Loop:
             run.loop_model,
             run.input_ids,
             logits_processor=LogitsProcessorList([first, self.scores]),
-            stopping_criteria=self._criteria,
+            stopping_criteria=run.recorder.ended,
             generation_config=run.generation_config,
             **self._options,
             **run.model_kwargs,
@@ -181,8 +165,7 @@ class Loop:
 
     def ended(self, input_ids: Tensor) -> Tensor:
         """Return which rows end with their newest token, by any stopping criterion.  -> (rows,)"""
-        ended: Tensor = self._criteria(input_ids, None)
-        return ended
+        return self.run.recorder.ended(input_ids, None)
 
     def finish(self, output: GenerateOutput | Tensor) -> GenerateOutput | Tensor:
         """Complete the trace, and return the output of a method's `decode` in the requested form."""

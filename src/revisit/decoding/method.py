@@ -6,6 +6,7 @@ This module does not import torch, so that listing the names of methods stays fa
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
@@ -201,33 +202,30 @@ def as_method(method: MethodLike, model: Model | str | None = None, /, **setting
     """
     if isinstance(method, Method):
         _check_begin(type(method), type(method).__name__)
-        changed = method.replace(**settings) if settings else method
-        return changed if model is None else changed.for_model(model)
-    if isinstance(method, type) and issubclass(method, Method):
+        chosen = method.replace(**settings) if settings else method
+        return chosen if model is None else chosen.for_model(model)
+    if isinstance(method, (str, Mapping)):
+        name, own_settings = METHODS.parse(method)
+        method, settings = METHODS.find(name), {**own_settings, **settings}
+    elif isinstance(method, type) and issubclass(method, Method):
         METHODS.check(method, method.__name__)
-        return _recommended(method, model, settings)
-    if not isinstance(method, (str, Mapping)):
+    else:
         raise RevisitError(
             "method must be a decoding method such as revisit.ReVisiT(), or its name such as 'revisit' (plain decoding is "
             f"'greedy'), not {method!r}."
         )
-    name, own = METHODS.parse(method)
-    return _recommended(METHODS.find(name), model, {**own, **settings})
-
-
-def _recommended(cls: type[Method], model: Model | str | None, settings: Mapping[str, Any]) -> Method:
-    has_own = model is not None and hasattr(cls, "recommended")
-    made: Method = cls.recommended(model, **settings) if has_own else cls(**settings)  # type: ignore[attr-defined]
-    return made if model is None else made.for_model(model)
+    if model is None:
+        return method(**settings)
+    create: Callable[..., Method] = partial(method.recommended, model) if hasattr(method, "recommended") else method
+    return create(**settings).for_model(model)
 
 
 def method_text(name: str, settings: Mapping[str, Any]) -> str:
     """Return the text that names a method with these settings, leaving out its defaults."""
     defaults = METHODS.get(name).settings() if name in METHODS.names() else {}
     changed = {key: value for key, value in settings.items() if key not in defaults or defaults[key] != value}
-    return ":".join(
-        [name, *([",".join(f"{key}={value_text(value)}" for key, value in changed.items())] if changed else [])]
-    )
+    text = ",".join(f"{key}={value_text(value)}" for key, value in changed.items())
+    return f"{name}:{text}" if text else name
 
 
 def value_text(value: object) -> str:

@@ -95,11 +95,10 @@ def edited(run: Run, mask: Tensor, edit_item: EditItem, *, pixels: bool) -> dict
             f"{type(run.method).__name__} rewrites the prompt, which was passed as inputs_embeds: pass input_ids and the image instead."
         )
     inputs = prompt_inputs(run)
-    vision, valid = mask[:: run.copies], torch.ones_like(ids, dtype=torch.bool)
-    if (attended := run.model_kwargs.get("attention_mask")) is not None:
-        valid = attended[:: run.copies].to(ids.device).bool()
     edits = []
-    for number, (row, seen, real) in enumerate(zip(ids, vision, valid, strict=True)):
+    for number, (row, seen, real) in enumerate(
+        zip(ids, mask[:: run.copies], run.real_tokens(mask)[:: run.copies], strict=True)
+    ):
         columns = real.nonzero().squeeze(-1)
         if bool(seen.any()):
             edit = edit_item(number, row[columns], seen[columns])

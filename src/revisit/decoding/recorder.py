@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from transformers import StoppingCriteriaList
 
 from revisit.decoding.trace import RowTrace, StepRecord, Trace, add_text
 from revisit.errors import RevisitError
@@ -26,17 +27,20 @@ FLUSH_STEPS = 1024  # steps whose counters stay on the device before they are re
 COUNTERS = ("sizes", "applied", "changed", "seen", "ended", "in_phase", "unusable")  # (rows,) each
 
 
-class EndedRows:
-    """Keeps track, on the device, of the rows that have ended."""
+class EndedRows(StoppingCriteriaList):  # type: ignore[misc]
+    """The call's stopping criteria, which keep track, on the device, of the rows that have ended."""
 
     def __init__(self, prompt_length: int, beams: bool) -> None:
+        super().__init__()
         self.prompt_length, self.beams = prompt_length, beams
         self._ended: Tensor | None = None  # (rows,)
 
-    def add(self, rows: Tensor) -> None:
-        """Add rows that the loop has ended. Beam search replaces ended beams, so none are added there."""
+    def __call__(self, input_ids: Tensor, scores: Tensor | None, **kwargs: Any) -> Tensor:
+        """Return which rows end with their newest token. Ended beams are not kept, because beam search replaces them."""
+        ended: Tensor = super().__call__(input_ids, scores, **kwargs)
         if not self.beams:
-            self._ended = rows if self._ended is None else self._ended | rows
+            self._ended = ended if self._ended is None else self._ended | ended
+        return ended
 
     def forget(self) -> None:
         """Forget all ended rows, because the loop has stepped back."""

@@ -40,21 +40,23 @@ class Run:
     method: Method
     model: Any
     input_ids: Tensor  # (rows, T) the prompt, already repeated for beams and return sequences
-    model_kwargs: dict[str, Any]  # what the loop passes to the model
-    inputs: dict[str, Any]  # what the caller passed to generate, before any preparation (pixels, grid sizes, ...)
+    model_kwargs: dict[str, Any]  # keyword arguments that the loop passes to the model
+    inputs: dict[str, Any]  # arguments of generate() before any preparation (pixels, grid sizes, ...)
     generation_config: GenerationConfig
-    into: InitVar[Trace]  # emptied, and filled with what the method does
+    into: InitVar[Trace]  # emptied, and filled with the steps of the method
     stack: ExitStack  # closed when the call ends, however it ends
-    user_mask: Tensor | None = None  # vision positions given by the caller
-    given_processor: Processor | None = None  # the processor that the caller passed
-    raw: Tensor | None = None  # (rows, V) the model's own logits at this step
+    user_mask: Tensor | None = None  # the caller's vision_mask
+    given_processor: Processor | None = None  # the caller's processor
     contrasting: bool = False  # whether the running forward has no clean rows
     clean_shift: int = 0  # columns of padding that the KV cache has before the clean prompt
 
     def __post_init__(self, into: Trace) -> None:
         config = self.generation_config
-        self.copies: int = max(config.num_beams, config.num_return_sequences)  # consecutive rows that are one item's
-        self.loop_model: Any = self.model  # what the loop runs: the model or a stand-in for it
+        self.raw: Tensor  # (rows, V) the model's own logits at this step; set before a method's step
+        self.copies: int = max(
+            config.num_beams, config.num_return_sequences
+        )  # consecutive rows that belong to one item
+        self.loop_model: Any = self.model  # the model, or a wrapper of it, that the loop runs
         self.reorder_hooks: list[Callable[[Tensor], None]] = []
         self._exits = False  # whether a method reads early layers
         self._unreached: set[str] = set()  # methods whose attention hooks have not been called yet
@@ -128,6 +130,11 @@ class Run:
             )
         return vision_mask(self.input_ids, self.parts.vision_ids)
 
+    def real_tokens(self, mask: Tensor) -> Tensor:
+        """Return the mask of the prompt's positions that are not padding, for its vision mask.  (rows, T) -> (rows, T)"""
+        attended = self.model_kwargs.get("attention_mask")
+        return torch.ones_like(mask) if attended is None else attended[:, : mask.shape[1]].bool().to(mask.device)
+
     # -- hooks --------------------------------------------------------------------------------------------------
 
     def capture(self, mask: Tensor, layers: str | tuple[int, ...], *, final_norm: bool = False) -> Capture:
@@ -199,13 +206,12 @@ class Run:
             ignore=lambda: self.contrasting,
         )
 
-    def finish_capture(self, capture: Capture, logits: Tensor) -> list[VisionStates]:
-        """Return the captured states of every item; call it at the first step, with the step's raw logits."""
+    def finish_capture(self, capture: Capture) -> list[VisionStates]:
+        """Return the captured states of every item; call it at the first step."""
         capture.release()
         capture.check_reached()
         assert capture.last is not None
-        raw = logits if self.raw is None else self.raw  # another method may have changed the logits before
-        self.parts.head.calibrate(capture.last[0], raw[0], describe(self.model))
+        self.parts.head.calibrate(capture.last[0], self.raw[0], describe(self.model))
         return capture.items
 
     # -- steps --------------------------------------------------------------------------------------------------

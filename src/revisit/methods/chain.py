@@ -42,21 +42,21 @@ class Chain(Method):
     def __init__(
         self, methods: str | Sequence[MethodLike] = ("vcd", "revisit"), *args: object, **settings: Any
     ) -> None:
-        given = _entries(methods)
-        if len(given) > MOST:
-            raise RevisitError(f"Chain: {len(given):,} methods; at most {MOST} are allowed.")
-        links = tuple(as_method(method) for method in given)
+        entries = _entries(methods)
+        if len(entries) > MOST:
+            raise RevisitError(f"Chain: {len(entries):,} methods; at most {MOST} are allowed.")
+        links = tuple(as_method(entry) for entry in entries)
         if any(isinstance(link, Chain) for link in links):
             raise RevisitError("Chain: a chain cannot contain another; list its methods instead.")
         super().__init__(*args, methods=links, **settings)
-        self.__dict__["_given"] = given  # names and classes among them depend on the model
+        self.__dict__["_entries"] = entries  # names and classes among them depend on the model
 
     def for_model(self, model: Model | str) -> Chain:
         """Return the chain with the model's recommended settings for methods that were given by name or class."""
-        given: tuple[MethodLike, ...] = self.__dict__["_given"]
-        if all(isinstance(method, Method) for method in given):
+        entries: tuple[MethodLike, ...] = self.__dict__["_entries"]
+        if all(isinstance(entry, Method) for entry in entries):
             return self
-        return self.replace(methods=tuple(as_method(method, model) for method in given))
+        return self.replace(methods=tuple(as_method(entry, model) for entry in entries))
 
     @classmethod
     def official(cls, **overrides: Any) -> Self:
@@ -85,8 +85,8 @@ class Chain(Method):
                 raise RevisitError(f"Chain: {method.name} has its own decoding loop; use it alone.")
             run.recorder = whole.link(method)
             links.append((run.recorder, checked(run, method, method.begin(run))))
-            for mine, own in zip(whole.trace.rows, run.trace.rows, strict=True):
-                mine.vision_tokens = max(mine.vision_tokens, own.vision_tokens)
+            for row, linked in zip(whole.trace.rows, run.trace.rows, strict=True):
+                row.vision_tokens = max(row.vision_tokens, linked.vision_tokens)
             whole.trace.layers = whole.trace.layers or run.trace.layers
         run.recorder = whole
 
@@ -101,13 +101,13 @@ class Chain(Method):
         return step
 
 
-def _entries(given: object) -> tuple[MethodLike, ...]:
-    """Return the methods of a chain as they were given: instances, classes, mappings or names."""
-    if isinstance(given, str):
-        given = [{"name": name, **settings} for name, settings in METHODS.parse_list(parse_links(given))]
-    if not isinstance(given, (list, tuple)) or not given:
+def _entries(methods: object) -> tuple[MethodLike, ...]:
+    """Return the methods of a chain as instances, classes or mappings, without creating them."""
+    if isinstance(methods, str):
+        methods = [{"name": name, **settings} for name, settings in METHODS.parse_list(parse_links(methods))]
+    if not isinstance(methods, (list, tuple)) or not methods:
         raise RevisitError("Chain: methods must be a list of methods or of their names, such as [VCD(), ReVisiT()].")
-    return tuple(given)
+    return tuple(methods)
 
 
 def _official(entry: MethodLike) -> MethodLike:

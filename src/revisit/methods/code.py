@@ -126,7 +126,7 @@ def _describe(
         return torch.cat([head, image, tail])
 
     inputs = edited(run, mask, with_request, pixels=True)
-    given = run.generation_config
+    config = run.generation_config
     with saved_positions(run.model), hooks_paused():  # of other methods in a chain
         sequences = run.model.generate(
             **inputs,
@@ -134,12 +134,12 @@ def _describe(
             do_sample=False,
             num_beams=1,
             num_return_sequences=1,
-            pad_token_id=given.pad_token_id,
-            eos_token_id=given.eos_token_id,
+            pad_token_id=config.pad_token_id,
+            eos_token_id=config.eos_token_id,
             repetition_penalty=1.0,  # plain decoding, whatever the model's own settings are
             no_repeat_ngram_size=0,
             min_new_tokens=None,
         )
-    ends = end_tokens(given)
+    ends = end_tokens(config)
     rows = (until_end(row, ends) for row in sequences[:, inputs["input_ids"].shape[1] :].tolist())
     return [tuple(row[:-1] if row and row[-1] in ends else row) for row in rows]

@@ -63,7 +63,6 @@ class DeCo(Method):
         exits = run.early_exits(layers, final_norm=True)
 
         def step(input_ids: Tensor, logits: Tensor) -> Tensor:
-            assert run.raw is not None
             early = exits.take(run.raw)
             scores, layer = correct(logits, early, self.alpha, self.top_p, self.top_k)
             chosen = early.take_along_dim(layer[..., None, None], -2).squeeze(-2) if run.trace.record else None

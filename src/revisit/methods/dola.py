@@ -98,7 +98,6 @@ class DoLa(Method):
         exits = run.early_exits(layers)
 
         def step(input_ids: Tensor, logits: Tensor) -> Tensor:
-            assert run.raw is not None
             early = exits.take(run.raw, model_dtype=self.precision == "model")  # (rows, layers, V)
             if len(layers) == 1:
                 best = early.new_zeros(len(early)).long()

@@ -47,7 +47,6 @@ class FLB(Method):
 
         def step(input_ids: Tensor, logits: Tensor) -> Tensor:
             if not first:
-                assert run.raw is not None
                 first.append(run.raw.clone())
             scores = boost(logits, first[0], input_ids.shape[1] - start, self.gamma, self.decay, self.beta)
             return run.decode_by(input_ids, logits, scores)

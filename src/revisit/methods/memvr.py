@@ -35,10 +35,10 @@ def retraced(x: Tensor, output: Tensor, vision: Tensor, valid: Tensor, ratio: fl
 
     (rows, q, d) input and output, (rows, n, d) vision tokens or zeros, (rows, q) positions that are not padding.
     """
-    found = (x.float() @ vision.mT) @ vision  # (rows, q, d)
+    projected = (x.float() @ vision.mT) @ vision  # (rows, q, d)
     valid = valid[..., None]
-    sizes = [(states.abs() * valid).sum((1, 2), keepdim=True) for states in (output.float(), found)]
-    scaled = found * (sizes[0] / sizes[1])
+    sizes = [(states.abs() * valid).sum((1, 2), keepdim=True) for states in (output.float(), projected)]
+    scaled = projected * (sizes[0] / sizes[1])
     return ((1 - ratio) * output + ratio * scaled).to(output.dtype)
 
 
@@ -125,9 +125,7 @@ class Retracing:
 
     def _valid(self, length: int) -> Tensor:
         """Return which of the newest positions are not padding.  -> (rows, length)"""
-        given = self.run.model_kwargs.get("attention_mask")
-        short = length - self.mask.shape[1]  # tokens after the prompt; negative if only a part of the prompt is run
-        if given is None or short < 0:
+        later = length - self.mask.shape[1]  # tokens after the prompt; negative if only a part of the prompt is run
+        if later < 0:
             return self.mask.new_ones(self.rows, length)
-        prompt = given[:, : self.mask.shape[1]].bool().to(self.mask.device)
-        return torch.nn.functional.pad(prompt, (0, short), value=True)
+        return torch.nn.functional.pad(self.run.real_tokens(self.mask), (0, later), value=True)

@@ -91,7 +91,6 @@ class ONLY(Method):
         shortcut = Shortcut(run, mask, self.layer)
 
         def step(input_ids: Tensor, logits: Tensor) -> Tensor:
-            assert run.raw is not None
             other = shortcut.logits(run.raw).to(logits.device)
             scores = combine(logits, other, self.gamma, self.alpha_add, self.alpha_contrast, self.beta)
             return run.decode_by(input_ids, logits, scores, other, has_image)
@@ -104,9 +103,8 @@ class Shortcut:
 
     def __init__(self, run: Run, mask: Tensor, layer: int) -> None:
         self.run, self.mask, self.layer, self.rows = run, mask, layer, len(mask)
-        given = run.model_kwargs.get("attention_mask")
-        seen = mask.new_ones(mask.shape) if given is None else given[:, : mask.shape[1]].bool().to(mask.device)
-        self.first = seen & (seen.cumsum(-1) == 1)  # the first token of a text draws attention whatever it is
+        real = run.real_tokens(mask)
+        self.first = real & (real.cumsum(-1) == 1)  # the first token of a text draws attention whatever it is
         self.attended: Tensor | None = None  # (rows, d)
         self.last: Tensor | None = None  # (rows, d) input of the last layer
         self.final: Tensor | None = None  # (rows, d) the final state

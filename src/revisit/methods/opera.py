@@ -266,8 +266,7 @@ class Search:
 
     def _prompt_lengths(self) -> Tensor:
         """Return the length of each item's prompt, with each image as one token.  -> (items,)"""
-        attended = self.run.model_kwargs.get("attention_mask")
-        text = ~self.image if attended is None else attended.bool() & ~self.image
+        text = self.run.real_tokens(self.image) & ~self.image
         first = self.image & ~torch.nn.functional.pad(self.image, (1, 0))[:, :-1]
         return (text | first).sum(-1)[:: self.run.generation_config.num_beams]
 

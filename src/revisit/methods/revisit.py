@@ -118,7 +118,7 @@ class ReVisiT(Rule, Method):
         def step(input_ids: Tensor, logits: Tensor) -> Tensor:
             nonlocal taker, states
             if taker is None or states is None:
-                items.extend(run.finish_capture(capture, logits))
+                items.extend(run.finish_capture(capture))
                 states = PaddedStates(*capture.padded(), run.copies)
                 taker = choose(run.parts.head, rule, states.states.device, "reference" if run.trace.record else None)
             number = input_ids.shape[1] - start

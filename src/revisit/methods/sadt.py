@@ -182,7 +182,7 @@ class SADT(Method):
 
         def step(input_ids: Tensor, logits: Tensor) -> Tensor:
             if not reader:
-                run.finish_capture(capture, logits)
+                run.finish_capture(capture)
                 reader.append(Reader(capture, layers, evidence, self.patches, self._objects(run, logits)))
             kind = reader[0].kinds(run, input_ids, logits)
             if kind is None:

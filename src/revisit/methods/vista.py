@@ -89,7 +89,6 @@ class VISTA(Method):
         exits = run.early_exits(layers)
 
         def step(input_ids: Tensor, logits: Tensor) -> Tensor:
-            assert run.raw is not None
             late = exits.take(run.raw).mean(1)  # (rows, V)
             return run.decode_by(input_ids, logits, (1 - self.share) * logits + self.share * late, late, has_image)
 
