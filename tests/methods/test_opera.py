@@ -56,8 +56,8 @@ def search(model: Any, inputs: dict[str, Any], method: OPERA, new: int, **option
 def test_the_released_code_token_for_token(row: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """With an end of text, without one, and with rollbacks."""
     returns = []
-    place = opera.Search._place
-    monkeypatch.setattr(opera.Search, "_place", lambda *args: returns.append(place(*args)) or returns[-1])
+    target = opera.Search._target
+    monkeypatch.setattr(opera.Search, "_target", lambda *args: returns.append(target(*args)) or returns[-1])
     method = OPERA.official(beams=row["beams"], candidates=row["candidates"], threshold=row["threshold"])
     model = sharper(row["family"], row["sharper"])
     end = NO_END if row["end"] is None else row["end"]
@@ -141,9 +141,9 @@ def test_every_row_of_a_batch_equals_a_plain_recomputation(
 ) -> None:
     """Items that roll back to different places at different times."""
     returned: list[int] = []
-    place = opera.Search._place
+    target = opera.Search._target
     monkeypatch.setattr(
-        opera.Search, "_place", lambda self, item, *rest: returned.append(item) or place(self, item, *rest)
+        opera.Search, "_target", lambda self, item, *rest: returned.append(item) or target(self, item, *rest)
     )
     model, method = sharper(family, factor), OPERA(beams=2, candidates=2, threshold=1)
     got = search(model, prompt(family, *pictures), method, 27)

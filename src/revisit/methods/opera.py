@@ -9,7 +9,7 @@ the search rolls back and takes others.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -110,6 +110,18 @@ class Moment:
     products: Tensor  # (rows, n - 1)
 
 
+@dataclass
+class ItemSearch:
+    """The state of the search for one item of the batch; a column is a token of the answer that others attend to."""
+
+    next: int = 0  # the next step
+    over: bool = False
+    returning: int | None = None  # the column that it has just rolled back to
+    returned: int | None = None  # the step that it last rolled back to
+    times: dict[int, int] = field(default_factory=dict)  # column -> number of rollbacks to it
+    excluded: dict[int, list[Tensor]] = field(default_factory=dict)  # column -> choices: beam · V + token
+
+
 class Search:
     """The search of one call, in which every item of the batch is searched as it would be alone.
 
@@ -125,24 +137,19 @@ class Search:
         run.watch_attention(self._attention_hook, "OPERA")
         self.candidates = min(method.candidates, run.model.config.get_text_config().vocab_size)
         start = Beams.start(run, self._prompt_lengths() if method.scorer == "released" else None)
-        self.items, self.width = start.scores.shape
+        count, self.width = start.scores.shape
+        self.items = [ItemSearch() for _ in range(count)]
         self.moments = [Moment(start, self.image.new_empty(len(self.image), 0, dtype=torch.float32))]
         most = start.ended.shape[-1]
         self.trusted = torch.full((len(self.image), most), -1, device=self.image.device)  # (rows, steps) column
-        self.next = [0] * self.items  # the next step of each item
-        self.returning: list[int | None] = [None] * self.items  # the place that it has just rolled back to
-        self.returned: list[int | None] = [None] * self.items  # the step that it last rolled back to
-        self.over = [False] * self.items
-        self.times: list[dict[int, int]] = [{} for _ in range(self.items)]  # place -> number of rollbacks to it
-        self.excluded: list[dict[int, list[Tensor]]] = [{} for _ in range(self.items)]  # place -> beam · V + token
 
     def answers(self) -> GenerateOutput | Tensor:
         """Search to the end, and return the prompts with their best answers."""
         step = 0
-        while not all(self.over):
+        while not all(item.over for item in self.items):
             self._step(step)
             step = self._move(step)
-        return Beams.answers(self.run, [self.moments[step].beams for step in self.next])
+        return Beams.answers(self.run, [self.moments[item.next].beams for item in self.items])
 
     # -- one step -------------------------------------------------------------------------------------------------
 
@@ -155,18 +162,18 @@ class Search:
         products = moment.products
         if step:
             products = column_products(products, self._newest()[:, self.image.shape[1] :], self.method.scale)
-        chooses = [at == step and place is None for at, place in zip(self.next, self.returning, strict=True)]
+        chooses = [item.next == step and item.returning is None for item in self.items]
         scores, trusts = logits, None
         if any(chooses):
             scores, trusts = self._penalized(step, ids, logits, products)
         self.run.raw = logits.log_softmax(-1)
-        for item, place in enumerate(self.returning):
-            if place is not None and self.next[item] == step:
-                scores = self._without_excluded(scores, logits, item, place)
+        for number, item in enumerate(self.items):
+            if item.returning is not None and item.next == step:
+                scores = self._without_excluded(scores, logits, number, item.excluded[item.returning])
         log_probs = scores.log_softmax(-1)
         self.run.recorder.note_scores(ids, logits, log_probs, acted=self.has_image)
         beams = moment.beams.step(self.loop.scores(ids, log_probs), self.run, self.loop)
-        repeats = [at > step for at in self.next]
+        repeats = [item.next > step for item in self.items]
         if any(repeats):
             beams = beams.mixed(torch.tensor(repeats, device=ids.device), self.moments[step + 1].beams)
         rows = beams.rows.flatten()
@@ -197,16 +204,16 @@ class Search:
         scores = torch.full_like(logits, OTHERS).scatter(1, tokens, best - self.method.weight * penalty)
         of_rows = most_frequent(columns)  # (rows,)
         self.trusted[:, step] = of_rows
-        column = most_frequent(of_rows.view(self.items, -1))  # (items,)
-        before = self.trusted[:, : step + 1].view(self.items, self.width, -1)
+        column = most_frequent(of_rows.view(-1, self.width))  # (items,)
+        before = self.trusted[:, : step + 1].view(len(self.items), self.width, -1)
         often = (before == column[:, None, None]).sum(-1) > self.method.threshold
         often = often.all(-1) & (column >= IMAGE_TOKENS) & self.has_image[:: self.width]
         return torch.where(self.has_image[:, None], scores, logits), torch.stack([column, often])
 
-    def _without_excluded(self, scores: Tensor, logits: Tensor, item: int, place: int) -> Tensor:
-        """Use the model's own logits for an item's beams, with earlier choices at this place as the least likely.  (rows, V)"""
-        mine = slice(item * self.width, (item + 1) * self.width)
-        excluded = torch.cat(self.excluded[item][place])
+    def _without_excluded(self, scores: Tensor, logits: Tensor, number: int, choices: list[Tensor]) -> Tensor:
+        """Use the model's own logits for an item's beams, with its earlier choices as the least likely tokens.  (rows, V)"""
+        mine = slice(number * self.width, (number + 1) * self.width)
+        excluded = torch.cat(choices)
         own = logits[mine].flatten().clone()
         lowest = logits[mine].amin(-1)
         own[excluded] = lowest[excluded // logits.shape[-1]]
@@ -215,49 +222,50 @@ class Search:
     def _decide(self, step: int, chooses: list[bool], trusts: Tensor | None, beams: Beams) -> None:
         """Decide where each item continues: at the next step, or at an earlier one."""
         facts = beams.over[None].long() if trusts is None else torch.cat([beams.over[None], trusts])
-        over, *rest = facts.tolist()
-        for item, at in enumerate(self.next):
-            if at != step or self.over[item]:
+        over, *trusted = (
+            facts.tolist()
+        )  # of each item: over, and after a choice its column and whether it was trusted too often
+        for number, item in enumerate(self.items):
+            if item.next != step or item.over:
                 continue
-            place = None
-            if chooses[item] and rest[1][item]:
-                place = self._place(item, rest[0][item] + 1, step)
-            self.returning[item] = place
-            if place is None:
-                self.next[item], self.over[item] = step + 1, bool(over[item])
+            item.returning = None
+            if chooses[number] and trusted[1][number]:
+                item.returning = self._target(number, trusted[0][number] + 1, step)
+            if item.returning is None:
+                item.next, item.over = step + 1, bool(over[number])
                 continue
-            back = min(place, step - 1)
-            chosen = self.moments[back + 1].beams
-            source, token = chosen.rows[item] - item * self.width, chosen.tokens[item, :, back]
-            self.excluded[item].setdefault(place, []).append(source * self.vocabulary + token)
-            self.excluded[item].pop(place + 1, None)
+            item.next = min(item.returning, step - 1)
+            chosen = self.moments[item.next + 1].beams
+            source, token = chosen.rows[number] - number * self.width, chosen.tokens[number, :, item.next]
+            item.excluded.setdefault(item.returning, []).append(source * self.vocabulary + token)
+            item.excluded.pop(item.returning + 1, None)
             if self.method.scorer == "released":
-                self._keep_ended(item, step, back)
-            self.next[item] = back
+                self._keep_ended(number, item, step)
 
-    def _keep_ended(self, item: int, step: int, back: int) -> None:
+    def _keep_ended(self, number: int, item: ItemSearch, step: int) -> None:
         """Keep the answers that ended since an item's last rollback for the next one to the same step, as the released program does."""
-        last, self.returned[item] = self.returned[item], back
-        if last is None or last > back:
+        last, item.returned = item.returned, item.next
+        if last is None or last > item.next:
             return
         moment, newest = self.moments[last], self.moments[step].beams
-        mine = torch.arange(self.items, device=self.image.device) == item
+        mine = torch.arange(len(self.items), device=self.image.device) == number
         ended = {name: _mixed(mine, moment.beams, newest, name) for name in ENDED}
         self.moments[last] = replace(moment, beams=replace(moment.beams, **ended))
 
-    def _place(self, item: int, place: int, step: int) -> int | None:
-        """Return the place to roll back to: this one, or the one before if all candidates were tried here; None for neither."""
-        if place + 1 >= WINDOW or step + 1 - place > WINDOW + 1:
+    def _target(self, number: int, column: int, step: int) -> int | None:
+        """Return the column to roll back to: this one, or the one before if all candidates were tried here; None for neither."""
+        if column + 1 >= WINDOW or step + 1 - column > WINDOW + 1:
             return None
-        for there in (place, place - 1):
-            if self.times[item].get(there, 0) < self.method.candidates:
-                self.times[item][there] = self.times[item].get(there, 0) + 1
-                return there
+        times = self.items[number].times
+        for target in (column, column - 1):
+            if times.get(target, 0) < self.method.candidates:
+                times[target] = times.get(target, 0) + 1
+                return target
         return None
 
     def _move(self, step: int) -> int:
         """Bring the model to the next step."""
-        following = min((at for at, over in zip(self.next, self.over, strict=True) if not over), default=step + 1)
+        following = min((item.next for item in self.items if not item.over), default=step + 1)
         if following == step + 1:
             self.run.reorder(self.moments[following].beams.rows.flatten())
         else:
