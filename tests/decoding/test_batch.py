@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -21,89 +22,91 @@ from revisit.models.prompts import prepare
 PROMPTS = ["Please describe this image in detail.", "Is there a dog in the image?", "What is in the picture?"]
 
 
-@pytest.fixture(scope="module")
+@functools.cache
 def loaded() -> tuple[Any, Any]:
     return load("tiny")
 
 
-@pytest.fixture(scope="module")
+@functools.cache
 def images() -> list[list[Any]]:
     return [[render(scene("unusual", 3, number))] for number in range(3)]
 
 
-def alone(loaded: tuple[Any, Any], prompt: str, images: list[Any], how: Decoding, seed: int = 0) -> Decoded:
-    return decode_prompts(*loaded, [prompt], [images], methods.get("revisit"), how, [seed])[0]
+def inputs_of(*rows: int) -> Any:
+    return prepare(loaded()[1], [PROMPTS[row] for row in rows], [images()[row] for row in rows])
 
 
-def test_rows_with_their_own_settings_equal_single_answers(loaded: tuple[Any, Any], images: list[list[Any]]) -> None:
+def alone(row: int, how: Decoding, seed: int = 0) -> Decoded:
+    return decode_prompts(*loaded(), [PROMPTS[row]], [images()[row]], methods.get("revisit"), how, [seed])[0]
+
+
+def test_rows_with_their_own_settings_equal_single_answers() -> None:
     settings = [
         Decoding(max_new_tokens=30),
         Decoding(max_new_tokens=12, temperature=0.8, top_p=0.9),
         Decoding(max_new_tokens=20, temperature=1.5, top_k=20),
     ]
     seeds = [1, 2, 3]
-    inputs = prepare(loaded[1], PROMPTS, images)
-    found = decode_batch(*loaded, inputs, methods.get("revisit"), settings, seeds)
+    inputs = inputs_of(0, 1, 2)
+    found = decode_batch(*loaded(), inputs, methods.get("revisit"), settings, seeds)
     for row, how in enumerate(settings):
-        single = alone(loaded, PROMPTS[row], images[row], how, seeds[row])
+        single = alone(row, how, seeds[row])
         assert (found[row].text, found[row].tokens, found[row].finish) == (single.text, single.tokens, single.finish)
         assert found[row].counters() == single.counters()
         assert len(found[row].tokens) <= how.max_new_tokens
 
 
-def test_settings_of_a_method_may_have_names_of_generate(loaded: tuple[Any, Any], images: list[list[Any]]) -> None:
+def test_settings_of_a_method_may_have_names_of_generate() -> None:
     """DeCo's top_p and top_k choose its candidates; those of the call are for sampling."""
-    inputs = prepare(loaded[1], PROMPTS[:1], images[:1])
+    inputs = inputs_of(0)
     how = Decoding(max_new_tokens=2, temperature=0.8, top_p=0.9, top_k=20)
-    assert len(decode_batch(*loaded, inputs, methods.get("deco"), [how])[0].tokens) == 2
+    assert len(decode_batch(*loaded(), inputs, methods.get("deco"), [how])[0].tokens) == 2
     with pytest.raises(RevisitError, match="alpha is a setting of the method, not an argument of generate"):
-        decode_batch(*loaded, inputs, methods.get("deco"), [how], alpha=0.5)
+        decode_batch(*loaded(), inputs, methods.get("deco"), [how], alpha=0.5)
 
 
-def test_why_an_answer_ended(loaded: tuple[Any, Any], images: list[list[Any]]) -> None:
-    short = alone(loaded, PROMPTS[0], images[0], Decoding(max_new_tokens=3))
+def test_why_an_answer_ended() -> None:
+    short = alone(0, Decoding(max_new_tokens=3))
     assert (short.finish, len(short.tokens)) == ("length", 3)
-    whole = alone(loaded, PROMPTS[0], images[0], Decoding(max_new_tokens=200))
+    whole = alone(0, Decoding(max_new_tokens=200))
     assert whole.finish == "stop"
-    assert whole.tokens[-1] in loaded[0].generation_config.eos_token_id
-    exact = alone(loaded, PROMPTS[0], images[0], Decoding(max_new_tokens=len(whole.tokens)))
+    assert whole.tokens[-1] in loaded()[0].generation_config.eos_token_id
+    exact = alone(0, Decoding(max_new_tokens=len(whole.tokens)))
     assert (exact.finish, exact.tokens) == ("stop", whole.tokens)
 
 
-def test_on_token_gets_every_token_once_and_ends_its_row(loaded: tuple[Any, Any], images: list[list[Any]]) -> None:
+def test_on_token_gets_every_token_once_and_ends_its_row() -> None:
     tokens_of: dict[int, list[int]] = {0: [], 1: [], 2: []}
 
     def on_token(row: int, token: int) -> bool:
         tokens_of[row].append(token)
         return row == 0 and len(tokens_of[0]) == 4
 
-    inputs = prepare(loaded[1], PROMPTS, images)
-    found = decode_batch(*loaded, inputs, Greedy(), [Decoding(max_new_tokens=40)] * 3, on_token=on_token)
+    inputs = inputs_of(0, 1, 2)
+    found = decode_batch(*loaded(), inputs, Greedy(), [Decoding(max_new_tokens=40)] * 3, on_token=on_token)
     assert [list(answer.tokens) for answer in found] == [tokens_of[0], tokens_of[1], tokens_of[2]]
     assert (len(tokens_of[0]), found[0].finish) == (4, "stop")
     assert found[0].traces[0].step_count == 4
     tokens_of = {0: [], 1: [], 2: []}
     beamed = [Decoding(max_new_tokens=8, num_beams=2)] * 3
-    found = decode_batch(*loaded, inputs, Greedy(), beamed, on_token=on_token)  # at the end, when they are known
+    found = decode_batch(*loaded(), inputs, Greedy(), beamed, on_token=on_token)  # at the end, when they are known
     assert [list(answer.tokens) for answer in found] == [tokens_of[0], tokens_of[1], tokens_of[2]]
     assert len(tokens_of[0]) == 4
 
 
-def test_prompts_without_an_image_are_decoded_plainly(loaded: tuple[Any, Any], images: list[list[Any]]) -> None:
+def test_prompts_without_an_image_are_decoded_plainly() -> None:
     mixed = decode_prompts(
-        *loaded, PROMPTS, [images[0], [], images[2]], methods.get("revisit"), Decoding(max_new_tokens=10)
+        *loaded(), PROMPTS, [images()[0], [], images()[2]], methods.get("revisit"), Decoding(max_new_tokens=10)
     )
     assert [answer.counters()["vision_tokens"] > 0 for answer in mixed] == [True, False, True]
     assert mixed[1].counters()["applied"] == 0
-    (plain,) = decode_prompts(*loaded, [PROMPTS[1]], [[]], Greedy(), Decoding(max_new_tokens=10))
+    (plain,) = decode_prompts(*loaded(), [PROMPTS[1]], [[]], Greedy(), Decoding(max_new_tokens=10))
     assert mixed[1].tokens == plain.tokens
 
 
-def test_counters_of_beams_and_greedy_rows_beside_sampled_ones(
-    loaded: tuple[Any, Any], images: list[list[Any]]
-) -> None:
+def test_counters_of_beams_and_greedy_rows_beside_sampled_ones() -> None:
     (beamed,) = decode_prompts(
-        *loaded, [PROMPTS[0]], [images[0]], methods.get("revisit"), Decoding(max_new_tokens=8, num_beams=3)
+        *loaded(), [PROMPTS[0]], [images()[0]], methods.get("revisit"), Decoding(max_new_tokens=8, num_beams=3)
     )
     assert len(beamed.traces) == 3
     assert beamed.counters()["vision_tokens"] == beamed.traces[0].vision_tokens > 0
@@ -129,14 +132,12 @@ def test_a_step_has_one_draw_per_row_however_often_it_is_applied() -> None:
         assert torch.equal(twice(ids, scores), drawn)
 
 
-def test_sampling_falls_back_to_the_model_if_the_plausible_token_is_banned(
-    loaded: tuple[Any, Any], images: list[list[Any]]
-) -> None:
+def test_sampling_falls_back_to_the_model_if_the_plausible_token_is_banned() -> None:
     """No token is repeated, although the only plausible token often is banned by `no_repeat_ngram_size`."""
-    inputs = prepare(loaded[1], PROMPTS[:1], images[:1])
+    inputs = inputs_of(0)
     method = methods.get("plausible-only", alpha=1.0)
     how = [Decoding(max_new_tokens=40, temperature=1.0)]
-    found = decode_batch(*loaded, inputs, method, how, no_repeat_ngram_size=1)[0].tokens
+    found = decode_batch(*loaded(), inputs, method, how, no_repeat_ngram_size=1)[0].tokens
     assert len(set(found)) == len(found) > 5
 
 
@@ -154,14 +155,11 @@ class FirstRowToken0(Greedy):
         return step
 
 
-def test_a_fallback_of_one_row_does_not_change_the_draws_of_another(
-    loaded: tuple[Any, Any], images: list[list[Any]]
-) -> None:
+def test_a_fallback_of_one_row_does_not_change_the_draws_of_another() -> None:
     settings = [Decoding(max_new_tokens=20), Decoding(max_new_tokens=20, temperature=2.0)]
     banned = {"suppress_tokens": [0]}
-    inputs = prepare(loaded[1], PROMPTS[:2], images[:2])
-    together = decode_batch(*loaded, inputs, FirstRowToken0(), settings, [0, 5], **banned)
+    inputs = inputs_of(0, 1)
+    together = decode_batch(*loaded(), inputs, FirstRowToken0(), settings, [0, 5], **banned)
     for row, how in enumerate(settings):
-        own = prepare(loaded[1], [PROMPTS[row]], [images[row]])
-        (single,) = decode_batch(*loaded, own, Greedy(), [how], [(0, 5)[row]], **banned)
+        (single,) = decode_batch(*loaded(), inputs_of(row), Greedy(), [how], [(0, 5)[row]], **banned)
         assert together[row].tokens == single.tokens

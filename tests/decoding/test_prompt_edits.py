@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 import families
-from revisit.decoding.prompt_edits import after_image, image_span, in_place_of_image, without_image
+from revisit.decoding.prompt_edits import image_span, without_image
+from revisit.methods.code import in_place_of_image
+from revisit.methods.icd import after_image
 from revisit.models.families import edge_ids, of
 from revisit.models.parts import vision_token_ids
 

@@ -23,9 +23,9 @@ import revisit
 from revisit import CODE, ICD, M3ID, PAI, RITUAL, SID, VCD, AvisC, Chain
 from revisit.decoding.contrastive import contrast
 from revisit.decoding.method import Method
-from revisit.decoding.prompt_edits import around_image, space_after_image, starts_with_bos
+from revisit.decoding.prompt_edits import around_image
 from revisit.hooks.attention import Call
-from revisit.methods import as_method, avisc, code, m3id, pai, ritual, sid, vcd
+from revisit.methods import as_method, avisc, code, icd, m3id, pai, ritual, sid, vcd
 
 ROW = 1  # the prompt whose image is not square
 
@@ -145,9 +145,9 @@ def test_icd_keeps_its_sentence_apart_from_the_question() -> None:
     _, processor = families.build("llava")
     processor = copy.copy(processor)
     processor.chat_template = as_turns("x")
-    assert space_after_image(processor)
+    assert icd.space_after_image(processor)
     processor.chat_template = as_turns("x").replace("<image>\n", "<image>")
-    assert not space_after_image(processor)
+    assert not icd.space_after_image(processor)
 
 
 def test_presets_of_icd_and_avisc() -> None:
@@ -424,5 +424,5 @@ def test_bos_is_only_added_if_the_tokenizer_adds_it() -> None:
             return {"input_ids": [1, 7]}
 
     processor: Any = SimpleNamespace(tokenizer=Tokenizer())
-    assert starts_with_bos(processor) == (1,)
-    assert starts_with_bos(families.build("llava")[1]) == ()  # this tokenizer writes none
+    assert code.starts_with_bos(processor) == (1,)
+    assert code.starts_with_bos(families.build("llava")[1]) == ()  # this tokenizer writes none

@@ -1,8 +1,7 @@
-"""Variants of a prompt: without its image, or with other words after it, in its place, or as the system message."""
+"""Variants of a prompt: without its image, or with tokens of a method in it."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -48,42 +47,6 @@ def without_image(ids: Tensor, vision: Tensor, boundary: Iterable[int]) -> Edit:
     return (~image_span(ids, vision, boundary)).nonzero().squeeze(-1)
 
 
-def after_image(ids: Tensor, vision: Tensor, boundary: Iterable[int], words: Tensor) -> Edit:
-    """Insert words right after the (last) image."""
-    span = image_span(ids, vision, boundary).nonzero().squeeze(-1)
-    at = int(span[-1]) + 1 if len(span) else 0
-    columns = torch.arange(len(ids), device=ids.device)
-    return torch.cat([columns[:at], new_tokens(words), columns[at:]])
-
-
-def with_beginning(ids: Tensor, words: Tensor, system: Tensor, user: Tensor, bos: int | None) -> Edit:
-    """Use words as the system message.
-
-    `system` are the tokens up to the first user's turn, with the words in them, and `user` those that open such a turn. If no
-    turn is found, or they are empty, the words go to the beginning, after the BOS token.
-    """
-    at = find_tokens(ids, user)
-    if at is None or not len(system):
-        at = int(len(ids) > 0 and bos is not None and int(ids[0]) == bos)
-        system = torch.cat([ids[:at], words])
-    return torch.cat([new_tokens(system), torch.arange(at, len(ids), device=ids.device)])
-
-
-def find_tokens(ids: Tensor, wanted: Tensor) -> int | None:
-    """Return where some tokens first occur in a row, or None.  (n,), (k,)"""
-    if not len(wanted) or len(wanted) > len(ids):
-        return None
-    places = (ids.unfold(0, len(wanted), 1) == wanted).all(-1).nonzero().flatten()
-    return int(places[0]) if len(places) else None
-
-
-def in_place_of_image(vision: Tensor, words: Tensor) -> Edit:
-    """Replace the (first) image by words; the tokens around an image stay."""
-    at = int(vision.nonzero()[0])
-    columns = torch.arange(len(vision), device=vision.device)
-    return torch.cat([columns[:at], new_tokens(words), columns[at:][~vision[at:]]])
-
-
 def edited(run: Run, mask: Tensor, edit_item: EditItem, *, pixels: bool) -> dict[str, Any]:
     """Return the inputs of the prompt with every item that has an image edited, padded on the left.
 
@@ -126,8 +89,6 @@ def edited(run: Run, mask: Tensor, edit_item: EditItem, *, pixels: bool) -> dict
 
 # -- words of a method in a prompt -----------------------------------------------------------------------------------
 
-logger = logging.getLogger(__name__)
-
 
 def image_edges(run: Run) -> tuple[int, ...]:
     """Return the ids of the tokens around an image in this model's prompts; raise RevisitError if they are unknown."""
@@ -157,15 +118,6 @@ def text_ids(run: Run, ids: Sequence[int]) -> Tensor:
     return run.input_ids.new_tensor(ids)
 
 
-def word_ids(processor: Processor, words: str) -> tuple[int, ...]:
-    """Return the token ids of some words, without special tokens."""
-    tokenizer = processor.tokenizer
-    ids = tokenizer(words, add_special_tokens=False)["input_ids"]
-    if not ids:
-        raise RevisitError(f"The processor's tokenizer returns no tokens for {words!r}.")
-    return tuple(int(i) for i in ids)
-
-
 def around_image(
     processor: Processor, words: str, system: str | None = None
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -175,7 +127,7 @@ def around_image(
     """
     tokenizer = processor.tokenizer
     placeholder = getattr(processor, "image_token", None) or getattr(tokenizer, "image_token", None) or "<image>"
-    if _has_chat_format(processor):
+    if has_chat_format(processor):
         content = [{"type": "image"}, {"type": "text", "text": words}]
         turns: list[Message] = [{"role": "user", "content": content}]
         if system is not None:
@@ -194,40 +146,6 @@ def around_image(
     return tuple(ids[: places[0]]), tuple(ids[places[-1] + 1 :])
 
 
-def system_turn(processor: Processor, words: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the tokens before the first user's turn with words as the system message, and those that open that turn.
-
-    Both are empty if the processor has no chat format, or one without system messages.
-    """
-    if not _has_chat_format(processor):
-        return (), ()
-    try:
-        plain, _ = around_image(processor, "?")
-        with_words, _ = around_image(processor, "?", words)
-    except RevisitError as error:
-        logger.info("The chat format has no system message (%s).", error)
-        return (), ()
-    same = 0
-    while same < min(len(plain), len(with_words)) and plain[-1 - same] == with_words[-1 - same]:
-        same += 1
-    if not same or with_words == plain:
-        return (), ()
-    return with_words[: len(with_words) - same], with_words[len(with_words) - same :]
-
-
-def space_after_image(processor: Processor) -> bool:
-    """Return whether the processor's chat format has white space between an image and the question after it."""
-    tokenizer = processor.tokenizer
-    _, tail = around_image(processor, "?")
-    return bool(str(tokenizer.decode(list(tail)))[:1].isspace())
-
-
-def _has_chat_format(processor: Processor) -> bool:
+def has_chat_format(processor: Processor) -> bool:
+    """Return whether the processor has a chat template."""
     return bool(getattr(processor, "chat_template", None) or getattr(processor.tokenizer, "chat_template", None))
-
-
-def starts_with_bos(processor: Processor) -> tuple[int, ...]:
-    """Return the BOS id if the tokenizer adds it to every text, else nothing."""
-    tokenizer = processor.tokenizer
-    bos = tokenizer.bos_token_id
-    return (bos,) if bos is not None and tokenizer("a")["input_ids"][:1] == [bos] else ()

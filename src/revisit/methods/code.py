@@ -24,16 +24,14 @@ from revisit.decoding.prompt_edits import (
     edited,
     image_edges,
     image_span,
-    in_place_of_image,
     new_tokens,
-    starts_with_bos,
     text_ids,
 )
 from revisit.decoding.run import Run
 from revisit.hooks.pixels import item_digests
 from revisit.hooks.states import hooks_paused, saved_positions
 from revisit.models.prompts import end_tokens, until_end
-from revisit.models.types import Model
+from revisit.models.types import Model, Processor
 from revisit.registry import PositiveNumber
 from revisit.step.reference import plausible
 
@@ -143,3 +141,17 @@ def _describe(
     ends = end_tokens(config)
     rows = (until_end(row, ends) for row in sequences[:, inputs["input_ids"].shape[1] :].tolist())
     return [tuple(row[:-1] if row and row[-1] in ends else row) for row in rows]
+
+
+def in_place_of_image(vision: Tensor, words: Tensor) -> Edit:
+    """Replace the (first) image by words; the tokens around an image stay."""
+    at = int(vision.nonzero()[0])
+    columns = torch.arange(len(vision), device=vision.device)
+    return torch.cat([columns[:at], new_tokens(words), columns[at:][~vision[at:]]])
+
+
+def starts_with_bos(processor: Processor) -> tuple[int, ...]:
+    """Return the BOS id if the tokenizer adds it to every text, else nothing."""
+    tokenizer = processor.tokenizer
+    bos = tokenizer.bos_token_id
+    return (bos,) if bos is not None and tokenizer("a")["input_ids"][:1] == [bos] else ()

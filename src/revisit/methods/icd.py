@@ -7,24 +7,30 @@ sentence right after the image instead: `place="image"`.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
+import torch
 from pydantic import Field
+from torch import Tensor
 
 from revisit.decoding.contrastive import Contrastive, contrast
 from revisit.decoding.method import StepFunction
 from revisit.decoding.prompt_edits import (
+    Edit,
     EditItem,
-    after_image,
+    around_image,
     edited,
+    has_chat_format,
     image_edges,
-    space_after_image,
-    system_turn,
+    image_span,
+    new_tokens,
     text_ids,
-    with_beginning,
-    word_ids,
 )
 from revisit.decoding.run import Run
+from revisit.errors import RevisitError
+from revisit.models.types import Processor
 from revisit.registry import Share, Strength
 
 
@@ -71,12 +77,81 @@ class ICD(Contrastive):
 
     def _after_image(self, run: Run) -> EditItem:
         around = image_edges(run)
-        words = self.sentence + ("" if space_after_image(run.processor) else "\n")
-        sentence = text_ids(run, word_ids(run.processor, words))
+        sentence = sentence_ids(run, self.sentence + ("" if space_after_image(run.processor) else "\n"))
         return lambda _item, ids, vision: after_image(ids, vision, around, sentence)
 
     def _as_system(self, run: Run) -> EditItem:
         system, user = (text_ids(run, ids) for ids in system_turn(run.processor, self.sentence))
-        sentence = text_ids(run, word_ids(run.processor, self.sentence + " "))
+        sentence = sentence_ids(run, self.sentence + " ")
         bos = run.generation_config.bos_token_id
         return lambda _item, ids, _vision: with_beginning(ids, sentence, system, user, bos)
+
+
+# -- the sentence in a prompt ---------------------------------------------------------------------------------------------
+
+logger = logging.getLogger(__name__)
+
+
+def sentence_ids(run: Run, sentence: str) -> Tensor:
+    """Return the token ids of a sentence without special tokens.  -> (n,)"""
+    ids = run.processor.tokenizer(sentence, add_special_tokens=False)["input_ids"]
+    if not ids:
+        raise RevisitError(f"The processor's tokenizer returns no tokens for {sentence!r}.")
+    return text_ids(run, ids)
+
+
+def after_image(ids: Tensor, vision: Tensor, boundary: Iterable[int], words: Tensor) -> Edit:
+    """Insert words right after the (last) image."""
+    span = image_span(ids, vision, boundary).nonzero().squeeze(-1)
+    at = int(span[-1]) + 1 if len(span) else 0
+    columns = torch.arange(len(ids), device=ids.device)
+    return torch.cat([columns[:at], new_tokens(words), columns[at:]])
+
+
+def with_beginning(ids: Tensor, words: Tensor, system: Tensor, user: Tensor, bos: int | None) -> Edit:
+    """Use words as the system message.
+
+    `system` are the tokens up to the first user's turn, with the words in them, and `user` those that open such a turn. If no
+    turn is found, or they are empty, the words go to the beginning, after the BOS token.
+    """
+    at = find_tokens(ids, user)
+    if at is None or not len(system):
+        at = int(len(ids) > 0 and bos is not None and int(ids[0]) == bos)
+        system = torch.cat([ids[:at], words])
+    return torch.cat([new_tokens(system), torch.arange(at, len(ids), device=ids.device)])
+
+
+def find_tokens(ids: Tensor, wanted: Tensor) -> int | None:
+    """Return where some tokens first occur in a row, or None.  (n,), (k,)"""
+    if not len(wanted) or len(wanted) > len(ids):
+        return None
+    places = (ids.unfold(0, len(wanted), 1) == wanted).all(-1).nonzero().flatten()
+    return int(places[0]) if len(places) else None
+
+
+def system_turn(processor: Processor, words: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the tokens before the first user's turn with words as the system message, and those that open that turn.
+
+    Both are empty if the processor has no chat format, or one without system messages.
+    """
+    if not has_chat_format(processor):
+        return (), ()
+    try:
+        plain, _ = around_image(processor, "?")
+        with_words, _ = around_image(processor, "?", words)
+    except RevisitError as error:
+        logger.info("The chat format has no system message (%s).", error)
+        return (), ()
+    same = 0  # tokens at the end
+    while same < min(len(plain), len(with_words)) and plain[-1 - same] == with_words[-1 - same]:
+        same += 1
+    if not same or with_words == plain:
+        return (), ()
+    return with_words[:-same], with_words[-same:]
+
+
+def space_after_image(processor: Processor) -> bool:
+    """Return whether the processor's chat format has white space between an image and the question after it."""
+    tokenizer = processor.tokenizer
+    _, tail = around_image(processor, "?")
+    return bool(str(tokenizer.decode(list(tail)))[:1].isspace())

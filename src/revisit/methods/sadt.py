@@ -74,6 +74,7 @@ class ObjectWords:
     pattern: re.Pattern[str]  # every word, the longest first
 
     @classmethod
+    @functools.lru_cache(maxsize=4)  # up to about 60 MB each
     def of(cls, tokenizer: Tokenizer, words: Sequence[str], size: int) -> ObjectWords:
         """Find them in a tokenizer's vocabulary, padded to `size`."""
         count = min(size, len(tokenizer))  # type: ignore[arg-type]
@@ -123,12 +124,6 @@ def _writings(tokenizer: Tokenizer, word: str) -> Iterator[tuple[int, ...]]:
             own_blank = bool(tokens) and not tokenizer.decode(tokens[:1]).strip()
             if tokens[own_blank:] and tokenizer.unk_token_id not in tokens:
                 yield tuple(tokens[own_blank:])
-
-
-@functools.lru_cache(maxsize=4)  # up to about 60 MB each
-def object_words(tokenizer: Tokenizer, words: tuple[str, ...], size: int) -> ObjectWords:
-    """Return the object words of a vocabulary, computed once for a list of words."""
-    return ObjectWords.of(tokenizer, words, size)
 
 
 Words = Annotated[tuple[Annotated[str, Field(min_length=1, max_length=40)], ...], Field(min_length=1, max_length=200)]
@@ -196,7 +191,7 @@ class SADT(Method):
         named = CATEGORIES if self.words == "categories" else tuple(WORDS)
         objects = tuple(word for word in named if WORDS[word] != PEOPLE)
         words = objects if isinstance(self.words, str) else tuple(word.lower() for word in self.words)
-        return object_words(run.processor.tokenizer, words, logits.shape[-1])  # type: ignore[arg-type]
+        return ObjectWords.of(run.processor.tokenizer, words, logits.shape[-1])
 
 
 class Reader:
