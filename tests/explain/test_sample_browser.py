@@ -22,7 +22,7 @@ from revisit.eval.benchmarks import language
 from revisit.eval.benchmarks.base import Metric, Scores
 from revisit.eval.benchmarks.chair import Chair
 from revisit.eval.log import Log, Request, read_logs
-from revisit.eval.report.sample_browser import Columns, Sample, natural_order, read_samples, view, write
+from revisit.eval.report.sample_browser import PageColumns, Sample, natural_order, read_samples, view, write
 from revisit.eval.run import run
 from revisit.eval.spec import Spec
 
@@ -64,7 +64,7 @@ def log(method: str, value: float | None, answers: int = 8, **spec: Any) -> Log:
 
 
 def test_totals_are_on_the_printed_scale() -> None:
-    found = Columns([log("greedy", 0.5), log("revisit", 0.25), log("vcd", None)]).totals()["chair"]
+    found = PageColumns([log("greedy", 0.5), log("revisit", 0.25), log("vcd", None)]).totals()["chair"]
     assert found["metric"] == "CHAIRs ↓"
     assert found["of"][0] == {"text": "50.0", "best": 0, "at": [50.0]}
     assert found["of"][1] == {"text": "25.0", "best": 1, "at": [25.0]}
@@ -81,7 +81,7 @@ def test_runs_with_other_settings_have_columns_of_their_own(tmp_path: Path) -> N
     assert [len(sample.answers) for sample in samples] == [3] * 6
     assert {len(answer["x"]) for sample in samples for answer in sample.answers.values()} == {3, 5}
     assert len({column["settings"] for column in columns.methods}) == 3
-    engines = Columns([log("greedy", 0.5), log("greedy", 0.25, engine="vllm")])
+    engines = PageColumns([log("greedy", 0.5), log("greedy", 0.25, engine="vllm")])
     assert [column["settings"] for column in engines.methods] == ["engine hash", "engine vllm"]
 
 
@@ -92,17 +92,17 @@ def test_a_method_has_one_column_over_benchmarks_of_different_length(tmp_path: P
 
     data = write_items(tmp_path / "data", 3)
     logs = run(make_config(tmp_path / "out", data, model="m1", benchmark=(Letters(), Words())), engine_for=HashEngine)
-    assert [method["settings"] for method in Columns(logs).methods] == ["", "by=3"]
+    assert [method["settings"] for method in PageColumns(logs).methods] == ["", "by=3"]
 
 
-def made(count: int, folder: Path) -> tuple[Columns, list[Sample]]:
+def made(count: int, folder: Path) -> tuple[PageColumns, list[Sample]]:
     """`count` samples over ten images; the second method is wrong at every fourth, and disagrees there."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for number in range(10):
         paths.append(folder / f"{number}.png")
         families.image(number, (80, 60)).save(paths[-1])
-    columns = Columns([log("greedy", 0.25), log("revisit", 0.25), log("vcd", None)])
+    columns = PageColumns([log("greedy", 0.25), log("revisit", 0.25), log("vcd", None)])
     samples = []
     for number in range(count):
         wrong = number % 4 == 0

@@ -48,7 +48,7 @@ class HashRayEngine(engine.RayEngine):
         return HashEngine(self.model)
 
 
-class HashWorker(engine.Worker):
+class HashWorker(engine.RayWorker):
     """A worker that answers with hashes, like the local run."""
 
     def __init__(self, model: str, options: Any) -> None:
@@ -82,7 +82,7 @@ class Killer(threading.Thread):
 @pytest.fixture
 def _light_workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Start a cluster on this machine, whose workers can import this file and the files that it imports."""
-    monkeypatch.setattr(engine, "Worker", HashWorker)
+    monkeypatch.setattr(engine, "RayWorker", HashWorker)
     folders = [TESTS.parent / "src", TESTS / "faults", TESTS / "eval", TESTS]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, folders)))
     ray.init(num_cpus=2, log_to_driver=False, include_dashboard=False)

@@ -56,7 +56,7 @@ def test_early_exits_are_the_hidden_states_through_the_head(family: str) -> None
     output, trace = decode(family, batch(family), DoLa(layers=(0, 1, 3), relative_top=0.001))
     logits, early = early_logits(family, (0, 1, 3))
     best = dola.divergences(logits, early).argmax(-1)
-    want = torch.stack([dola.contrast(logits[r], early[r, best[r]], 0.001) for r in (0, 1)])
+    want = torch.stack([dola.contrast_layers(logits[r], early[r, best[r]], 0.001) for r in (0, 1)])
     torch.testing.assert_close(output.scores[0], want, atol=1e-4, rtol=1e-4)
     assert [row.records[0].layer for row in trace.rows] == [(0, 1, 3)[i] for i in best.tolist()]
 
@@ -72,7 +72,9 @@ def test_one_layer_for_the_batch_is_the_published_rule() -> None:
     output, _ = decode("llava", batch("llava"), DoLa.official(layers=(1, 2, 3)))
     logits, early = early_logits("llava", (1, 2, 3))
     best = int(dola.divergences(logits, early).mean(0).argmax())
-    torch.testing.assert_close(output.scores[0], dola.contrast(logits, early[:, best], 0.1), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        output.scores[0], dola.contrast_layers(logits, early[:, best], 0.1), atol=1e-4, rtol=1e-4
+    )
 
 
 def test_missing_layers_raise() -> None:

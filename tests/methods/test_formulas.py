@@ -33,8 +33,8 @@ def test_dola_prefers_the_layer_that_differs_most() -> None:
     apart = dola.divergences(final[None], early[None])
     close(apart[0], [0.025069, 0.000239])
     assert int(apart.argmax()) == 0
-    close(dola.contrast(final, early[0], 0.1), [1.297952, -0.702048, 0.297952, INF, INF])
-    close(dola.contrast(t(3, 1), t(1, 2), 0.0), [2.0, -1.0])  # without a cut: raw logits
+    close(dola.contrast_layers(final, early[0], 0.1), [1.297952, -0.702048, 0.297952, INF, INF])
+    close(dola.contrast_layers(t(3, 1), t(1, 2), 0.0), [2.0, -1.0])  # without a cut: raw logits
 
 
 @pytest.mark.parametrize(("beta", "want"), [(0.1, [4.5, 5.0, 2.9, INF]), (0.2, [4.5, 5.0, INF, INF])])
@@ -71,8 +71,8 @@ def test_noise_keeps_the_variance() -> None:
 )
 def test_m3id(step: int, want: list[float]) -> None:
     w = m3id.weight(step, 0.02)
-    close(m3id.contrast(t(*CLEAN), t(*OTHER), w, 0.1, normalize=True), want)
-    raw = m3id.contrast(t(*CLEAN), t(*OTHER), w, 0.1)
+    close(m3id.contrast_text(t(*CLEAN), t(*OTHER), w, 0.1, normalize=True), want)
+    raw = m3id.contrast_text(t(*CLEAN), t(*OTHER), w, 0.1)
     close(raw.log_softmax(-1), torch.tensor(want, dtype=torch.float64).log_softmax(-1).tolist())
 
 
@@ -85,9 +85,9 @@ def test_m3id_weight_grows_and_stays_finite() -> None:
 
 def test_m3id_gate_leaves_sure_steps_alone() -> None:
     sure = t(9, 1, 0, 0)  # p = 0.999
-    close(m3id.contrast(sure, t(*OTHER), 2.0, 0.0, gate=0.3), sure.tolist())
+    close(m3id.contrast_text(sure, t(*OTHER), 2.0, 0.0, gate=0.3), sure.tolist())
     unsure = t(1, 1, 1, 1)  # p = 0.25
-    close(m3id.contrast(unsure, t(*OTHER), 2.0, 0.0, gate=0.3), (unsure + 2 * (unsure - t(*OTHER))).tolist())
+    close(m3id.contrast_text(unsure, t(*OTHER), 2.0, 0.0, gate=0.3), (unsure + 2 * (unsure - t(*OTHER))).tolist())
 
 
 @pytest.mark.parametrize(
@@ -97,11 +97,11 @@ def test_m3id_gate_leaves_sure_steps_alone() -> None:
 def test_code(power: float, divergence: float, want: list[float]) -> None:
     p, q = t(*CLEAN).softmax(-1), t(*OTHER).softmax(-1)
     assert float(code.bounded_divergence(p, q, power)) == pytest.approx(divergence, abs=1e-5)
-    close(code.contrast(t(*CLEAN), t(*OTHER), power), want)
+    close(code.contrast_description(t(*CLEAN), t(*OTHER), power), want)
 
 
 def test_code_is_the_model_for_identical_branches_and_its_divergence_one_for_disjoint_ones() -> None:
-    close(code.contrast(t(*CLEAN), t(*CLEAN), 0.7), CLEAN)
+    close(code.contrast_description(t(*CLEAN), t(*CLEAN), 0.7), CLEAN)
     assert float(code.bounded_divergence(t(1, 0), t(0, 1), 0.7)) == pytest.approx(1.0)
 
 
@@ -181,11 +181,11 @@ def test_dola_candidate_layers(spec: str | tuple[int, ...], depth: int, tied: bo
 
 PAIRS = {
     "vcd": lambda a, b: contrast(a, b, 1.0, 0.0),
-    "m3id": lambda a, b: m3id.contrast(a, b, 0.5, 0.0),
-    "code": lambda a, b: code.contrast(a, b, 0.7),
+    "m3id": lambda a, b: m3id.contrast_text(a, b, 0.5, 0.0),
+    "code": lambda a, b: code.contrast_description(a, b, 0.7),
     "pai": lambda a, b: pai.guide(a, b, 1.5, 0.0),
     "ritual": lambda a, b: ritual.combine(a, b, 3.0, 0.0),
-    "dola": lambda a, b: dola.contrast(a, b, 0.1),
+    "dola": lambda a, b: dola.contrast_layers(a, b, 0.1),
 }
 VECTORS = st.lists(st.floats(-8, 8, width=32), min_size=5, max_size=5)
 
@@ -258,4 +258,4 @@ def test_dola_in_the_models_precision(dtype: torch.dtype) -> None:
     kl = torch.nn.functional.kl_div
     want = 0.5 * (kl(log_p.expand_as(m), m, reduction="none").mean(-1) + kl(log_q, m, reduction="none").mean(-1))
     torch.testing.assert_close(dola.divergences(final, early), want, atol=1e-7, rtol=1e-4)
-    assert dola.contrast(final, early[:, 0], 0.1).dtype == torch.float32
+    assert dola.contrast_layers(final, early[:, 0], 0.1).dtype == torch.float32

@@ -77,7 +77,7 @@ def test_vcd_contrasts_with_the_noisy_image(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_m3id_and_pai_contrast_with_the_text_alone(family: str) -> None:
     alone = functools.partial(text_alone, family)
-    weighted = lambda a, b, step: m3id.contrast(a, b, m3id.weight(step + 1, 0.3), 0.1)  # noqa: E731
+    weighted = lambda a, b, step: m3id.contrast_text(a, b, m3id.weight(step + 1, 0.3), 0.1)  # noqa: E731
     check(family, M3ID(decay=0.3, start=1), alone, weighted)
     check(family, PAI.guidance(gamma=1.5), alone, lambda a, b, _: pai.guide(a, b, 1.5, 0.1))
 
@@ -192,7 +192,7 @@ def test_code_contrasts_with_the_description(family: str) -> None:
         return {"input_ids": new, "attention_mask": torch.ones_like(new)}
 
     method = CODE(description_tokens=4, request="List what you see.")
-    check(family, method, described, lambda a, b, _: code.contrast(a, b, 0.7))
+    check(family, method, described, lambda a, b, _: code.contrast_description(a, b, 0.7))
 
 
 def eager_attentions(family: str, inputs: dict[str, Any]) -> tuple[Tensor, ...]:

@@ -162,7 +162,7 @@ def test_latency_is_measured_image_by_image_and_resumes(
     tmp_path: Path, nltk_data: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(latency, "PROTOCOL", {"warmups": 1, "repeats": 2, "max_new_tokens": 6})
-    monkeypatch.setattr(published.Row, "methods", ("greedy", "revisit"))
+    monkeypatch.setattr(published.Exhibit, "methods", ("greedy", "revisit"))
     text = report_of("latency", tmp_path)
     assert text.count("| greedy | 26.00 | ") == 1  # the paper's LLaVA-1.5-7B
     assert text.count("| – | not run |") == 2 * 5  # the other methods of both models

@@ -17,7 +17,7 @@ from revisit.models.parts import LinearHead
 from revisit.step import reference
 from revisit.step.choice import choose
 from revisit.step.compiled import kernel
-from revisit.step.interface import Item, PaddedStates, StepInput
+from revisit.step.interface import ItemStates, PaddedStates, StepInput
 from revisit.step.rule import Rule
 
 built = pytest.mark.skipif(
@@ -47,7 +47,7 @@ def test_sizes_that_do_not_divide_evenly(count: int, width: int, dtype: torch.dt
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
         step, rows = kernel.CompiledStep(head, rule), PaddedStates.of_items([states])
-        rows.item(0).columns = kernel.Columns(Item(states, 4 * 40 * count), 300)
+        rows.item(0).columns = kernel.Columns(ItemStates(states, 4 * 40 * count), 300)
         outputs = [step.take(StepInput(logits, rows)) for logits in steps]
         runs.append(torch.cat([output.scores for output in outputs]))
     fits = torch.cat([output.sizes for output in outputs]) <= 40  # torch computes larger sets

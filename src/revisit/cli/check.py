@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from revisit.explain.check import Check
-    from revisit.explain.check_files import Caption
+    from revisit.explain.check_files import FileText
     from revisit.models.types import Model, Processor
 
 
@@ -109,7 +109,7 @@ def check(
     raise typer.Exit(1 if flagged else 0)
 
 
-def _first_image(captions: list[Caption]) -> tuple[Path, Image]:
+def _first_image(captions: list[FileText]) -> tuple[Path, Image]:
     """Open the first readable image; errors in the others are reported later, one by one."""
     from revisit.models.images import open_image
 
@@ -141,7 +141,7 @@ def _print_check(found: Check, html: Path | None, as_json: bool) -> bool:
 
 def _check_file(
     pair: tuple[Model, Processor],
-    captions: list[Caption],
+    captions: list[FileText],
     output: Path,
     settings: dict[str, Any],
     batch_size: int,

@@ -14,7 +14,7 @@ from revisit.eval.report.terminal import print_section
 from revisit.explain.files import make_folder
 from revisit.models.config import EMBEDDED
 from revisit.paper import published
-from revisit.paper.published import MODELS, ROWS, Row
+from revisit.paper.published import MODELS, ROWS, Exhibit
 
 SCENES = "scenes:unusual:8"  # default data of the embedded model
 
@@ -112,7 +112,7 @@ def _listing() -> Section:
     )
 
 
-def _plan(rows: list[Row], chosen: dict[str, str], stand_in: bool, limit: int | None) -> Section:
+def _plan(rows: list[Exhibit], chosen: dict[str, str], stand_in: bool, limit: int | None) -> Section:
     lines = []
     for row in rows:
         answers = f"{min(row.items, limit or row.items) * row.answers:,}"

@@ -78,7 +78,7 @@ def sprite(category: Category, size: int, mirrored: bool, color: str | None) -> 
 
 
 @dataclass(frozen=True)
-class Item:
+class SceneObject:
     """One object: its noun, color (None: that of the sprite), and its square."""
 
     noun: str
@@ -117,7 +117,7 @@ class Scene:
     place_name: str
     palette: int
     horizon: int
-    items: tuple[Item, ...]
+    items: tuple[SceneObject, ...]
 
     @property
     def place(self) -> Place:
@@ -128,7 +128,7 @@ class Scene:
         """The different nouns in the scene, in drawing order."""
         return tuple(dict.fromkeys(item.noun for item in self.items))
 
-    def of(self, noun: str) -> tuple[Item, ...]:
+    def of(self, noun: str) -> tuple[SceneObject, ...]:
         """Return all items of one noun."""
         return tuple(item for item in self.items if item.noun == noun)
 
@@ -176,14 +176,14 @@ def _count(dice: Dice, category: Category) -> int:
 
 def _laid_out(dice: Dice, blank: Scene, nouns: list[str]) -> Scene:
     """Place objects so that all are visible; leave out those without room."""
-    placed: list[Item] = []
+    placed: list[SceneObject] = []
     for noun in sorted(nouns, key=lambda n: not BY_NOUN[n].large):
         category = BY_NOUN[noun]
         color = dice.pick(tuple(COLORS)) if category.tintable and dice.chance(0.6) else None
         for _ in range(_count(dice, category)):
             for _ in range(8):
                 size = dice.pick((44, 52, 60)) if category.large else dice.pick((32, 36, 44))
-                spot = Item(noun, color, 4 * dice.below((SIZE - size) // 4 + 1), 0, size, dice.chance(0.5))
+                spot = SceneObject(noun, color, 4 * dice.below((SIZE - size) // 4 + 1), 0, size, dice.chance(0.5))
                 spot = replace(spot, y=4 * dice.below((SIZE - size) // 4 + 1))
                 if all_seen([*placed, spot]):
                     placed.append(spot)
@@ -191,7 +191,7 @@ def _laid_out(dice: Dice, blank: Scene, nouns: list[str]) -> Scene:
     return replace(blank, items=tuple(placed))
 
 
-def _owners(items: Sequence[Item]) -> NDArray[np.int16]:
+def _owners(items: Sequence[SceneObject]) -> NDArray[np.int16]:
     """Return the index of the topmost item per pixel, -1 for the background. (SIZE, SIZE)"""
     owner = np.full((SIZE, SIZE), -1, np.int16)
     for index, item in enumerate(items):
@@ -211,7 +211,7 @@ def _main_item(covered: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.where(covered.max(0) >= VISIBLE, covered.argmax(0), -1)
 
 
-def all_seen(items: Sequence[Item]) -> bool:
+def all_seen(items: Sequence[SceneObject]) -> bool:
     """Return whether at least half of each item is visible and each is the main one in some patch."""
     covered = _coverage(_owners(items), len(items))
     half_shown = all(2 * shown >= item.pixels()[1].sum() for shown, item in zip(covered.sum(1), items, strict=True))

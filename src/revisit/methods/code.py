@@ -46,7 +46,7 @@ def bounded_divergence(p: Tensor, q: Tensor, power: float) -> Tensor:
     return 0.5 * (((p - q).abs().pow(power) + 1).log2() * (p + q)).sum(-1)
 
 
-def contrast(logits: Tensor, described: Tensor, power: float) -> Tensor:
+def contrast_description(logits: Tensor, described: Tensor, power: float) -> Tensor:
     """Return the scores, -inf where p < D · max p.  (..., V), (..., V) -> (..., V)"""
     d = bounded_divergence(logits.softmax(-1), described.softmax(-1), power).unsqueeze(-1)  # (..., 1)
     scores = logits + (1 - d) * (logits - described)
@@ -83,7 +83,9 @@ class CODE(Contrastive):
         words = [run.input_ids.new_tensor([*first, *ids]) for ids in written]
         text = edited(run, mask, lambda item, _ids, vision: in_place_of_image(vision, words[item]), pixels=False)
         branch = self.branch(run, text)
-        return self.contrasted(run, branch, mask.any(-1), lambda l, other, _: contrast(l, other, self.power))
+        return self.contrasted(
+            run, branch, mask.any(-1), lambda l, other, _: contrast_description(l, other, self.power)
+        )
 
 
 # -- descriptions ---------------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ def divergences(final: Tensor, early: Tensor) -> Tensor:
     return result.mul_(0.5 / final.shape[-1])
 
 
-def contrast(final: Tensor, early: Tensor, relative_top: float) -> Tensor:
+def contrast_layers(final: Tensor, early: Tensor, relative_top: float) -> Tensor:
     """Return log p_final − log p_early on the plausible tokens, -inf elsewhere.  (..., V), (..., V) -> (..., V)"""
     if relative_top == 0:
         return final - early  # as the original: no normalization on either side
@@ -105,7 +105,7 @@ class DoLa(Method):
                 apart = divergences(run.raw, early)  # (rows, layers)
                 best = (apart if self.per_row else apart.mean(0, keepdim=True).expand_as(apart)).argmax(-1)
             chosen = early.take_along_dim(best[..., None, None], -2).squeeze(-2)  # (rows, V)
-            scores = contrast(logits, chosen, self.relative_top)
+            scores = contrast_layers(logits, chosen, self.relative_top)
             return run.decode_by(input_ids, logits, scores, chosen, layer=best)
 
         return step

@@ -24,7 +24,7 @@ def weight(t: int, decay: float, cap: float | None = None) -> float:
     return grown if cap is None else min(grown, cap)
 
 
-def contrast(
+def contrast_text(
     logits: Tensor, text: Tensor, w: float, beta: float, gate: float | None = None, normalize: bool = False
 ) -> Tensor:
     """Return l + w·(l − l_text) on the plausible set of l, -inf elsewhere.  (..., V), (..., V) -> (..., V)
@@ -81,6 +81,6 @@ class M3ID(Contrastive):
 
         def combine(logits: Tensor, other: Tensor, step: int) -> Tensor:
             w = weight(step + self.start, self.decay, self.cap)
-            return contrast(logits, other, w, self.beta, self.gate, self.normalize)
+            return contrast_text(logits, other, w, self.beta, self.gate, self.normalize)
 
         return self.contrasted(run, branch, mask.any(-1), combine)

@@ -69,7 +69,7 @@ def load_config(name_or_path: str | Path, *, trust_remote_code: bool = False, **
         raise RevisitError(f"The configuration of {name!r} cannot be read: {brief(error)}") from error
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
     """Read the object in a JSON file of a model folder."""
     try:
         value = json.loads(path.read_text("utf-8"))
@@ -86,7 +86,7 @@ def _read_config(name: str, hub: dict[str, Any]) -> dict[str, Any]:
         file = Path(name, hub.get("subfolder") or "", "config.json")
         if not file.is_file():
             raise RevisitError(f"{name!r} is not a model folder: it has no config.json.")
-        return read_json(file)
+        return read_object(file)
     if not name.strip() or name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
         raise RevisitError(f"There is no model folder {name!r}; check the path.")
     hint = did_you_mean(name, (EMBEDDED, photo.NAME))

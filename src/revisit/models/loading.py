@@ -12,7 +12,7 @@ from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoModelForImage
 from transformers.utils.hub import cached_file
 
 from revisit.errors import RevisitError, brief
-from revisit.models.config import EMBEDDED, is_embedded, load_config, read_json, resolve
+from revisit.models.config import EMBEDDED, is_embedded, load_config, read_object, resolve
 from revisit.models.processors import keep_processor, load_processor, processor_of
 from revisit.models.types import Model, Processor
 
@@ -135,7 +135,7 @@ def _device_map(requested: DeviceMap | None, *, quantized: bool) -> DeviceMap | 
 
 def _check_index(index: Path) -> None:
     """Raise RevisitError for an index that names anything but safetensors files in its own folder."""
-    files = read_json(index).get("weight_map")
+    files = read_object(index).get("weight_map")
     if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
         raise RevisitError(f"{str(index)!r} is damaged: its weight_map must map tensor names to files.")
     for file in files.values():

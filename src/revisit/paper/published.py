@@ -33,7 +33,7 @@ class PaperModel(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Row:
+class Exhibit:
     """One table or figure of the paper."""
 
     key: str
@@ -60,12 +60,12 @@ def _read(name: str) -> dict[str, Any]:
 
 _CATALOG = _read("catalog.json")
 MODELS = {entry["name"]: PaperModel(**entry) for entry in _CATALOG["models"]}
-ROWS = {entry["key"]: Row(**{**entry, "models": tuple(entry["models"])}) for entry in _CATALOG["rows"]}
+ROWS = {entry["key"]: Exhibit(**{**entry, "models": tuple(entry["models"])}) for entry in _CATALOG["rows"]}
 # The thresholds that the paper's tables report; everywhere else its default of 1e-5 is used.
 ALPHAS = {("vqav2", "Qwen2.5-VL-7B"): 1e-2, ("vqav2", "InternVL3-8B"): 1e-1}
 
 
-def find(names: str) -> list[Row]:
+def find(names: str) -> list[Exhibit]:
     """Return the rows of these names, separated by commas; `all` for every one."""
     keys = [name.strip() for name in names.split(",") if name.strip()]
     for key in keys:

@@ -22,7 +22,7 @@ from revisit.paper.ablation import Panel, ablate, ablation_sections, paper_panel
 from revisit.paper.grounding import COLUMNS
 from revisit.paper.latency import bench_table, table, time_images
 from revisit.paper.projection import last_layer
-from revisit.paper.published import ALPHAS, Measured, Row, comparison_table
+from revisit.paper.published import ALPHAS, Exhibit, Measured, comparison_table
 from revisit.paper.report import STUDIES, run_study, study_section
 from revisit.paper.study import Stored, Subject
 
@@ -39,13 +39,13 @@ class Setup:
     batch_size: int = 8
     options: Stored = field(default_factory=dict)  # of EvalConfig: engine, dtype, device_map, …
 
-    def limit_of(self, row: Row) -> int | None:
+    def limit_of(self, row: Exhibit) -> int | None:
         """Return the number of items: --limit, and at most the row's number if the row uses a part of a benchmark."""
         partial = row.kind != "grid" or row.benchmark == "vqav2"
         limits = [n for n in (self.limit, row.items if partial else None) if n is not None]
         return min(limits, default=None)
 
-    def config(self, row: Row, name: str, output: str = "runs") -> EvalConfig:
+    def config(self, row: Exhibit, name: str, output: str = "runs") -> EvalConfig:
         """Return the evaluation of one model of a row, under the paper's protocol."""
         alpha = ALPHAS.get((row.benchmark, name))
         return EvalConfig(
@@ -60,7 +60,7 @@ class Setup:
             **self.options,
         )
 
-    def subject(self, row: Row, name: str, methods: tuple[str, ...]) -> Subject:
+    def subject(self, row: Exhibit, name: str, methods: tuple[str, ...]) -> Subject:
         """Return one model and the images of CHAIR."""
         return Subject(
             model=self.models[name],
@@ -74,7 +74,7 @@ class Setup:
         )
 
 
-def reproduce(rows: Sequence[Row], setup: Setup, reporter: Reporter) -> Document:
+def reproduce(rows: Sequence[Exhibit], setup: Setup, reporter: Reporter) -> Document:
     """Run every row and return the document with all tables; rows of one benchmark share their answers."""
     runners = {"grid": _run_grid, "ablation": _run_ablation, "study": _run_study, "latency": _run_latency}
     sections: list[Section] = []
@@ -95,7 +95,7 @@ def reproduce(rows: Sequence[Row], setup: Setup, reporter: Reporter) -> Document
     return Document("ReVisiT: the paper's tables", lead, sections)
 
 
-def _names(row: Row, setup: Setup) -> list[str]:
+def _names(row: Exhibit, setup: Setup) -> list[str]:
     """Return the models of a row that are run, by their names in the paper."""
     return [name for name in row.models if name in setup.models]
 
@@ -103,7 +103,7 @@ def _names(row: Row, setup: Setup) -> list[str]:
 # -- grids ---------------------------------------------------------------------------------------------------------
 
 
-def _run_grid(row: Row, setup: Setup, reporter: Reporter) -> Iterator[Section]:
+def _run_grid(row: Exhibit, setup: Setup, reporter: Reporter) -> Iterator[Section]:
     blocks: list[Block] = []
     for name in row.models:
         logs = run(setup.config(row, name), reporter) if name in setup.models else []
@@ -136,7 +136,7 @@ def _values(log: Log | None, names: Sequence[str]) -> dict[str, Measured]:
 # -- ablations -----------------------------------------------------------------------------------------------------
 
 
-def _run_ablation(row: Row, setup: Setup, reporter: Reporter) -> Iterator[Section]:
+def _run_ablation(row: Exhibit, setup: Setup, reporter: Reporter) -> Iterator[Section]:
     paper = published.table(row.published)
     for name in _names(row, setup):
         config = setup.config(row, name, row.key)
@@ -166,7 +166,7 @@ def _run_ablation(row: Row, setup: Setup, reporter: Reporter) -> Iterator[Sectio
 # -- studies -------------------------------------------------------------------------------------------------------
 
 
-def _run_study(row: Row, setup: Setup, reporter: Reporter) -> Iterator[Section]:
+def _run_study(row: Exhibit, setup: Setup, reporter: Reporter) -> Iterator[Section]:
     study = "case-study" if row.key == "token-tables" else row.key
     for name in _names(row, setup):
         found = run_study(study, setup.subject(row, name, STUDIES[study].methods), reporter)
@@ -176,7 +176,7 @@ def _run_study(row: Row, setup: Setup, reporter: Reporter) -> Iterator[Section]:
         yield section
 
 
-def study_verdicts(row: Row, result: Stored) -> Table:
+def study_verdicts(row: Exhibit, result: Stored) -> Table:
     """Compare a study's numbers with the published ones."""
     paper = published.table(row.published)
     if row.key == "hallucinated-steps":
@@ -198,7 +198,7 @@ def _share(row: Mapping[str, float]) -> Measured:
     return 100 * row["recall"], 100 * row["low"], 100 * row["high"]
 
 
-def _run_latency(row: Row, setup: Setup, reporter: Reporter) -> Iterator[Section]:
+def _run_latency(row: Exhibit, setup: Setup, reporter: Reporter) -> Iterator[Section]:
     for name in _names(row, setup):
         timings = time_images(setup.subject(row, name, row.methods), reporter)
         theirs = {method: {"ms/token": times["mean"]} for method, times in published.table(row.published)[name].items()}

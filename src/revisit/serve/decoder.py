@@ -101,7 +101,7 @@ class Decoder:
         requests, method, thoughts = [ticket.request for ticket in tickets], tickets[0].request.method, self.thoughts
         logprobs = LogProbabilities(self.processor.tokenizer)
         opened = [thoughts is not None and thoughts.open_at_end(ids) for ids in inputs["input_ids"].tolist()]
-        rows = [Row(self, ticket, opened[row], partial(logprobs.entry, row)) for row, ticket in enumerate(tickets)]
+        rows = [BatchRow(self, ticket, opened[row], partial(logprobs.entry, row)) for row, ticket in enumerate(tickets)]
         processors: list[LogitsProcessor] = []
         if any(request.chat.logprobs for request in requests):
             processors.append(logprobs)
@@ -157,7 +157,7 @@ class Decoder:
         return {name: value for name, value in check.to_dict().items() if name != "model"}
 
 
-class Row:
+class BatchRow:
     """One row of a running batch."""
 
     def __init__(

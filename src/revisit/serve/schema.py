@@ -90,7 +90,7 @@ class ImagePart(Body):
 Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
 
 
-class Message(Body, extra="ignore"):
+class ChatMessage(Body, extra="ignore"):
     """One turn of the conversation; `name`, and the fields that answers have besides their text, are ignored."""
 
     role: Literal["system", "developer", "user", "assistant"]  # developer means system
@@ -156,7 +156,7 @@ class ChatBody(Body):
     """The body of POST /v1/chat/completions."""
 
     model: str
-    messages: list[Message] = Field(min_length=1, max_length=256)
+    messages: list[ChatMessage] = Field(min_length=1, max_length=256)
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)  # overrides max_tokens
     temperature: float | None = Field(None, ge=0, le=2)  # 0 or unset: greedy decoding
@@ -190,7 +190,7 @@ class ChatBody(Body):
 
     @field_validator("messages")
     @classmethod
-    def _bounded(cls, messages: list[Message]) -> list[Message]:
+    def _bounded(cls, messages: list[ChatMessage]) -> list[ChatMessage]:
         if messages[-1].role != "user":
             raise ValueError("the last message must be the user's")
         texts = [part.text for message in messages for part in message.content if isinstance(part, TextPart)]

@@ -29,7 +29,7 @@ INFINITY = torch.tensor(math.inf)
 
 
 @dataclass
-class Item:
+class ItemStates:
     """The vision states of one prompt without padding, and the compiled step's cache of their columns."""
 
     states: Tensor  # (n, d)
@@ -44,7 +44,7 @@ class RowStates(Protocol):
     def counts(self) -> Sequence[int]:
         """Number of blocks of each row; 0 without an image."""
 
-    def item(self, row: int) -> Item:
+    def item(self, row: int) -> ItemStates:
         """Return the states of one row."""
 
     def blocks(self, rows: Sequence[int] | None = None) -> StateBlocks:
@@ -94,10 +94,10 @@ class PaddedStates:
         return cls(states, mask.to(states.device), copies)
 
     @functools.cached_property
-    def _items(self) -> list[Item]:
+    def _items(self) -> list[ItemStates]:
         full = self.mask.all(-1).tolist()
         own = [item if whole else item[real] for item, real, whole in zip(self.states, self.mask, full, strict=True)]
-        return [Item(states, COLUMN_BYTES // len(own)) for states in own]
+        return [ItemStates(states, COLUMN_BYTES // len(own)) for states in own]
 
     @functools.cached_property
     def _blocks(self) -> StateBlocks:
@@ -117,7 +117,7 @@ class PaddedStates:
         blocks, counts = (values.repeat_interleave(self.copies).int() for values in (items, counts))
         return BlockTable(self.states.contiguous(), blocks[:, None], counts, self.copies)
 
-    def item(self, row: int) -> Item:
+    def item(self, row: int) -> ItemStates:
         return self._items[row // self.copies]
 
     def blocks(self, rows: Sequence[int] | None = None) -> StateBlocks:

@@ -26,7 +26,7 @@ from revisit.errors import RevisitError
 from revisit.methods.revisit import ReVisiT
 from revisit.step.batched import refine_batch, room_for
 from revisit.step.choice import choose
-from revisit.step.interface import BlockTable, Item, StateBlocks, Step, StepInput, to_device
+from revisit.step.interface import BlockTable, ItemStates, StateBlocks, Step, StepInput, to_device
 from revisit.step.rule import Rule
 from revisit.vllm.head import ShardedHead
 from revisit.vllm.plan import Plan
@@ -41,7 +41,7 @@ log = logging.getLogger("vllm.revisit")  # below vLLM's own logger, which prints
 MASKED_LOGIT_GAP = 1e5
 
 
-class Request:
+class RequestState:
     """An opted-in request: its settings, the positions of its vision tokens, and which of their states are stored."""
 
     def __init__(self, name: str, method: ReVisiT, plan: Plan, prompt_ids: Sequence[int]) -> None:
@@ -56,7 +56,7 @@ class Request:
         self.seen = np.zeros(self.tokens, bool)
         self.blocks = np.empty(0, np.int64)  # of the pool
         self.shared = False  # whether another request computes the states
-        self.item: Item | None = None  # its states, for steps that read row by row
+        self.item: ItemStates | None = None  # its states, for steps that read row by row
         self.line: int | None = None  # of its tokens in `Written`, if its settings need them
         self._generator = random.Random(method.seed)
         self._draws: list[float] = []
@@ -91,7 +91,7 @@ class Request:
 class Scheduled(NamedTuple):
     """The part of a step that belongs to an opted-in request: its tokens from position `first` to `end`, then drafts."""
 
-    request: Request
+    request: RequestState
     first: int
     end: int
     start: int  # number of the first token among the inputs of the step
@@ -112,7 +112,7 @@ class Scheduled(NamedTuple):
 class Row(NamedTuple):
     """A row of the logits that decides the next token of a request."""
 
-    request: Request
+    request: RequestState
     number: int
     token: int  # number of the token, 0 for the first after the prompt
 
@@ -120,17 +120,17 @@ class Row(NamedTuple):
 class PooledStates:
     """The row states (see `revisit.step.interface`) of requests that are decoded together."""
 
-    def __init__(self, pool: Pool, requests: Sequence[Request]) -> None:
+    def __init__(self, pool: Pool, requests: Sequence[RequestState]) -> None:
         self.pool, self.requests = pool, requests
         self.counts = [len(request.blocks) for request in requests]
         self._all: StateBlocks | None = None  # kept only if it is not a copy
 
-    def item(self, row: int) -> Item:
+    def item(self, row: int) -> ItemStates:
         request = self.requests[row]
         if request.item is None:
             states = self.pool.read(request.blocks, request.states)
             # The compiled step may cache as many bytes of columns as the states have, and at least a megabyte.
-            request.item = Item(states, max(1 << 20, states.nbytes))
+            request.item = ItemStates(states, max(1 << 20, states.nbytes))
         return request.item
 
     def blocks(self, rows: Sequence[int] | None = None) -> StateBlocks:
@@ -170,7 +170,7 @@ class Worker:
     ) -> None:
         self.plan, self.make_head, self.norm = plan, make_head, norm
         self.pool = Pool(plan.blocks, plan.block, plan.width, plan.dtype, device)
-        self.requests: dict[str, Request] = {}
+        self.requests: dict[str, RequestState] = {}
         self.blocks: dict[str, np.ndarray] = {}  # of the pool, by the request that computes the states in them
         self.rehearsed = False
         self._complete: set[str] = set()  # requests whose states were all stored
@@ -209,7 +209,7 @@ class Worker:
             method = None if params is None else parse(params.extra_args, self.plan.model)
             if method is None:
                 return
-            request = Request(name, method, self.plan, prompt_ids or [])
+            request = RequestState(name, method, self.plan, prompt_ids or [])
             if request.tokens:
                 self._assign_blocks(request, owner)
         except Exception as error:
@@ -219,7 +219,7 @@ class Worker:
             request.line = self._written.take_line()
         self.requests[name] = request
 
-    def _assign_blocks(self, request: Request, owner: str) -> None:
+    def _assign_blocks(self, request: RequestState, owner: str) -> None:
         request.shared = owner != request.name
         if request.shared and owner not in self._complete:
             raise RevisitError(f"the vision states of {owner}, which it shares, were not stored; send it again.")
@@ -313,7 +313,7 @@ class Worker:
                 jobs.append((part.request, numbers, np.array([part.row])))
         self._store(jobs, {depth: states})
 
-    def _store(self, jobs: Sequence[tuple[Request, np.ndarray, np.ndarray]], hidden: dict[int, Tensor]) -> None:
+    def _store(self, jobs: Sequence[tuple[RequestState, np.ndarray, np.ndarray]], hidden: dict[int, Tensor]) -> None:
         """Write states into the pool, with two kernels per layer for any number of requests.
 
         Args:
@@ -398,7 +398,7 @@ class Worker:
             outside = self._outside_phase(requests, written)
             logits[index] = torch.where(outside[:, None], before, logits[index])
 
-    def _outside_phase(self, requests: Sequence[Request], written: Tensor) -> Tensor:
+    def _outside_phase(self, requests: Sequence[RequestState], written: Tensor) -> Tensor:
         """Return which rows are outside the phase that they are limited to.  -> (n,)"""
         thoughts = self.plan.thoughts
         assert thoughts is not None  # else such requests are rejected

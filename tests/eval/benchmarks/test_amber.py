@@ -28,9 +28,9 @@ def test_caption_by_hand():
     # tree covers the forest; cloud is a pitfall; the first puppy is near "bush", so it covers the forest again
     nouns = ["tree", "cloud", "puppy", "house", "person"]
     score = amber.score_caption(nouns, ["forest", "dog"], ["cloud", "person"], WORDS, operator.eq)
-    assert score == amber.CaptionScore(mentions=4, hallucinated=2, covered=2, objects=2, pitfalls_hit=2, pitfalls=2)
+    assert score == amber.DescriptionScore(mentions=4, hallucinated=2, covered=2, objects=2, pitfalls_hit=2, pitfalls=2)
     near = amber.score_caption(["puppy"], ["forest"], ["cloud"], WORDS, _similar)
-    assert near == amber.CaptionScore(mentions=1, hallucinated=0, covered=1, objects=1, pitfalls_hit=0, pitfalls=1)
+    assert near == amber.DescriptionScore(mentions=1, hallucinated=0, covered=1, objects=1, pitfalls_hit=0, pitfalls=1)
     # safe words count as mentions only
     words = amber.Vocabulary({"lamp": ["light"]}, frozenset({"light"}))
     score = amber.score_caption(["light"], ["lamp"], [], words, operator.eq)

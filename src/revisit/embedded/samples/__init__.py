@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True)
-class Sample:
+class SampleImage:
     """An image with its place and objects."""
 
     name: str
@@ -38,12 +38,12 @@ class Sample:
 
 _FACTS = json.loads((FOLDER / "samples.json").read_text("utf-8"))
 SAMPLES = {  # that of `revisit demo` first
-    name: Sample(name, facts["place"], tuple(dict.fromkeys(entry["noun"] for entry in facts["objects"])))
+    name: SampleImage(name, facts["place"], tuple(dict.fromkeys(entry["noun"] for entry in facts["objects"])))
     for name, facts in _FACTS.items()
 }
 
 
-def sample(name: str = "demo") -> Sample:
+def sample(name: str = "demo") -> SampleImage:
     """Return the sample of this name."""
     if name not in SAMPLES:
         raise unknown("sample", name, SAMPLES)

@@ -74,7 +74,7 @@ class Vocabulary:
 
 
 @dataclass(frozen=True)
-class CaptionScore:
+class DescriptionScore:
     """Counts of one caption: known nouns, those not in the image, covered objects, and pitfalls mentioned."""
 
     mentions: int
@@ -87,7 +87,7 @@ class CaptionScore:
 
 def score_caption(
     caption_nouns: Iterable[str], truth: Sequence[str], hallu: Sequence[str], words: Vocabulary, similar: Similar
-) -> CaptionScore:
+) -> DescriptionScore:
     """Count a caption's nouns; `truth` lists the objects in the image, `hallu` absent ones that people would expect."""
     mentioned = [noun for noun in caption_nouns if noun in words.known]
     real, pitfalls = words.words_for(truth), words.words_for(hallu)
@@ -107,7 +107,7 @@ def score_caption(
             wrong += 1
         else:
             covered.add(near)
-    return CaptionScore(len(mentioned), wrong, len(covered), len(truth), len(hit), len(hallu))
+    return DescriptionScore(len(mentioned), wrong, len(covered), len(truth), len(hit), len(hallu))
 
 
 def _first(words: Iterable[tuple[str, int]], noun: str, test: Similar) -> int | None:
@@ -135,7 +135,7 @@ def _padded(units: PerUnit, counters: int = 1) -> PerUnit:
     return {u: (n, d + counters * EPSILON / len(units)) for u, (n, d) in units.items()}
 
 
-def score_captions(captions: Mapping[str, CaptionScore]) -> Scores:
+def score_captions(captions: Mapping[str, DescriptionScore]) -> Scores:
     """Compute CHAIR, Cover, Hal and Cog in percent."""
     per_item = {
         "CHAIR": {u: (100.0 * c.hallucinated, float(c.mentions)) for u, c in captions.items()},

@@ -74,7 +74,7 @@ class RayEngine(Engine):
         ray = self.ray
         gpus = int(ray.cluster_resources().get("GPU", 0))
         workers = self.workers or gpus or sum(bool(node["Alive"]) for node in ray.nodes())
-        remote = ray.remote(num_cpus=1, num_gpus=int(gpus > 0), max_restarts=0)(Worker)
+        remote = ray.remote(num_cpus=1, num_gpus=int(gpus > 0), max_restarts=0)(RayWorker)
         waiting = deque(batches)
         pending: dict[Any, tuple[Any, Sequence[Item] | None]] = {}  # handle -> worker and its batch; None: it loads
         free: list[Any] = []
@@ -141,7 +141,7 @@ def check_reachable(address: str | None) -> None:
         raise RevisitError(f"There is no Ray cluster at {address!r}: {error.strerror or error}.") from None
 
 
-class Worker:
+class RayWorker:
     """One model in one process of the cluster."""
 
     def __init__(self, model: str, options: Mapping[str, Any]) -> None:

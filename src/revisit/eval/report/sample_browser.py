@@ -53,7 +53,7 @@ class Sample:
 
 
 @dataclass
-class Columns:
+class PageColumns:
     """The columns of the page: one per model, method and seed, and per other setting in which logs of a benchmark differ."""
 
     logs: Sequence[Log]
@@ -110,7 +110,7 @@ def view(logs: Sequence[Log], out: Path) -> Path:
     return write("/".join(logs[0].folder.resolve().parts[-2:]), columns, samples, out, notes)
 
 
-def write(name: str, columns: Columns, samples: Sequence[Sample], out: Path, notes: Sequence[str] = ()) -> Path:
+def write(name: str, columns: PageColumns, samples: Sequence[Sample], out: Path, notes: Sequence[str] = ()) -> Path:
     """Write the page and its images; return the page."""
     page = check_writable(make_folder(out) / "index.html")
     images = copy_images(samples, out / IMAGES)
@@ -138,12 +138,12 @@ def write(name: str, columns: Columns, samples: Sequence[Sample], out: Path, not
     return write_page(page, text)
 
 
-def read_samples(logs: Sequence[Log]) -> tuple[Columns, list[Sample], list[str]]:
+def read_samples(logs: Sequence[Log]) -> tuple[PageColumns, list[Sample], list[str]]:
     """Return the columns, every item that was answered with the answers of all methods, and notes for the top of the page.
 
     Items are in the order of the benchmarks and of their ids. The first note tells that a run is incomplete.
     """
-    columns, samples = Columns(logs), dict[tuple[str, str, str], Sample]()
+    columns, samples = PageColumns(logs), dict[tuple[str, str, str], Sample]()
     notes = [*filter(None, [unfinished(logs)]), *control_notes(logs)]
     items: dict[tuple[str, str], dict[str, Item]] = {}
     for log in logs:
@@ -223,7 +223,7 @@ def copy_images(samples: Sequence[Sample], folder: Path) -> dict[Path, str]:
     return addresses
 
 
-def _payload(sample: Sample, images: Mapping[Path, str], columns: Columns) -> dict[str, Any]:
+def _payload(sample: Sample, images: Mapping[Path, str], columns: PageColumns) -> dict[str, Any]:
     """Return a sample with short keys, because a page may have ten thousand."""
     entry: dict[str, Any] = {"b": sample.benchmark, "i": sample.id, "q": sample.prompt}
     entry["p"] = [images[path] for path in sample.images if path in images]
@@ -248,7 +248,7 @@ def truth_of(item: Item) -> str:
     return str(truth)
 
 
-def command(sample: Sample, columns: Columns) -> str:
+def command(sample: Sample, columns: PageColumns) -> str:
     """Return the command that writes the decode page of a sample, with all methods of the last model except controls."""
     answered = [columns.methods[number] for number in sorted(sample.answers)]
     methods = [method for method in answered if not method["control"]]

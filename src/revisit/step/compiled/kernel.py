@@ -19,7 +19,7 @@ from torch import Tensor
 
 from revisit import settings
 from revisit.models.parts import Projection
-from revisit.step.interface import Item, RowDetail, RowSummary, StepInput, StepOutput
+from revisit.step.interface import ItemStates, RowDetail, RowSummary, StepInput, StepOutput
 from revisit.step.reference import ReferenceStep
 from revisit.step.rule import Rule
 
@@ -78,7 +78,7 @@ def suits(head: Projection, rule: Rule) -> bool:
 class Columns:
     """A cache of one item's projected columns; the system allocates only the pages that are written."""
 
-    def __init__(self, item: Item, vocabulary: int) -> None:
+    def __init__(self, item: ItemStates, vocabulary: int) -> None:
         self.states = item.states.float().contiguous()  # (n, d)
         self.capacity = min(COLUMNS, item.column_bytes // (4 * max(1, len(self.states))))
         self.store = torch.empty(self.capacity, len(self.states))
