@@ -28,6 +28,7 @@ from revisit.errors import RevisitError, brief, did_you_mean, unknown
 
 if TYPE_CHECKING:
     from pydantic import ValidationInfo
+    from pydantic_core import ErrorDetails
     from typing_extensions import Self
 
 P = ParamSpec("P")
@@ -126,12 +127,23 @@ def _as_sentence(error: ValidationError, owner: str, given: Mapping[str, Any], k
         none = RevisitError(f"{owner} has no settings: remove {field}.")
         return unknown(f"{owner} setting", field, known) if known else none
     entries = [entry for entry in errors if entry["loc"][:1] == first["loc"][:1]]
-    wanted = ["a list" if entry["type"] in LIST_ERRORS else _requirement(entry["msg"]) for entry in entries]
+    wanted = [_wanted(entry) for entry in entries]
     if not any(wanted):
         return RevisitError(f"{owner}: {field}{': ' * bool(field)}{first['msg'].removeprefix('Value error, ')}.")
     allowed = " or ".join(filter(None, dict.fromkeys(wanted)))
     near = did_you_mean(str(given.get(field)), re.findall("'([^']+)'", allowed))
     return RevisitError(f"{owner}: {field} must be {allowed}, not {given.get(field)!r:.80}.{near}")
+
+
+def _wanted(entry: ErrorDetails) -> str:
+    """Return what one error of pydantic requires of the whole value; empty if it does not say."""
+    if entry["type"] in LIST_ERRORS:
+        return "a list"
+    if entry["type"] == "too_short":  # also after wrong entries, which are reported themselves
+        return "" if entry["input"] else "a list that is not empty"
+    required = _requirement(entry["msg"])
+    in_list = any(isinstance(place, int) for place in entry["loc"][1:])
+    return f"a list with each entry {required}" if required and in_list else required
 
 
 def _requirement(message: str) -> str:

@@ -164,3 +164,15 @@ def test_the_tutorial_penalizes_beams_for_attention() -> None:
     assert free.sequences.tolist() == plain.sequences.tolist()
     torch.testing.assert_close(free.sequences_scores, plain.sequences_scores)
     assert (paid.sequences_scores < plain.sequences_scores).all()
+
+
+def test_a_loop_that_returns_nothing_raises_one_sentence() -> None:
+    class Forgetful(Method):
+        name = "forgetful"
+
+        def decode(self, run: Run, loop: Loop) -> Tensor:
+            return None  # type: ignore[return-value]
+
+    model, _ = families.build("llava")
+    with pytest.raises(RevisitError, match=r"'forgetful' must return token ids from its decode.* not NoneType"):
+        revisit.generate(model, **inputs("llava", 1), method=Forgetful(), max_new_tokens=NEW)

@@ -165,6 +165,12 @@ class Number(Method):
 
     def begin(self, run):
         return lambda input_ids, logits: 3
+
+class Array(Method):
+    name = "array"
+
+    def begin(self, run):
+        return lambda input_ids, logits: logits.numpy()
 """
 
 
@@ -175,6 +181,7 @@ class Number(Method):
         ("Nothing", "The method 'nothing' cannot decode: its begin.* not NoneType"),
         ("Short", r"The method 'short' must return logits of the same shape, \(1, 512\), not \(1, 5\)"),
         ("Number", r"The method 'number' must return logits .* not int"),
+        ("Array", r"The method 'array' must return logits .* not ndarray"),
     ],
 )
 @pytest.mark.parametrize("chained", [False, True], ids=["alone", "in a chain"])

@@ -171,7 +171,11 @@ class Loop:
         """Complete the trace, and return the output of a method's `decode` in the requested form."""
         if isinstance(output, Tensor) and self.run.generation_config.return_dict_in_generate:
             output = GenerateDecoderOnlyOutput(sequences=output)  # type: ignore[arg-type]
-        sequences = output if isinstance(output, Tensor) else output.sequences
+        sequences = output if isinstance(output, Tensor) else getattr(output, "sequences", None)
+        if sequences is None:
+            raise RevisitError(
+                f"The method {self.run.method.name!r} must return token ids from its decode(run, loop), not {type(output).__name__}."
+            )
         tokenizer = None
         if self.run.trace.record:
             with suppress(RevisitError):  # without a processor, recorded tokens have no text
@@ -193,7 +197,7 @@ def checked(run: Run, method: Method, step: StepFunction) -> StepFunction:
         run.recorder.counted = False
         run.check_attention()
         scores = step(input_ids, logits)
-        shape = getattr(scores, "shape", None)  # known without waiting for the device
+        shape = scores.shape if isinstance(scores, Tensor) else None  # known without waiting for the device
         if shape != logits.shape:
             raise RevisitError(
                 f"The method {method.name!r} must return logits of the same shape, {tuple(logits.shape)}, not "

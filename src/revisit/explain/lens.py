@@ -11,9 +11,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from revisit.errors import RevisitError
@@ -120,7 +121,7 @@ def lens(
     words: Sequence[str] = (),
     *,
     prompt: str = DESCRIBE,
-    layers: str | Sequence[int] | None = None,
+    layers: str | Annotated[Sequence[int], Field(min_length=1)] | None = None,
     top: Count = 5,
 ) -> Lens:
     """Read which words each vision token predicts through the model's head, in one forward pass.
