@@ -64,6 +64,11 @@ def test_values_come_from_the_scores_and_tests_from_the_statistics(logs: list[Lo
     assert any("4 tests of this table" in note for note in table.notes)
 
 
+def test_logs_may_come_from_a_generator(logs: list[Log]) -> None:
+    (table,) = compare((log for log in logs), resamples=99)
+    assert list(table.logs) == logs
+
+
 def test_ranks_go_by_what_is_printed() -> None:
     lower = Metric("CHAIRi", "lower", 100, 1)
     assert ranks([0.1301, 0.1249, 0.1252, 0.2], lower) == [2, 1, 1, 0]  # 13.0, 12.5, 12.5, 20.0

@@ -197,3 +197,12 @@ def test_nltk_data_is_required_before_the_first_answer(
     config = EvalConfig(model=str(model), benchmark="chair", data="scenes:unusual:2", out=str(tmp_path / "out"))
     with pytest.raises(RevisitError, match="NLTK data not found: wordnet"):
         run(config, engine_for=lambda _: pytest.fail("an engine was opened"))
+
+
+def test_an_object_with_a_long_description_is_refused_in_one_line(tmp_path: Path) -> None:
+    class Module:
+        def __repr__(self) -> str:
+            return "Module(\n  (layer): Linear()\n)"
+
+    with pytest.raises(RevisitError, match=r"^Module\( \(layer\): Linear\(\) \) is not a name: .*\.$"):
+        checked(tmp_path, model=[(Module(), None)])

@@ -129,3 +129,16 @@ def test_every_field_of_a_log_is_documented() -> None:
     for record in (Spec, Request, Answer):
         missing = [name for name in record.model_fields if f"`{name}`" not in documented]
         assert missing == [], record
+
+
+def test_a_log_of_another_version_can_be_read_after_it_was_resumed(tmp_path: Path) -> None:
+    log = written(tmp_path, answer(1))
+    header, *answers = log.path.read_bytes().splitlines(keepends=True)
+    old = encode({"spec": spec().model_dump(mode="json"), "request": {"written": "2025", "asked": "x"}})
+    log.path.write_bytes(b"".join([old, *answers]))
+    with pytest.raises(RevisitError, match="another version"):
+        Log.read(log.path)
+    log.path.write_bytes(b"".join([old, *answers, header]))
+    read = Log.read(log.path)
+    assert list(read.answers.values()) == [answer(1)]
+    assert (read.request.items, read.damaged) == (2, 1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import fnmatch
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import stdev
@@ -85,7 +85,7 @@ class Comparison:
 
 
 def compare(
-    logs: Sequence[Log],
+    logs: Iterable[Log],
     baseline: str | None = None,
     metrics: Sequence[str] = (),
     resamples: int = statistics.RESAMPLES,
@@ -96,6 +96,7 @@ def compare(
     """
     if isinstance(logs, (str, Path)):
         raise RevisitError(f"compare takes logs, not a folder: compare(revisit.read_logs({str(logs)!r})).")
+    logs = list(logs)
     complete = [log for log in logs if log.scores is not None]
     if not complete:
         raise RevisitError(f"No method is finished yet. {unfinished(logs) or 'Run `revisit eval` with this --out.'}")

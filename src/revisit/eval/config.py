@@ -209,5 +209,6 @@ def _entries(given: Any) -> list[Any]:
     if isinstance(given, type):
         raise RevisitError(f"{given.__name__} is a class: give an object, such as {given.__name__}(), or a name.")
     if not isinstance(given, Iterable):
-        raise RevisitError(f"{given!r} is not a name: give names, or mappings with a name and settings.")
+        shown = " ".join(repr(given).split())[:80]  # a model's has many lines
+        raise RevisitError(f"{shown} is not a name: give names, or mappings with a name and settings.")
     return [entry for element in given for entry in _entries(element)]

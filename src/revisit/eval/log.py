@@ -120,10 +120,12 @@ class Log:
         if header is None:
             raise RevisitError(f"{path} is not a log of `revisit eval`, or its header is damaged; move it away.")
         try:
-            Request.model_validate(header["request"])
-            return cls(path, Spec.model_validate(header["spec"]), lines, damaged)
+            log = cls(path, Spec.model_validate(header["spec"]), lines, damaged)
         except ValidationError as error:
             raise RevisitError(f"{path} was written by another version of revisit; move it away.") from error
+        if not log.requests:  # a later command may have added a header that can be read
+            raise RevisitError(f"{path} was written by another version of revisit; move it away.")
+        return log
 
     # -- writing ----------------------------------------------------------------------------------------------------
 
