@@ -137,3 +137,12 @@ def test_every_option_of_the_guide_exists() -> None:
     described = set(re.findall(r"`(--[a-z-]+)`", GUIDE.read_text().split("## Guarantees")[0]))
     assert described
     assert [option for option in described if option[:20] not in shown] == []
+
+
+def test_a_run_that_was_killed_before_its_first_line_resumes(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "m-greedy-pope-0.jsonl").touch()
+    options = ("--method", "greedy", "--benchmark", "pope", "--data", "scenes:unusual:2", "--limit", 1, "--quiet")
+    revisit("eval", "--model", model, *options, "--max-new-tokens", 2, "--out", tmp_path)
+    (log,) = read_logs(tmp_path)
+    assert log.scores is not None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from shlex import quote
 
 import typer
 
 from revisit.cli import options
-from revisit.errors import need
+from revisit.errors import RevisitError, need
 from revisit.eval.benchmarks.io.places import DEFAULT_SCENES
 from revisit.eval.config import EvalConfig
 from revisit.eval.report.terminal import print_section
@@ -77,7 +78,7 @@ def evaluate(
     """
     from revisit.cli.progress import reporter
     from revisit.eval.compare import added_notes, compare
-    from revisit.eval.log import LOGS, read_logs, unfinished
+    from revisit.eval.log import Log, read_logs, unfinished
     from revisit.eval.report.comparisons import comparison_sections
     from revisit.eval.run import run
 
@@ -85,7 +86,11 @@ def evaluate(
     settings = EvalConfig(**arguments | {"data": tuple(data) if data else None, "out": str(out)})
     settings.check()
     need(*settings.packages())  # all at once, and before the work
-    before = read_logs(out) if any((out / LOGS).glob("*.jsonl")) else []
+    before: list[Log] = []
+    with suppress(
+        RevisitError
+    ):  # there are no logs yet, or none can be read, such as after a kill before the first line
+        before = read_logs(out)
     with reporter(quiet, out) as progress:
         run(settings, progress)
     logs = read_logs(out)
