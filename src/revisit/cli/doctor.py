@@ -71,7 +71,7 @@ def machine_rows() -> Iterator[tuple[str, str]]:
         yield name, version(name) or "not installed"
     import torch
 
-    yield "CPUs", f"{os.cpu_count()}, {torch.get_num_threads()} threads in torch"
+    yield "CPUs", f"{os.cpu_count()}, torch threads: {torch.get_num_threads()}"
     devices = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
     names = [f"{device.name} ({device.total_memory / 2**30:.0f} GB)" for device in devices]
     names += ["mps"] if torch.backends.mps.is_available() else []

@@ -101,4 +101,4 @@ def evaluate(
         print_section(section)
     for note in added_notes(before, tables):
         print(note)
-    print(f"Logs and results: {out}; more with `revisit compare {quote(str(out))}`.")
+    print(f"Logs and results: {out}; print these tables again with `revisit compare {quote(str(out))}`.")

@@ -103,7 +103,7 @@ def methods(name: str = NAME, as_json: bool = options.JSON) -> None:
         return
     row = _method(METHODS.load(name))
     first = "".join(f":{entry['name']}={value_text(entry['default'])}" for entry in row["settings"][:1])
-    _detail(row, "settings", f"revisit generate photo.jpg --method {name}{first}", as_json)
+    _detail(row, "settings", f"revisit generate photo.jpg --model photo --method {name}{first}", as_json)
 
 
 def models(as_json: bool = options.JSON) -> None:

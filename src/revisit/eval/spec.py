@@ -53,7 +53,7 @@ class Spec(Frozen):
     method: str  # label: name with every setting that is not its default
     method_name: str
     settings: dict[str, Any]  # of the method
-    code: dict[str, str]  # source files of a method or benchmark from outside this package, and their SHA-256
+    code: list[str]  # "NAME SHA-256" of the source files of a method or benchmark from outside this package
     benchmark: str  # label: name with every option that is not its default
     benchmark_name: str
     options: dict[str, Any]  # of the benchmark
@@ -88,7 +88,7 @@ class Spec(Frozen):
             method=control_label(label(method), control),
             method_name=method.name,
             settings=method.settings(),
-            code=foreign_code(method) | foreign_code(benchmark),
+            code=sorted({*foreign_code(method), *foreign_code(benchmark)}),
             benchmark=label(benchmark),
             benchmark_name=benchmark.name,
             options=benchmark.options(),
@@ -111,21 +111,19 @@ def label(part: Method | Benchmark) -> str:
 # -- models and methods ---------------------------------------------------------------------------------------------
 
 
-def foreign_code(instance: object) -> dict[str, str]:
-    """Return file name -> SHA-256 of the source files outside this package that define a method or benchmark.
+def foreign_code(instance: object) -> set[str]:
+    """Return "NAME SHA-256" of the source files outside this package that define a method or benchmark.
 
     The methods of a chain are included.
     """
-    digests = {}
+    files = set()
     for cls in type(instance).__mro__:
-        if cls is object or cls.__module__.startswith("revisit."):
-            break
+        if cls.__module__.partition(".")[0] in ("revisit", "pydantic"):
+            continue
         with suppress(TypeError):  # a class typed into an interpreter has no file
             if path := inspect.getsourcefile(cls):
-                digests[Path(path).name] = file_digest(Path(path))
-    for method in getattr(instance, "methods", ()):
-        digests |= foreign_code(method)
-    return digests
+                files.add(f"{Path(path).name} {file_digest(Path(path))}")
+    return files.union(*map(foreign_code, getattr(instance, "methods", ())))
 
 
 def model_folder(name: str) -> Path:

@@ -102,7 +102,7 @@ def parse_scene_caption(caption: str) -> tuple[tuple[str, ...], tuple[str, ...]]
 def version() -> str:
     """Return a note for scores about how captions are parsed."""
     if missing_packages():
-        return "Words by a table for captions of generated scenes, because NLTK's data is not installed (`revisit data get nltk`)."
+        return "Objects were found with a word list for generated scenes, because NLTK's data is not installed (`revisit data get nltk`)."
     return f"Words by NLTK {_nltk().__version__}."
 
 

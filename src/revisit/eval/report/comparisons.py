@@ -66,7 +66,7 @@ def headline_metric(table: Comparison) -> Metric:
 
 
 def change(metric: Metric, value: Value) -> str:
-    """Return "improves" or "worsens" for a significant difference to the baseline, and an empty text for any other."""
+    """Return "improves" or "worsens" for a significant difference from the baseline, and an empty text for any other."""
     if value.paired is None or not value.p_holm < 0.05:
         return ""
     return "improves" if (value.paired.difference > 0) == (metric.better == "higher") else "worsens"
@@ -160,7 +160,7 @@ def tables_of(table: Comparison) -> list[Block]:
     ]
     tables: list[Block] = [Table(("Method", *heads), lines, caption)]
     if base is not None and differences:
-        caption = f"{title}: difference to {base}; p corrected by Holm."
+        caption = f"{title}: difference from {base}; p corrected by Holm."
         tables.append(Table((f"minus {names[base]}", *heads), differences, caption))
     return tables
 
@@ -173,7 +173,7 @@ def _value_cell(metric: Metric, value: Value) -> Cell:
 
 
 def _difference_cell(metric: Metric, value: Value) -> Cell:
-    """Format a difference to the baseline with its interval and its corrected p-value; a dash if it is undefined."""
+    """Format a difference from the baseline with its interval and its corrected p-value; a dash if it is undefined."""
     test, p = value.paired, value.p_holm
     if test is None or math.isnan(test.difference):
         return Cell("–")

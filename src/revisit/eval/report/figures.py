@@ -71,7 +71,7 @@ def forest(tables: Mapping[str, Comparison], alt: str) -> list[Figure]:
             panel.set_ylim(len(rows) - 0.5, -0.5)
             panel.set_yticks(range(len(rows)), [name for name, _, _ in rows])
             panel.set_title(title, loc="left")
-            panel.set_xlabel(f"{heading(metric)}, difference to {baseline}")
+            panel.set_xlabel(f"{heading(metric)}, difference from {baseline}")
             panel.grid(axis="y", visible=False)
 
     caption = (
