@@ -117,7 +117,7 @@ def ask(
     *,
     compare_with: MethodLike | Sequence[MethodLike] = (),
     objects: Sequence[str] | None = None,
-    max_new_tokens: Count = 256,
+    max_new_tokens: Count | None = 256,
     **generate_kwargs: Any,
 ) -> Answer:
     """Ask a model about an image and record how it chose each word.
@@ -139,7 +139,7 @@ def ask(
             "revisit:alpha=1e-3". Classes and names use the settings recommended for the model.
         compare_with: A method, or a list of methods, whose answers are shown next to this one ("greedy" is plain decoding).
         objects: The objects in the image, if known; words for other objects are marked as wrong.
-        max_new_tokens: The longest answer, in tokens.
+        max_new_tokens: The longest answer, in tokens; None for the length in the model's generation configuration.
         **generate_kwargs: Passed to `generate`, for example `do_sample=True`.
 
     Returns:
@@ -161,7 +161,7 @@ def ask_many(
     *,
     compare_with: MethodLike | Sequence[MethodLike] = (),
     objects: Sequence[str] | None = None,
-    max_new_tokens: Count = 256,
+    max_new_tokens: Count | None = 256,
     batch_size: Count = 8,
     **generate_kwargs: Any,
 ) -> list[Answer]:

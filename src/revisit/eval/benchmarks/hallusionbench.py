@@ -55,7 +55,7 @@ def judge_label(reply: str) -> str:
 
 
 def has_figure(row: Row) -> bool:
-    """Return whether a question is about a figure; VS also asks without one, as figure 0."""
+    """Return True if a question has a figure. The category VS also has questions without one, as figure 0."""
     return not (row["category"] == "VS" and int(row["figure_id"]) == 0)
 
 
