@@ -74,7 +74,7 @@ def main() -> None:
         torch.set_num_threads(options.threads)
     engine, about = LocalEngine(options.model), describe_model(options.model, False)
     folder = scene_folder(f"scenes:usual:{options.images}")
-    decoding = Decoding(options.tokens)
+    decoding = Decoding(max_new_tokens=options.tokens)
     print(
         f"{options.model}, {options.images} images, at most {options.tokens} tokens, {torch.get_num_threads()} threads, "
         f"torch {torch.__version__}, {platform.machine()}\n"
