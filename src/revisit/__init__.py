@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from revisit.eval.log import Log as Log
     from revisit.eval.log import read_logs as read_logs
     from revisit.eval.run import evaluate as evaluate
-    from revisit.explain.ask import Answer as Answer
+    from revisit.explain.ask import ExplainedAnswer as ExplainedAnswer
     from revisit.explain.ask import ask as ask
     from revisit.explain.ask import ask_many as ask_many
     from revisit.explain.check import Check as Check
@@ -42,7 +42,7 @@ _PUBLIC = {
     "revisit.eval.benchmarks.base": ("Benchmark",),
     "revisit.eval.log": ("Log", "read_logs"),
     "revisit.eval.run": ("evaluate",),
-    "revisit.explain.ask": ("Answer", "ask", "ask_many"),
+    "revisit.explain.ask": ("ExplainedAnswer", "ask", "ask_many"),
     "revisit.explain.check": ("Check", "check", "check_many"),
     "revisit.explain.lens": ("Lens", "lens"),
     "revisit.models.images": ("open_image",),

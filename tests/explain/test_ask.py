@@ -17,12 +17,12 @@ from revisit.embedded.samples import sample
 
 
 @pytest.fixture(scope="module")
-def answer() -> revisit.Answer:
+def answer() -> revisit.ExplainedAnswer:
     shown = sample("demo")
     return revisit.ask("tiny", shown.path, compare_with="greedy", objects=shown.nouns)
 
 
-def test_the_demo_image_shows_a_correction(answer: revisit.Answer) -> None:
+def test_the_demo_image_shows_a_correction(answer: revisit.ExplainedAnswer) -> None:
     """tools/samples.py chose it because plain decoding names absent objects and ReVisiT none."""
     with_it, plain = answer.decode.answers
     assert not with_it.wrong(sample("demo").nouns)
@@ -71,19 +71,19 @@ def test_images_of_a_list_share_a_prompt() -> None:
     assert [len(one.images) for one in revisit.ask_many(pair, images, max_new_tokens=2)] == [1, 1]
 
 
-def test_all_displays_count_steps_from_1(answer: revisit.Answer) -> None:
+def test_all_displays_count_steps_from_1(answer: revisit.ExplainedAnswer) -> None:
     table = answer.trace.to_pandas()
     assert table["step"].tolist() == list(range(1, len(table) + 1))
     assert table.loc[table["changed"], "step"].tolist() == [step for step, _, _ in answer.changed]
     assert [record.step for record in answer.trace.rows[0].records] == table["step"].tolist()
 
 
-def test_notebooks_display_text_and_page(answer: revisit.Answer) -> None:
+def test_notebooks_display_text_and_page(answer: revisit.ExplainedAnswer) -> None:
     shown = answer._repr_html_()
     assert f"<p>{answer.text}</p>" in shown
     assert "data:image/png;base64," in shown
     assert "srcdoc='&lt;!doctype html&gt;" in shown
-    assert repr(answer).startswith("Answer('The image shows")
+    assert repr(answer).startswith("ExplainedAnswer('The image shows")
     assert "steps changed" in repr(answer)
     assert str(answer) == answer.text
 

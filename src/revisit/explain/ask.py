@@ -36,7 +36,7 @@ else:
 
 
 @dataclass
-class Answer:
+class ExplainedAnswer:
     """The text of an answer and every step that produced it. Notebooks display the text and the page.
 
     Attributes:
@@ -101,7 +101,7 @@ class Answer:
     def __repr__(self) -> str:
         short = self.text if len(self.text) <= 80 else self.text[:77] + "..."
         counts = f"{len(self._output.changed)} of {len(self._output.steps)} steps changed"
-        return f"Answer({short!r}, {self._output.name}, {counts})"
+        return f"ExplainedAnswer({short!r}, {self._output.name}, {counts})"
 
     def _repr_html_(self) -> str:
         frame = notebook_frame(page.render(self.decode), "The decoding run, step by step")
@@ -119,7 +119,7 @@ def ask(
     objects: Sequence[str] | None = None,
     max_new_tokens: Count | None = 256,
     **generate_kwargs: Any,
-) -> Answer:
+) -> ExplainedAnswer:
     """Ask a model about an image and record how it chose each word.
 
     Each method takes one vision pass and one prefill, as in `generate`. A model given by name is loaded for this call only, so
@@ -164,7 +164,7 @@ def ask_many(
     max_new_tokens: Count | None = 256,
     batch_size: Count = 8,
     **generate_kwargs: Any,
-) -> list[Answer]:
+) -> list[ExplainedAnswer]:
     """Ask the same question about many images, each in its own prompt; an entry that is a list puts its images into one.
 
         for answer in revisit.ask_many(model, sorted(Path("photos").glob("*.jpg")), "What is on the table?"):
@@ -193,7 +193,7 @@ def ask_many(
             raise RevisitError(f"{each.name} uses beam search and cannot be shown step by step; use another method.")
     options = {"max_new_tokens": max_new_tokens, "do_sample": False, **generate_kwargs}
     layers = sorted({settings_of(loaded)[0], ModelParts.of(loaded).depth})
-    found: list[Answer] = []
+    found: list[ExplainedAnswer] = []
     for start in range(0, len(opened), batch_size):
         batch = opened[start : start + batch_size]
         inputs = prepare(processor, [question] * len(batch), batch, loaded.device)
@@ -210,5 +210,5 @@ def ask_many(
                     step.patch_row, step.patch_col = region.row + 1, region.column + 1
             words = patch_words(states[row], layers[-1], processor.tokenizer)
             check = check_text(loaded, processor.tokenizer, text)
-            found.append(Answer(Decode(own, question, name, text.layout, answers, objects, words, check)))
+            found.append(ExplainedAnswer(Decode(own, question, name, text.layout, answers, objects, words, check)))
     return found
