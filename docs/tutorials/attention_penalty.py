@@ -54,7 +54,7 @@ class AttentionPenalty(Method):
         """Run transformers' loop with beams, and otherwise a loop that can go back."""
         if run.beams:
             return loop(self.begin(run))
-        peak, ids, back = self.watch(run), run.input_ids, 0
+        peak, ids, rollbacks = self.watch(run), run.input_ids, 0
         done = torch.zeros_like(peak, dtype=torch.bool)
         known: dict[int, Tensor] = {}  # length -> (rows, V) scores of the next token
         while True:
@@ -62,8 +62,8 @@ class AttentionPenalty(Method):
             known[ids.shape[1]] = loop.scores(ids, logits)
             run.recorder.note_plain(ids, logits)
             target = ids.shape[1] - self.back
-            if target in known and back < self.times and bool((peak > self.limit).all()):
-                back += 1
+            if target in known and rollbacks < self.times and bool((peak > self.limit).all()):
+                rollbacks += 1
                 known[target] = known[target].scatter(1, ids[:, target, None], -torch.inf)
                 ids, done = ids[:, :target], torch.zeros_like(done)
                 run.crop(target)

@@ -1,7 +1,5 @@
 """A decoding method in one file: contrast with the logits for an empty image."""
 
-from typing import Any
-
 from revisit.decoding.contrastive import Contrastive, contrast
 from revisit.hooks.pixels import changed_pixels
 
@@ -13,8 +11,11 @@ class BlankImage(Contrastive):
     name = "blank-image"
     summary = "contrast with the same prompt and an empty image"
 
-    def begin(self, run: Any) -> Any:
+    def begin(self, run):
         has_image = run.find_vision_tokens().any(-1)  # (rows,)
         empty = changed_pixels(run, lambda pixels, draw: pixels * 0, seed=0)
-        combine = lambda logits, blank, step: contrast(logits, blank, self.alpha, self.beta)  # noqa: E731
+
+        def combine(logits, blank, step):
+            return contrast(logits, blank, self.alpha, self.beta)
+
         return self.contrasted(run, self.branch(run, empty), has_image, combine)
