@@ -34,19 +34,19 @@ def test_equations_need_no_script() -> None:
     pytest.importorskip("latex2mathml")
     import docs_hooks
 
-    made = docs_hooks.on_page_content(
+    html = docs_hooks.on_page_content(
         r'<p>With <span class="arithmatex">\(p(w) \ge \alpha\)</span> and <div class="arithmatex">\[ x &lt; y \]</div></p>'
     )
-    assert made.count("<math") == 2
-    assert 'display="block"' in made
-    assert "&lt;" in made or "&#x0003C;" in made
-    assert "\\alpha" not in made
+    assert html.count("<math") == 2
+    assert 'display="block"' in html
+    assert "&lt;" in html or "&#x0003C;" in html
+    assert "\\alpha" not in html
     equations = re.findall(r"\\[(\[](.*?)\\[)\]]", (ROOT / "docs/method.md").read_text("utf-8"), re.DOTALL)
     assert len(equations) > 5
     for tex in equations:
-        shown = docs_hooks.on_page_content(rf'<span class="arithmatex">\({tex}\)</span>')
-        assert "<math" in shown
-        assert re.findall(r"\\[a-z]+", shown) == [], tex
+        html = docs_hooks.on_page_content(rf'<span class="arithmatex">\({tex}\)</span>')
+        assert "<math" in html
+        assert re.findall(r"\\[a-z]+", html) == [], tex
 
 
 def test_public_names_are_on_the_api_pages() -> None:
@@ -58,6 +58,19 @@ def test_public_names_are_on_the_api_pages() -> None:
     text = docs_hooks.on_page_markdown("\n".join(page.read_text("utf-8") for page in (DOCS / "api").glob("*.md")))
     names = set(revisit.__all__) - {"methods", "MethodLike"}  # a package and a type alias
     assert [name for name in names if not re.search(rf"\.{name}$", text, re.MULTILINE)] == []
+
+
+def test_table_of_models_agrees_with_the_families() -> None:
+    from revisit.models.families import FAMILIES
+
+    text = (DOCS / "models.md").read_text("utf-8")
+    rows = [[cell.strip(" `") for cell in line.split("|")[2:-1]] for line in re.findall(r"^\|.*`.*\|$", text, re.M)]
+    expected = {
+        name: ["yes" if f.vllm else "no", f.layers, "yes" if f.patch_map else "not known", f.needs]
+        for name, f in FAMILIES.items()
+        if f.title
+    }
+    assert {name: cells for name, *cells in rows if name in expected} == expected
 
 
 def headings(page: Path) -> set[str]:
@@ -77,8 +90,8 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         if re.match(r"[a-z]+:", target):
             continue
         path, _, anchor = target.partition("#")
-        found = (page.parent / path).resolve() if path else page
-        if not found.exists() or (anchor and not anchor.startswith("only-") and anchor not in headings(found)):
+        linked = (page.parent / path).resolve() if path else page
+        if not linked.exists() or (anchor and not anchor.startswith("only-") and anchor not in headings(linked)):
             dead.append(target)
     assert dead == []
 

@@ -57,8 +57,8 @@ class Block(NamedTuple):
 def blocks(page: Path) -> list[Block]:
     text = page.read_text("utf-8")
     return [
-        Block(page, text.count("\n", 0, found.start()) + 2, found[1], found[2])
-        for found in re.finditer(r"^```([^\n]*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+        Block(page, text.count("\n", 0, match.start()) + 2, match[1], match[2])
+        for match in re.finditer(r"^```([^\n]*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     ]
 
 
@@ -160,28 +160,28 @@ def test_command(block: Block, command: list[str], reader: Path, folders: dict[s
         assert program in OTHER_PROGRAMS
         check_other(program, arguments)
         return
-    given = typer.main.get_command(app)
+    parser = typer.main.get_command(app)
     rest = list(arguments)
-    while hasattr(given, "commands"):  # a group
-        given = given.commands[rest.pop(0)]
-    values = given.make_context(str(given.name), list(rest)).params
+    while hasattr(parser, "commands"):  # a group
+        parser = parser.commands[rest.pop(0)]
+    values = parser.make_context(str(parser.name), list(rest)).params
     for name, registry in (("method", METHODS), ("benchmark", BENCHMARKS)):
         if isinstance(values.get(name), list):
             for entry, settings in registry.parse_list(values[name]):
                 registry.get(entry, **settings)
     if arguments[0] in RUN and "--calibrate" not in arguments:
         short = ["--max-new-tokens", "4"] if arguments[0] == "generate" else []
-        done = CliRunner().invoke(app, [folders.get(word, word) for word in arguments if word != "MODEL"] + short)
-        assert done.exit_code in ((0, 1, 3) if arguments[0] == "check" else (0,)), done.output
-        assert done.stdout.strip()
+        result = CliRunner().invoke(app, [folders.get(word, word) for word in arguments if word != "MODEL"] + short)
+        assert result.exit_code in ((0, 1, 3) if arguments[0] == "check" else (0,)), result.output
+        assert result.stdout.strip()
 
 
 def check_other(program: str, arguments: list[str]) -> None:
-    """Check what can be checked of a command of another program without running it."""
+    """Check the parts of another program's command that can be checked without running it."""
     if program == "pip":
         extras = re.findall(r"^([\w-]+) = \[", (ROOT / "pyproject.toml").read_text("utf-8"), re.MULTILINE)
-        for named in re.findall(r"\.\[(.*?)\]", " ".join(arguments)):
-            assert set(named.split(",")) <= set(extras)
+        for names in re.findall(r"\.\[(.*?)\]", " ".join(arguments)):
+            assert set(names.split(",")) <= set(extras)
     if program == "curl":
         from revisit.serve.schema import CheckBody
 
