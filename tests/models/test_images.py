@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import io
+import os
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,12 @@ def test_one_image_in_any_form(source: Any) -> None:
     assert np.asarray(opened).tolist() == PIXELS.tolist()
 
 
+def test_any_path_like_object_is_a_path(tmp_path: Path) -> None:
+    (tmp_path / "x.png").write_bytes(png())
+    with os.scandir(tmp_path) as entries:
+        assert [open_image(entry).size for entry in entries] == [(6, 4)]
+
+
 def test_gray_arrays() -> None:
     gray = PIXELS[..., 0]
     for source in (gray, gray[..., None], gray[None]):
@@ -137,9 +144,9 @@ def test_gray_arrays() -> None:
         ("https://example.org/x.png", "is a URL"),
         ("data:image/png;base64,@@@", "base64"),
         ("no-such-file.png", "no-such-file.png"),
-        (Path(__file__).parent, "folder"),
+        (Path(__file__).parent, "^'.*' is a folder, not an image file\\.$"),
         (__file__, "test_images.py"),
-        ("/dev/zero", "not a regular file"),
+        ("/dev/zero", "^'/dev/zero' is not a regular file\\.$"),
     ],
 )
 def test_wrong_images_raise_one_sentence(source: Any, message: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import io
+import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,8 +45,9 @@ def open_image(source: ImageLike, *, max_pixels: int = MAX_PIXELS) -> Image:
     """
     if isinstance(source, str) and source.startswith("data:"):
         return image_from_data_uri(source, max_pixels=max_pixels)
-    if isinstance(source, (str, Path)):
-        return read_image(_read_file(str(source)), repr(str(source)), max_pixels=max_pixels)
+    if isinstance(source, (str, os.PathLike)):
+        name = os.fspath(source)
+        return read_image(_read_file(name), repr(name), max_pixels=max_pixels)
     if isinstance(source, pil.Image):
         return _upright_rgb(source, f"of mode {source.mode}", max_pixels)
     if hasattr(source, "__array__"):
@@ -72,12 +74,14 @@ def _read_file(name: str) -> bytes:
         raise RevisitError(f"{name[:200]!r} is a URL, which is not downloaded: save the image first.")
     path = Path(name).expanduser()
     try:
+        if path.is_dir():
+            raise RevisitError(f"{name!r} is a folder, not an image file.")
         if path.exists() and not path.is_file():
-            raise RevisitError(
-                f"{name!r} is {'a folder' if path.is_dir() else 'not a regular file'}, not an image file."
-            )
+            raise RevisitError(f"{name!r} is not a regular file.")
         with path.open("rb") as file:
             return file.read(MAX_BYTES + 1)
+    except RevisitError:
+        raise
     except FileNotFoundError:
         raise RevisitError(f"There is no image file {name[:200]!r}; check the path.") from None
     except (OSError, ValueError) as error:
