@@ -116,6 +116,14 @@ def test_a_missing_gpu_raises(place: Any) -> None:
     assert "GPU" in error_of_load("tiny", device_map=place)
 
 
+@pytest.mark.parametrize("place", ["cuda:x", "banana"])
+@pytest.mark.parametrize("accelerate", [True, False])
+def test_an_unknown_device_raises(place: str, accelerate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not accelerate:
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert place in error_of_load("tiny", device_map=place)
+
+
 def test_a_gpu_is_used_when_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)

@@ -124,7 +124,15 @@ def _device_map(requested: DeviceMap | None, *, quantized: bool) -> DeviceMap | 
     if requested is None:
         return "cuda" if torch.cuda.is_available() and not quantized else None
     for device in requested.values() if isinstance(requested, dict) else [requested]:
-        if str(device).startswith("cuda") and (torch.device(device).index or 0) >= torch.cuda.device_count():
+        if not str(device).startswith("cuda"):
+            continue
+        try:
+            index = torch.device(device).index or 0
+        except RuntimeError as error:
+            raise RevisitError(
+                f"The device map {device!r} is not valid: {brief(error)}; write cuda or cuda:0."
+            ) from None
+        if index >= torch.cuda.device_count():
             gpus = f"finds {torch.cuda.device_count()} GPU(s)" if torch.cuda.is_available() else "finds no GPU"
             raise RevisitError(
                 f"The device map is {str(device)!r}, but torch {torch.__version__} {gpus} here; leave the device map out, or install a "
@@ -188,12 +196,11 @@ def _from_pretrained(name: str, *, device_map: Any, **kwargs: Any) -> tuple[Any,
     move_to = None
     if isinstance(device_map, str) and device_map != "auto" and importlib.util.find_spec("accelerate") is None:
         device_map, move_to = None, device_map  # only accelerate can load onto a device
-    loaded: Any
     try:
-        loaded = AutoModelForImageTextToText.from_pretrained(
+        loaded: Any = AutoModelForImageTextToText.from_pretrained(
             name, device_map=device_map, use_safetensors=True, output_loading_info=True, **kwargs
         )
+        model, loading = loaded
+        return model if move_to is None else model.to(move_to), loading
     except Exception as error:  # transformers, safetensors and torch raise many kinds
         raise RevisitError(f"The weights of {name!r} could not be loaded: {brief(error)}") from error
-    model, loading = loaded
-    return model if move_to is None else model.to(move_to), loading
