@@ -174,6 +174,8 @@ CALLS = {
     'ask(IMAGE, "?").save("nothing.html/")': "nothing.html",
     'ask(IMAGE, "?").save(3)': "path",
     'ask(IMAGE, "?").check(threshold="high")': "threshold",
+    'ask(IMAGE, "?").check(0.5, 0.6)': "by name",
+    'check(IMAGE, "A dog.", treshold=0.5)': "Did you mean 'threshold'",
     "revisit.ask_many(PAIR, IMAGE)": "images must be a list",
     "revisit.ask_many(PAIR, [IMAGE], batch_size=0)": "batch_size",
     'check(IMAGE, "")': "no word to check",

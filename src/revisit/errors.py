@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+    from pydantic_core import ErrorDetails
 
 
 class RevisitError(ValueError):
@@ -84,3 +90,50 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> RevisitError:
     """Return the error for an unknown name, with the nearest known one."""
     names = sorted(known)
     return RevisitError(f"Unknown {kind} {name!r}.{did_you_mean(name, names)} Known: {', '.join(names)}.")
+
+
+def invalid(error: ValidationError, owner: str, values: Mapping[str, Any], names: Sequence[str]) -> RevisitError:
+    """Return pydantic's first error as one sentence.
+
+    Args:
+        error: Raised by pydantic.
+        owner: Name of the class or function.
+        values: The values that were passed.
+        names: All fields of the class, or parameters of the function.
+    """
+    details = error.errors(include_url=False)
+    first = details[0]
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, RevisitError):  # raised by a validator of ours
+        return cause
+    if first["type"] == "unexpected_positional_argument":
+        return RevisitError(f"{owner} takes at most {first['loc'][0]} arguments by position; pass the others by name.")
+    place = first["loc"][0] if first["loc"] else ""
+    name = names[place] if isinstance(place, int) else place  # arguments by position are numbered
+    if first["type"] == "extra_forbidden" and not names:
+        return RevisitError(f"{owner} has no settings: remove {name}.")
+    if first["type"] == "extra_forbidden":
+        return unknown(f"{owner} setting", name, names)
+    if first["type"] == "unexpected_keyword_argument":
+        return unknown(f"{owner} argument", name, names)
+    requirements = [_requirement(detail) for detail in details if detail["loc"][:1] == first["loc"][:1]]
+    if not any(requirements):
+        message = first["msg"].removeprefix("Value error, ")
+        return RevisitError(f"{owner}: {name}: {message}." if name else f"{owner}: {message}.")
+    allowed = " or ".join(filter(None, dict.fromkeys(requirements)))
+    near = did_you_mean(str(values.get(name)), re.findall("'([^']+)'", allowed))
+    return RevisitError(f"{owner}: {name} must be {allowed}, not {values.get(name)!r:.80}.{near}")
+
+
+def _requirement(detail: ErrorDetails) -> str:
+    """Return what an error of pydantic requires of the whole value, to follow "must be"; empty if it does not state this."""
+    if detail["type"] in ("tuple_type", "sequence_str", "is_instance_of"):
+        return "a list"
+    if detail["type"] == "too_short":  # also reported for a list with wrong entries, which have errors of their own
+        return "" if detail["input"] else "a list that is not empty"
+    start, _, required = detail["msg"].partition("Input should be ")
+    if start:
+        return ""
+    required = re.sub(", (unable|got) .*", "", required)  # how the conversion failed
+    in_list = any(isinstance(place, int) for place in detail["loc"][1:])
+    return f"a list with each entry {required}" if in_list else required

@@ -1,10 +1,10 @@
-"""Validated settings, and classes with settings that are found by name.
+"""Validated settings, and registries that find classes with settings by name.
 
-Built-in classes are discovered in the modules of a package. Classes from elsewhere are added by the decorator `register`, by
-`path/to/file.py:Class`, or by an entry point in the group of the package.
+Built-in classes are discovered in the modules of a package. Other classes are added by the decorator `register`, as
+`path/to/file.py:Class`, or by an entry point of an installed package. In text, a class and its settings are written
 
     entry:  name  |  name:key=value,key=value
-    list:   name,name,...                       entries with settings go into a list of their own (repeat the option)
+    list:   name,name,...                       only of names; an option is repeated for entries with settings
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, cached_property, wraps
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -24,16 +24,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, ParamSpec, T
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, validate_call
 
-from revisit.errors import RevisitError, brief, did_you_mean, unknown
+from revisit.errors import RevisitError, brief, invalid, unknown
 
 if TYPE_CHECKING:
     from pydantic import ValidationInfo
-    from pydantic_core import ErrorDetails
     from typing_extensions import Self
 
 P = ParamSpec("P")
 R = TypeVar("R")
-LIST_ERRORS = {"tuple_type", "sequence_str", "is_instance_of"}  # of pydantic, for values that are not a list
 MAX_SEED = 2**63 - 1
 MAX_BEAMS = 64  # each has its own key-value cache
 
@@ -63,7 +61,7 @@ class Settings(BaseModel):
         try:
             super().__init__(**settings)
         except ValidationError as error:
-            raise _as_sentence(error, type(self).__name__, settings, type(self).model_fields) from None
+            raise invalid(error, type(self).__name__, settings, [*type(self).model_fields]) from None
 
     @classmethod
     def read(cls, values: Mapping[Any, Any], where: str) -> Self:
@@ -90,13 +88,14 @@ def _from_text(value: object, hint: Any) -> object:
     """Convert what pydantic does not: "none", lists in text such as "0,2" or "[0,2]", and one number for a list."""
     members = _members(hint)
     has_list = any(get_origin(member) is tuple and Any not in get_args(member) for member in members)
-    if isinstance(value, str):
-        if str in members or any(value in get_args(member) for member in members if get_origin(member) is Literal):
-            return value
-        if type(None) in members and value.strip().lower() in ("none", "null", ""):
-            return None
-        return [part.strip() for part in without_brackets(value).split(",") if part.strip()] if has_list else value
-    return [value] if has_list and isinstance(value, (int, float)) and not {int, float} & {*members} else value
+    if not isinstance(value, str):
+        lone_number = isinstance(value, (int, float)) and not {int, float} & {*members}
+        return [value] if has_list and lone_number else value
+    if str in members or any(value in get_args(member) for member in members if get_origin(member) is Literal):
+        return value
+    if type(None) in members and value.strip().lower() in ("none", "null", ""):
+        return None
+    return [part.strip() for part in without_brackets(value).split(",") if part.strip()] if has_list else value
 
 
 def _members(hint: Any) -> list[Any]:
@@ -114,50 +113,12 @@ def without_brackets(text: str) -> str:
     return text[1:-1].strip() if text[:1] + text[-1:] in ("[]", "()") else text
 
 
-def _as_sentence(error: ValidationError, owner: str, given: Mapping[str, Any], known: Collection[str]) -> RevisitError:
-    """Put pydantic's messages about the first wrong field or argument into one sentence."""
-    errors = error.errors(include_url=False)
-    first = errors[0]
-    cause = first.get("ctx", {}).get("error")
-    if isinstance(cause, RevisitError):
-        return cause
-    place = first["loc"][0] if first["loc"] else ""
-    field = [*known][place] if isinstance(place, int) else place  # positional arguments have numbers
-    if first["type"] == "extra_forbidden":
-        none = RevisitError(f"{owner} has no settings: remove {field}.")
-        return unknown(f"{owner} setting", field, known) if known else none
-    entries = [entry for entry in errors if entry["loc"][:1] == first["loc"][:1]]
-    wanted = [_wanted(entry) for entry in entries]
-    if not any(wanted):
-        return RevisitError(f"{owner}: {field}{': ' * bool(field)}{first['msg'].removeprefix('Value error, ')}.")
-    allowed = " or ".join(filter(None, dict.fromkeys(wanted)))
-    near = did_you_mean(str(given.get(field)), re.findall("'([^']+)'", allowed))
-    return RevisitError(f"{owner}: {field} must be {allowed}, not {given.get(field)!r:.80}.{near}")
-
-
-def _wanted(entry: ErrorDetails) -> str:
-    """Return what one error of pydantic requires of the whole value; empty if it does not say."""
-    if entry["type"] in LIST_ERRORS:
-        return "a list"
-    if entry["type"] == "too_short":  # also after wrong entries, which are reported themselves
-        return "" if entry["input"] else "a list that is not empty"
-    required = _requirement(entry["msg"])
-    in_list = any(isinstance(place, int) for place in entry["loc"][1:])
-    return f"a list with each entry {required}" if required and in_list else required
-
-
-def _requirement(message: str) -> str:
-    """Return what a message of pydantic requires, without the details of how conversion failed; empty for other messages."""
-    start, _, allowed = message.partition("Input should be ")
-    return "" if start else re.sub(", (unable|got) .*", "", allowed)
-
-
 def validated(function: Callable[P, R]) -> Callable[P, R]:
     """Validate the arguments of a function by their annotations, which must be importable at run time.
 
     An argument of another type raises a RevisitError that names the function, the argument and the value.
     """
-    names = tuple(inspect.signature(function).parameters)
+    names = [*inspect.signature(function).parameters]
 
     @validate_call
     @wraps(function)
@@ -169,8 +130,8 @@ def validated(function: Callable[P, R]) -> Callable[P, R]:
         try:
             valid_args, valid_kwargs = arguments(*args, **kwargs)
         except ValidationError as error:
-            given = {**dict(zip(names, args, strict=False)), **kwargs}
-            raise _as_sentence(error, function.__name__, given, names) from None
+            values = {**dict(zip(names, args, strict=False)), **kwargs}
+            raise invalid(error, function.__name__, values, names) from None
         return function(*valid_args, **valid_kwargs)
 
     return checked
@@ -178,20 +139,20 @@ def validated(function: Callable[P, R]) -> Callable[P, R]:
 
 S = TypeVar("S", bound=Settings)
 Class = TypeVar("Class", bound=type[Settings])
-# A class with the line `name = "…"`, which is read without importing its module.
+# A class with the line `name = "…"`, found without importing its module.
 _NAMED_CLASS = re.compile(
-    r"""^class (\w+)\((?:(?!^class ).)*?^ +name(?:: ClassVar\[str\])? = ["']([^"']+)["']""", re.M | re.S
+    r"""^class (\w+)\((?:(?!^class ).)*?^    name(?:: ClassVar\[str\])? = ["']([^"']+)["']""", re.M | re.S
 )
 
 
 class Registry(Generic[S]):
-    """Classes derived from `base`, found by their `name`.
+    """Finds the classes derived from `base` by their `name`.
 
     Args:
-        kind: The word for them in messages, such as "method".
-        package: Package whose modules define the built-in classes. Its last name is the entry point group, as in `revisit.methods`.
-        base: The class that they derive from.
-        check: Function of a class from elsewhere and its origin that raises RevisitError if the class cannot be used.
+        kind: What messages call such a class, for example "method".
+        package: Package whose modules define the built-in classes. Its last part names the entry point group: `revisit.methods`.
+        base: The base class.
+        check: Called with a class that is not built in and a description of its origin; raises RevisitError if it cannot be used.
     """
 
     def __init__(self, kind: str, package: str, base: type[S], check: Callable[[Any, str], None]) -> None:
@@ -224,7 +185,7 @@ class Registry(Generic[S]):
         return list(dict.fromkeys([*sorted(self.sources), *sorted({*self.registered, *installed(self.group)})]))
 
     def find(self, name: str) -> type[S]:
-        """Return the class of this name; no file is run, whatever the name is."""
+        """Return the class with this name. The name never refers to a file, so names from a network are safe."""
         if name in self.registered:
             return self.registered[name]
         if name in self.sources:
@@ -232,7 +193,8 @@ class Registry(Generic[S]):
             return getattr(importlib.import_module(module), cls)  # type: ignore[no-any-return]
         if (point := installed(self.group).get(name)) is None:
             raise unknown(self.kind, name, self.names())
-        where = f"The {self.kind} {name!r} of the installed package {point.dist.name if point.dist else point.value!r}"
+        package = point.dist.name if point.dist else point.value
+        where = f"The {self.kind} {name!r} of the installed package {package!r}"
         try:
             cls = point.load()
         except Exception as error:  # another package may raise anything
@@ -243,21 +205,21 @@ class Registry(Generic[S]):
         return self.registered.setdefault(name, cls)
 
     def load(self, text: str) -> type[S]:
-        """Return the class of a name, or of `path/to/file.py:Class`, which is registered."""
+        """Return the class with a name, or load and register `path/to/file.py:Class`."""
         file, _, name = text.rpartition(":")
         if text.endswith(".py"):
-            raise RevisitError(f"{text} needs the class of the {self.kind} after it, as in {text}:Class.")
+            raise RevisitError(f"{text} must be followed by the class of the {self.kind}, as in {text}:Class.")
         if not file.endswith(".py"):
             return self.find(text)
-        cls: type[S] = class_from_file(Path(file), name, self.kind)
-        self.check(cls, text)
         path = Path(file).expanduser().resolve()
+        cls: type[S] = class_from_file(path, name, self.kind)
+        self.check(cls, text)
         # Another process (a Ray worker) loads the class from the same file.
-        copyreg.pickle(cls, lambda instance: (_from_file, (path, name, dict(instance))))
+        copyreg.pickle(cls, lambda instance: (_unpickle, (path, name, dict(instance))))
         return self.register(cls)
 
     def get(self, name: str, /, **settings: Any) -> S:
-        """Create the class of this name with settings, whose values may be text."""
+        """Create an instance of the class with this name; the values of settings may be text."""
         return self.find(name)(**settings)
 
     def parse(self, entry: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -266,11 +228,11 @@ class Registry(Generic[S]):
         return (str(self.load(name).name) if ".py" in name else name), settings  # type: ignore[attr-defined]
 
     def parse_list(self, entries: object) -> list[tuple[str, dict[str, Any]]]:
-        """Return (name, settings) of every entry in a list, see `parse_list`."""
+        """Split a list into entries, and each entry into (name, settings)."""
         return [self.parse(entry) for entry in parse_list(entries)]
 
     def check(self, cls: object, where: str) -> None:
-        """Raise RevisitError unless this class can be used."""
+        """Raise RevisitError unless this is a class that can be used; the message begins with `where`."""
         if not isinstance(cls, type) or not issubclass(cls, self.base):
             raise RevisitError(
                 f"{where} is not a {self.kind}: it must be a class derived from revisit.{self.base.__name__}."
@@ -281,7 +243,7 @@ class Registry(Generic[S]):
         self._check(cls, where)
 
 
-def _from_file(path: Path, name: str, settings: dict[str, Any]) -> Any:
+def _unpickle(path: Path, name: str, settings: dict[str, Any]) -> Any:
     return class_from_file(path, name, "class")(**settings)
 
 
@@ -292,10 +254,9 @@ def installed(group: str) -> dict[str, EntryPoint]:
 
 
 def class_from_file(path: Path, name: str, kind: str) -> Any:
-    """Return `name` from a Python file, which is run once in a process as its own module."""
-    if not path.expanduser().is_file():
+    """Return the class `name` from a Python file, which is run once per process, as a module of its own."""
+    if not path.is_file():
         raise RevisitError(f"There is no file {str(path)!r} for the {kind}.")
-    path = path.expanduser().resolve()
     module = f"revisit_file_{path.stem}_{abs(hash(str(path))):x}"
     if module not in sys.modules:
         spec: Any = importlib.util.spec_from_file_location(module, path)
@@ -327,19 +288,19 @@ def parse_entry(entry: str | Mapping[str, Any], kind: str = "method") -> tuple[s
     if not name.strip():
         raise RevisitError(f"A {kind} needs a name before its settings, as in name:key=value, not {entry!r}.")
     if "," in name:
-        hint = " (in a chain, use semicolons)" * (kind == "method")
+        hint = " (in a chain, use semicolons)" if kind == "method" else ""
         raise RevisitError(f"{entry!r} lists several {kind}s: pass each {kind} separately{hint}.")
     assignments = entry[len(name) + 1 :]
     return name.strip(), parse_assignments(_COMMA.split(assignments), f"{kind}:key=value") if assignments else {}
 
 
-def parse_assignments(texts: Iterable[str], wanted: str = "--set key=value") -> dict[str, str]:
-    """Read `key=value` strings into a mapping; each key may be given once."""
+def parse_assignments(texts: Iterable[str], form: str = "--set key=value") -> dict[str, str]:
+    """Convert `key=value` texts to a mapping; raise RevisitError, which shows the form, for anything else or a repeated key."""
     settings: dict[str, str] = {}
     for text in texts:
         key, sign, value = text.partition("=")
         if not sign or not key.strip():
-            raise RevisitError(f"Settings are written {wanted}, not {text!r}; for example alpha=1e-3.")
+            raise RevisitError(f"Settings are written {form}, not {text!r}.")
         if key.strip() in settings:
             raise RevisitError(f"The setting {key.strip()!r} is given twice; remove one.")
         settings[key.strip()] = value.strip()
@@ -347,7 +308,7 @@ def parse_assignments(texts: Iterable[str], wanted: str = "--set key=value") -> 
 
 
 def parse_list(entries: object) -> list[Any]:
-    """Split a list into entries: a text is one entry if it has settings (a colon), else names separated by commas."""
+    """Split a list into entries. A text with settings (a colon) is one entry, other text is names separated by commas."""
     if isinstance(entries, str):
         return [entries] if ":" in entries else [name.strip() for name in entries.split(",") if name.strip()]
     if isinstance(entries, Mapping) or not isinstance(entries, Iterable):
@@ -356,5 +317,5 @@ def parse_list(entries: object) -> list[Any]:
 
 
 def parse_links(text: str) -> list[str]:
-    """Split the methods of a chain, as in "vcd,revisit" or, where one has settings, "[vcd:alpha=2;revisit]"."""
+    """Split the methods of a chain: "vcd,revisit", or "[vcd:alpha=2;revisit]" if one has settings."""
     return [entry for part in without_brackets(text).split(";") for entry in parse_list(part)]

@@ -154,7 +154,7 @@ def test_an_installed_package_offers_one(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("nowhere.py:Mine", "There is no file 'nowhere.py' for the benchmark"),
+        ("nowhere.py:Mine", "There is no file '.*nowhere.py' for the benchmark"),
         ("plain.py:Missing", r"plain\.py has no class 'Missing'"),
         ("plain.py:NUMBER", "must be a class derived from revisit.Benchmark"),
         ("plain.py:Nameless", "needs a name that can be typed"),
