@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
+
+import pytest
 
 import families as tiny_models
-from revisit import ReVisiT
+from revisit import ReVisiT, RevisitError
 from revisit.models import families
 
 
@@ -24,6 +27,22 @@ def test_the_paper_recommends_all_layers_for_qwen_and_the_last_for_the_others() 
     assert ReVisiT.recommended("qwen2_5_vl").layers == "all"
     assert ReVisiT.recommended("llava").layers == "last"
     assert {family.layers for name, family in families.FAMILIES.items() if name.startswith("qwen")} == {"all"}
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"patch_map": "merge"}, "Unknown patch_map 'merge'. Did you mean 'merged'"),
+        ({"image_edges": "qwne"}, "Unknown image_edges 'qwne'. Did you mean 'qwen'"),
+        ({"layer": "all"}, "Unknown Family setting 'layer'. Did you mean 'layers'"),
+        ({"layers": "odd"}, "layers must be 'last', 'all', 'low' or 'high', not 'odd'"),
+        ({"thought": ["<think>"]}, "thought"),
+    ],
+)
+def test_a_wrong_entry_raises_an_error_that_names_it(entry: dict[str, Any], message: str) -> None:
+    with pytest.raises(RevisitError, match=r"families\.yaml: new_model: ") as raised:
+        families.read_entry("new_model", entry)
+    assert message in str(raised.value)
 
 
 def test_vllm_classes_are_named_once() -> None:

@@ -1,24 +1,25 @@
 """The table of model families: a new family is one entry of data/families.yaml.
 
-Most parts of a model are found from its configuration and modules (see `parts`), so unlisted families work too. An entry adds the
+Most parts of a model are found in its configuration and modules (see `parts`), so unlisted families work too. An entry adds the
 rest: the positions of vision tokens on the image, the tokens around an image and a thought, the layers that the paper recommends,
 the class in vLLM. Nothing heavy is imported here.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import yaml
+from pydantic import ConfigDict
 
-from revisit.errors import RevisitError
-from revisit.models import patch_maps
-from revisit.models.patch_maps import PatchMap
+from revisit.errors import RevisitError, unknown
+from revisit.models.patch_maps import PATCH_MAPS, PatchMap
 from revisit.models.types import Tokenizer
+from revisit.registry import Settings
 
 # Names that families use for the same thing.
 VISION_TOKEN_IDS = ("image_token_id", "image_token_index", "video_token_id", "video_token_index")  # in configurations
@@ -39,15 +40,19 @@ IMAGE_INPUTS = (*PIXELS, "mm_encoder_outputs")  # pixels, or the output of the v
 # Pixel input of families that pack the patches of all images -> the input with the number of patches of each.
 PACKED = {"pixel_values": "image_grid_thw", "pixel_values_videos": "video_grid_thw"}
 
+LayerSet: TypeAlias = Literal["last", "all", "low", "high"]
+LAYER_SETS: tuple[str, ...] = get_args(LayerSet)
 
-@dataclass(frozen=True)
-class Family:
+
+class Family(Settings):
     """One model family, named by `model_type` in its configurations."""
+
+    model_config = ConfigDict(protected_namespaces=())  # before 2.10, pydantic reserves names with model_
 
     model_type: str
     title: str = ""  # names of its models; empty unless the tests decode a tiny model of it with its real processor
     unsupported: str = ""  # the reason why it cannot be decoded, if its configuration does not show it
-    layers: str = "last"  # recommended by the paper
+    layers: LayerSet = "last"  # recommended by the paper
     patch_map: PatchMap | None = None
     learned_queries: bool = False  # its vision tokens are not patches
     image_edges: tuple[str, ...] | None = None  # tokens around and within an image; None: unknown
@@ -67,9 +72,6 @@ class Family:
         return f"the positions of vision tokens on the image are unknown for {self.model_type} models."
 
 
-_TABLE = yaml.safe_load((Path(__file__).parent / "data" / "families.yaml").read_text("utf-8"))
-
-
 def _expanded(token: str) -> list[str]:
     """Replace {n} in a token by each number from 1 to n."""
     if not (found := re.search(r"\{(\d+)\}", token)):
@@ -78,32 +80,36 @@ def _expanded(token: str) -> list[str]:
     return [whole for number in numbers for whole in _expanded(token.replace(found[0], str(number), 1))]
 
 
-def _family(model_type: str, fields: dict[str, Any]) -> Family:
-    if "patch_map" in fields:
-        fields["patch_map"] = getattr(patch_maps, fields["patch_map"])
-    if "image_edges" in fields:
-        edges = _TABLE["edges"][fields["image_edges"]]
-        fields["image_edges"] = tuple(token for edge in edges for token in _expanded(edge))
-    if "thought" in fields:
-        fields["thought"] = tuple(fields["thought"])
-    return Family(model_type, **fields)
+_TABLE = yaml.safe_load((Path(__file__).parent / "data" / "families.yaml").read_text("utf-8"))
+_EDGES = {name: tuple(itertools.chain(*map(_expanded, tokens))) for name, tokens in _TABLE["edges"].items()}
 
 
-FAMILIES = {model_type: _family(model_type, fields) for model_type, fields in _TABLE["families"].items()}
+def read_entry(model_type: str, entry: dict[str, Any]) -> Family:
+    """Read an entry of the table, in which patch maps and the tokens around an image have names."""
+    where, fields = f"families.yaml: {model_type}", {"model_type": model_type, **entry}
+    named: dict[str, dict[str, Any]] = {"patch_map": PATCH_MAPS, "image_edges": _EDGES}
+    for field in named.keys() & entry.keys():
+        if entry[field] not in named[field]:
+            raise RevisitError(f"{where}: {unknown(field, str(entry[field]), named[field])}")
+        fields[field] = named[field][entry[field]]
+    return Family.read(fields, where)
+
+
+FAMILIES = {model_type: read_entry(model_type, entry) for model_type, entry in _TABLE["families"].items()}
 
 
 def of(model_type: str) -> Family:
-    """Return the entry of a model type. Unlisted types get an empty entry."""
-    return FAMILIES.get(model_type) or Family(model_type)
+    """Return the entry for a model type. Unlisted types get an empty entry."""
+    return FAMILIES.get(model_type) or Family(model_type=model_type)
 
 
 def tested() -> list[Family]:
-    """List the families that the tests decode."""
+    """List the families that the tests decode with a tiny model."""
     return [family for family in FAMILIES.values() if family.title]
 
 
 def edge_ids(tokenizer: Tokenizer, family: Family | None = None) -> set[int]:
-    """Return the ids of the tokens around an image: those of one family, or of all."""
+    """Return the ids of the tokens around an image in one family, or in any (then without line breaks, which are common)."""
     listed = [family] if family else FAMILIES.values()
     texts = {text for entry in listed for text in entry.image_edges or () if family or text.strip()}
     encoded = [tokenizer.encode(text, add_special_tokens=False) for text in sorted(texts)]
@@ -116,31 +122,27 @@ def vllm_architectures() -> set[str]:
 
 
 def prefixes_images(processor: object) -> bool:
-    """Return whether a processor inserts the images itself; texts then contain no placeholder."""
+    """Return whether a processor inserts the images itself, so that texts contain no placeholders."""
     return any(type(processor).__name__ == family.prefixing_processor for family in FAMILIES.values())
 
 
-LAYER_SETS = ("last", "all", "low", "high")
-
-
 def resolve_layers(spec: str | Sequence[int], depth: int, tied: bool) -> tuple[int, ...]:
-    """Return ascending hidden-state indices for "last", "all", "low", "high" or a list; the final layer is `depth`.
+    """Return the indices of hidden states in ascending order; the final one is `depth`.
 
-    "all" means the even layers, without the embedding if the head is tied to it (it would just repeat its input).
+    "all" is every second layer, without the embedding if the head is tied to it (it would just repeat its input). "low" and
+    "high" are every second one of the first or last half, at most 20 layers. All sets include the final one.
     """
-    start = 0 if not tied or depth < 2 else (2 if depth > 2 else 1)
     if isinstance(spec, str):
         if spec not in LAYER_SETS:
             raise RevisitError(f"layers must be {', '.join(LAYER_SETS)} or numbers, not {spec!r}.")
-        chosen: list[int] = []
-        if spec == "all":
-            chosen = list(range(start, depth, 2))
-        elif spec == "low":
-            stop = depth // 2 if depth <= 40 else 20
-            chosen = list(range(start, stop, 2)) or [start]
-        elif spec == "high":
-            chosen = list(range(depth // 2 if depth <= 40 else depth - 20, depth, 2))
-        return tuple(sorted({*chosen, depth}))
+        first = max(0, min(2, depth - 1)) if tied else 0
+        ranges = {
+            "last": range(0),
+            "all": range(first, depth, 2),
+            "low": range(first, max(min(depth // 2, 20), first + 1), 2),
+            "high": range(max(depth // 2, depth - 20), depth, 2),
+        }
+        return tuple(sorted({*ranges[spec], depth}))
     missing = [layer for layer in spec if not 0 <= layer <= depth]
     if missing:
         raise RevisitError(

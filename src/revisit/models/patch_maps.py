@@ -52,11 +52,6 @@ class ImageGrid:
         return (row, column) if column < self.columns else None
 
 
-Piece: TypeAlias = "ImageGrid | int"  # a grid, or a number of tokens without a position
-Layouts: TypeAlias = "Iterable[list[Piece]]"  # possible layouts of one image; the number of its tokens selects one
-PatchMap: TypeAlias = "Callable[[Context, int, Size], Layouts]"  # (context, number of the image, its size) -> layouts
-
-
 @dataclass(frozen=True)
 class Context:
     """Input of a patch map: the model's configuration, its image processor and the processor's output."""
@@ -105,6 +100,11 @@ class Context:
             return math.isqrt(tokens)
         factor = int(getattr(self.config, "downsample_factor", 1)) * int(getattr(self.config, "scale_factor", 1))
         return int(self.image_size // self.patch // factor * float(getattr(self.config, "downsample_ratio", 1)))
+
+
+Piece: TypeAlias = ImageGrid | int  # a grid, or a number of tokens without a position
+Layouts: TypeAlias = Iterable[list[Piece]]  # possible layouts of one image; the number of its tokens selects one
+PatchMap: TypeAlias = Callable[[Context, int, Size], Layouts]  # (context, number of the image, its size) -> layouts
 
 
 def _first(value: Any) -> int:
@@ -308,3 +308,20 @@ def padded_square(c: Context, image: int, size: Size) -> Layouts:
     per, step = c.image_size // c.patch, c.patch * tile / c.image_size
     xs, ys = (_spans(per, step, tile / side, (side - length) // 2 * tile / side) for length in size)
     yield [ImageGrid(xs, ys, image)]
+
+
+PATCH_MAPS: dict[str, PatchMap] = {
+    patch_map.__name__: patch_map
+    for patch_map in (
+        llava,
+        llava_next,
+        llava_onevision,
+        merged,
+        native,
+        padded_square,
+        pooled,
+        splits,
+        square,
+        tiles,
+    )
+}
