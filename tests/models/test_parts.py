@@ -36,7 +36,7 @@ def test_gathered_rows_and_the_whole_vocabulary_give_the_same_logits(monkeypatch
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_rows_of_a_head_that_cannot_be_indexed_are_fetched_once(bias: bool) -> None:
+def test_rows_of_a_head_that_cannot_be_indexed_are_computed_once(bias: bool) -> None:
     inner = nn.Linear(8, 50, bias=bias)
     module = Wrapped(inner, 8)
     head, plain = Head(module), LinearHead(inner.weight, inner.bias)

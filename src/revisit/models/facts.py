@@ -12,7 +12,7 @@ from revisit.errors import RevisitError
 from revisit.models import families
 from revisit.models.config import describe_model
 from revisit.models.families import LAYER_SETS, resolve_layers
-from revisit.models.parts import unsupported, vision_mask, vision_token_ids
+from revisit.models.parts import declares_tied_head, unsupported, vision_mask, vision_token_ids
 from revisit.models.processors import load_processor
 from revisit.models.prompts import prepare
 from revisit.models.thoughts import find_thoughts
@@ -72,7 +72,7 @@ def model_facts(
     if family.patch_map is None:
         problems.append(f"Patches on the image (decode pages): {family.no_patch_map}")
     depth = int(getattr(text, "num_hidden_layers", 0))
-    tied = bool(getattr(text, "tie_word_embeddings", False) or getattr(config, "tie_word_embeddings", False))
+    tied = declares_tied_head(config)
     declared = getattr(described.generation_config, "revisit", None)
     return ModelFacts(
         name=str(name),

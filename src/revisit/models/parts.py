@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Protocol, cast
 
 import torch
@@ -16,15 +17,15 @@ from revisit.models.types import Model
 
 HALF = (torch.float16, torch.bfloat16)
 LARGEST_LOGIT = 1e30  # larger products have overflowed, or nearly so
-# A tensor on the host: a Python number would need a kernel to fill it on the device.
+# A CPU tensor: `torch.where` would start a kernel to fill a Python number on the device.
 NOT_A_LOGIT = torch.tensor(math.nan)
 
 
 class Projection(Protocol):
-    """Projects states to logits over some token ids, as the model would."""
+    """Projects states to logits for some token ids, as the model would."""
 
     def logits(self, states: Tensor, ids: Tensor, model_dtype: bool = False) -> Tensor:
-        """Project in float32 at least, or rounded like the model's own logits.  (..., n, d), (..., k) -> (..., n, k)"""
+        """Project in at least float32, or in the model's dtype and rounding.  (..., n, d), (..., k) -> (..., n, k)"""
 
     @property
     def plain_weight(self) -> Tensor | None:
@@ -33,7 +34,7 @@ class Projection(Protocol):
 
 @dataclass(frozen=True)
 class LinearHead:
-    """A head whose rows can be gathered: a weight, perhaps a bias, perhaps an elementwise function of the logits."""
+    """A head whose rows can be gathered: a weight, an optional bias and an optional elementwise function of the logits."""
 
     weight: Tensor  # (V, d)
     bias: Tensor | None = None  # (V,)
@@ -44,10 +45,10 @@ class LinearHead:
         return self.weight if self.bias is None and self.transform is None else None
 
     def logits(self, states: Tensor, ids: Tensor, model_dtype: bool = False) -> Tensor:
-        """Project states; NaN where a cap or the like would hide an overflow.  -> (..., n, k)"""
+        """Project states; NaN where `transform` would hide an overflow.  (..., n, d), (..., k) -> (..., n, k)"""
         if not model_dtype and ids.ndim > 1 and not self.gathers(states, ids):
-            every = multiply(states.flatten(0, -2)[None], self.weight[None]).view(*states.shape[:-1], -1)  # (..., n, V)
-            raw = every.gather(-1, ids.unsqueeze(-2).expand(*states.shape[:-1], -1))
+            full = multiply(states.flatten(0, -2)[None], self.weight[None]).view(*states.shape[:-1], -1)  # (..., n, V)
+            raw = full.gather(-1, ids.unsqueeze(-2).expand(*states.shape[:-1], -1))
         else:
             rows = self.rows(self.weight, ids)  # (..., k, d)
             raw = states.to(rows.dtype) @ rows.mT if model_dtype else multiply(states, rows)
@@ -69,9 +70,9 @@ class LinearHead:
 
 
 def multiply(states: Tensor, rows: Tensor) -> Tensor:
-    """Multiply in float32 at least.  (..., n, d), (..., k, d) -> (..., n, k)
+    """Multiply in at least float32.  (..., n, d), (..., k, d) -> (..., n, k)
 
-    Half-precision operands on a GPU are not converted if torch can accumulate them in float32.
+    Half-precision matrices on a GPU are not converted if torch can accumulate their product in float32.
     """
     half = states.is_cuda and states.ndim == 3 and states.dtype == rows.dtype and rows.dtype in HALF
     if half and _has_wide_products(states.device, states.dtype):
@@ -80,20 +81,15 @@ def multiply(states: Tensor, rows: Tensor) -> Tensor:
     return states.to(wide) @ rows.to(wide).mT
 
 
-_WIDE_PRODUCTS: dict[tuple[torch.device, torch.dtype], bool] = {}
-
-
+@cache
 def _has_wide_products(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether this device multiplies half-precision matrices into float32 ones; tried once."""
-    key = (device, dtype)
-    if key not in _WIDE_PRODUCTS:
-        one = torch.zeros(1, 8, 8, device=device, dtype=dtype)
-        try:
-            torch.bmm(one, one, out_dtype=torch.float32)
-            _WIDE_PRODUCTS[key] = True
-        except (RuntimeError, NotImplementedError, TypeError):
-            _WIDE_PRODUCTS[key] = False
-    return _WIDE_PRODUCTS[key]
+    """Return whether torch can multiply half-precision matrices into a float32 one on this device."""
+    matrix = torch.zeros(1, 8, 8, device=device, dtype=dtype)
+    try:
+        torch.bmm(matrix, matrix, out_dtype=torch.float32)
+    except (RuntimeError, NotImplementedError, TypeError):
+        return False
+    return True
 
 
 @dataclass
@@ -103,7 +99,7 @@ class Head:
     module: nn.Module
     transforms: list[Callable[[Tensor], Tensor]] = field(default_factory=lambda: [_identity])
     transform: Callable[[Tensor], Tensor] | None = None
-    _fetched: tuple[Tensor, Tensor | None] | None = None  # weight and bias of a head that cannot be indexed
+    _computed: tuple[Tensor, Tensor | None] | None = None  # weight and bias of a head that cannot be indexed
 
     @property
     def weight(self) -> Tensor | None:
@@ -129,12 +125,12 @@ class Head:
         return torch.device(hook.execution_device) if device.type == "meta" and hook is not None else device
 
     def linear(self) -> LinearHead:
-        """Return this head with rows that can be gathered; fetched once from a head that cannot be indexed."""
+        """Return a head whose rows can be gathered. If this one cannot be indexed, its rows are computed once."""
         weight, bias = self.weight, getattr(self.module, "bias", None)
         if weight is None:
-            if self._fetched is None:
-                self._fetched = fetch_rows(self.module, self.device)
-            weight, bias = self._fetched
+            if self._computed is None:
+                self._computed = compute_rows(self.module, self.device)
+            weight, bias = self._computed
         return LinearHead(weight, bias, None if self.transform in (None, _identity) else self.transform)
 
     @property
@@ -143,22 +139,19 @@ class Head:
         return len(self.linear().weight)
 
     def all_logits(self, states: Tensor) -> Tensor:
-        """Project states over the whole vocabulary, in float32 at least.  (n, d) -> (n, V)"""
+        """Project states over the whole vocabulary, in at least float32.  (n, d) -> (n, V)"""
         raw = self.module(states)
         raw = raw.to(torch.promote_types(raw.dtype, torch.float32))
         return raw if self.transform is None else self.transform(raw)
 
     def logits(self, states: Tensor, ids: Tensor, model_dtype: bool = False) -> Tensor:
-        """Project states over some token ids, as the model would.  (..., n, d), (..., k) -> (..., n, k)
-
-        In float32 at least, or rounded like the model's own logits with `model_dtype`.
-        """
+        """Project states for some token ids, as the model would.  (..., n, d), (..., k) -> (..., n, k)"""
         return self.linear().logits(states, ids, model_dtype)
 
     def calibrate(self, state: Tensor, logits: Tensor, what: str) -> None:
         """Find the declared transform that the model applies, from one state (d,) and its logits (V,).
 
-        Configurations declare scalings and caps that the forward may not use, so the model's own logits decide.
+        A configuration may declare a scaling or cap that the model's forward pass does not use.
         """
         ids = logits.topk(min(256, logits.numel())).indices.to(self.device)
         target = logits.to(self.device)[ids].float()
@@ -187,15 +180,15 @@ class Head:
 
 
 @torch.no_grad()
-def fetch_rows(module: nn.Module, device: torch.device, chunk: int = 512) -> tuple[Tensor, Tensor | None]:
-    """Read the weight (V, d) and bias of a head that cannot be indexed (quantized, wrapped, off-loaded) with unit states."""
+def compute_rows(module: nn.Module, device: torch.device, chunk: int = 512) -> tuple[Tensor, Tensor | None]:
+    """Compute the weight (V, d) and bias of a head that cannot be indexed (quantized, wrapped, off-loaded) from unit states."""
     width = getattr(module, "in_features", None) or getattr(getattr(module, "base_layer", None), "in_features", None)
     if not isinstance(width, int):
         raise RevisitError(
             f"The LM head is a {type(module).__name__} whose rows cannot be read and whose width is not declared (in_features), so "
             "vision tokens cannot be projected: load the model with a plain head."
         )
-    dtype = next((p.dtype for p in module.parameters() if p.dtype in (torch.bfloat16, torch.float16)), torch.float32)
+    dtype = next((p.dtype for p in module.parameters() if p.dtype in HALF), torch.float32)
     bias = module(torch.zeros(1, width, device=device, dtype=dtype))[0]  # (V,)
     weight = bias.new_empty(len(bias), width)
     for start in range(0, width, chunk):
@@ -209,7 +202,7 @@ def _identity(logits: Tensor) -> Tensor:
 
 
 def _declared_transforms(text_config: Any) -> list[Callable[[Tensor], Tensor]]:
-    """Return the identity and the transforms of the logits that the configuration declares."""
+    """Return the identity and the transforms of logits that the configuration declares."""
     scale = 1.0
     for name, power in families.LOGIT_FACTORS.items():
         value = getattr(text_config, name, None)
@@ -242,14 +235,13 @@ class ModelParts:
 
     @property
     def final_norm(self) -> nn.Module:
-        for name in families.FINAL_NORMS:
-            module = getattr(self.decoder, name, None)
-            if isinstance(module, nn.Module):
-                return module
-        raise RevisitError(f"{describe(self.model)} has no recognizable final norm; use norm='none'.")
+        norm = _child(self.decoder, families.FINAL_NORMS)
+        if norm is None:
+            raise RevisitError(f"{describe(self.model)} has no recognizable final norm; use norm='none'.")
+        return norm
 
     def check_state(self, layer: int, hidden: Tensor) -> None:
-        """Raise RevisitError unless hidden states are one vector per token, unlike in models with several streams."""
+        """Raise RevisitError if the hidden states of a layer are not one vector per token (models with several streams)."""
         text = text_config(self.model.config)
         width = getattr(text, "hidden_size", None)
         part_of_a_sum = layer > 0 and hasattr(text, families.BLOCKS_OF_LAYERS)
@@ -262,27 +254,24 @@ class ModelParts:
     @property
     def mlps(self) -> list[nn.Module]:
         """The feed-forward network of every decoder layer."""
-        mlps = [next((getattr(layer, n) for n in families.MLPS if hasattr(layer, n)), None) for layer in self.layers]
-        if not all(isinstance(module, nn.Module) for module in mlps):
+        mlps = [mlp for layer in self.layers if (mlp := _child(layer, families.MLPS)) is not None]
+        if len(mlps) < len(self.layers):
             raise RevisitError(
                 f"A decoder layer of {describe(self.model)} has no recognizable feed-forward network: use another method."
             )
-        return cast("list[nn.Module]", mlps)
+        return mlps
 
     def feed_forward(self, layer: int, states: Tensor) -> Tensor:
         """Apply the feed-forward half of a decoder layer with its norms.  (..., d) -> (..., d)"""
-        block, mlp = self.layers[layer], self.mlps[layer]
-        before = next(
-            (getattr(block, name) for name in families.NORMS_BEFORE_MLP if hasattr(block, name)), nn.Identity()
-        )
-        after = next((getattr(block, name) for name in families.NORMS_AFTER_MLP if hasattr(block, name)), nn.Identity())
-        output = mlp(before(states))
+        before = _child(self.layers[layer], families.NORMS_BEFORE_MLP) or nn.Identity()
+        after = _child(self.layers[layer], families.NORMS_AFTER_MLP) or nn.Identity()
+        output = self.mlps[layer](before(states))
         output = output[0] if isinstance(output, tuple) else output  # experts also return their scores
         return cast("Tensor", states + after(output.view(states.shape)))
 
     @classmethod
     def of(cls, model: Model) -> ModelParts:
-        """Find the parts of a model; raise RevisitError if it keeps no vision tokens in its sequence."""
+        """Find the parts of a model; raise RevisitError if there are no vision tokens in its decoder's sequence."""
         config, what = model.config, describe(model)
         if reason := unsupported(config, what):
             raise RevisitError(reason)
@@ -293,15 +282,12 @@ class ModelParts:
         layers = _layers(decoder)
         if layers is None:
             raise RevisitError(f"The decoder layers of {what} could not be found.")
-        text = text_config(config)
-        embedding = model.get_input_embeddings()
-        weights = [getattr(module, "weight", None) for module in (embedding, head)]
+        weights = [getattr(module, "weight", None) for module in (model.get_input_embeddings(), head)]
         tied = None not in weights and weights[0].data_ptr() == weights[1].data_ptr() != 0  # type: ignore[union-attr]
-        if getattr(getattr(head, "weight", None), "is_meta", False):  # off-loaded: nothing to compare
-            tied = bool(
-                getattr(text, "tie_word_embeddings", False) or getattr(model.config, "tie_word_embeddings", False)
-            )
-        return cls(model, decoder, layers, Head(head, _declared_transforms(text)), tied, vision_token_ids(config))
+        if getattr(weights[1], "is_meta", False):  # off-loaded: nothing to compare
+            tied = declares_tied_head(config)
+        transforms = _declared_transforms(text_config(config))
+        return cls(model, decoder, layers, Head(head, transforms), tied, vision_token_ids(config))
 
 
 def unsupported(config: Any, what: str) -> str | None:
@@ -324,6 +310,11 @@ def unsupported(config: Any, what: str) -> str | None:
 def text_config(config: Any) -> Any:
     """Return the configuration of the language model."""
     return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+def declares_tied_head(config: Any) -> bool:
+    """Return whether the configuration declares that the LM head shares its weights with the embedding."""
+    return any(getattr(part, "tie_word_embeddings", False) for part in (text_config(config), config))
 
 
 def context_length(config: Any) -> int | None:
@@ -354,9 +345,9 @@ def describe(model: Model) -> str:
 
 
 def _head(model: Model) -> nn.Module | None:
-    """Return the LM head, of the inner language model if the whole model declares none."""
-    parts: list[Any] = [model, *(getattr(model, name, None) for name in families.LANGUAGE_MODELS)]
-    heads = (part.get_output_embeddings() for part in parts if hasattr(part, "get_output_embeddings"))
+    """Return the LM head of the model, or of its language model if the model itself declares none."""
+    models: list[Any] = [model, *(getattr(model, name, None) for name in families.LANGUAGE_MODELS)]
+    heads = (part.get_output_embeddings() for part in models if hasattr(part, "get_output_embeddings"))
     return next((head for head in heads if head is not None), None)
 
 
@@ -375,3 +366,9 @@ def _decoder(model: Model) -> nn.Module:
 def _layers(decoder: nn.Module) -> nn.ModuleList | None:
     layers = getattr(decoder, "layers", None)
     return layers if isinstance(layers, nn.ModuleList) else None
+
+
+def _child(module: nn.Module, names: Sequence[str]) -> nn.Module | None:
+    """Return the first submodule with one of these names; None if there is none."""
+    children = (getattr(module, name, None) for name in names)
+    return next((child for child in children if isinstance(child, nn.Module)), None)
