@@ -13,7 +13,7 @@ import torch
 
 from revisit.models import families
 from revisit.models.parts import vision_mask, vision_token_ids
-from revisit.models.patch_maps import Box, Context, ImageGrid, Size, merged, number_tokens
+from revisit.models.patch_maps import Box, Context, ImageGrid, Size, merged, number_grids
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -36,7 +36,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Layout:
-    """The grids of all images of one prompt; if there are none, `reason` explains it."""
+    """The grids of vision tokens on all images of one prompt, or the `reason` why there are none."""
 
     sizes: tuple[Size, ...]
     tokens: int
@@ -75,8 +75,7 @@ def layout(
     alternatives = [list(patch_map(context, number, size)) for number, size in enumerate(sizes)]
     totals = []
     for choice in range(max(map(len, alternatives), default=0)):
-        pieces = [option[min(choice, len(option) - 1)] for option in alternatives]
-        grids, total = number_tokens(pieces)
+        grids, total = number_grids(layouts[min(choice, len(layouts) - 1)] for layouts in alternatives)
         if total == tokens:
             return Layout(sizes, tokens, tuple(grids))
         totals.append(total)
@@ -92,14 +91,14 @@ def layout(
 def layout_of(
     model: Model, processor: Processor, images: Sequence[Sequence[Image]], inputs: Inputs, row: int = 0
 ) -> Layout:
-    """Locate the vision tokens of one prompt of a prepared batch; `images` are those of every prompt."""
+    """Locate the vision tokens of one prompt in a prepared batch; `images` has the images of every prompt."""
     tokens = int(vision_mask(inputs["input_ids"][row], vision_token_ids(model.config)).sum())
     total, first = sum(map(len, images)), sum(map(len, images[:row]))
-    own = {
+    row_inputs = {
         name: value[first : first + len(images[row])]
         if isinstance(value, torch.Tensor) and len(value) == total
         else value
         for name, value in inputs.items()
     }
     sizes = [image.size for image in images[row]]
-    return layout(model.config, getattr(processor, "image_processor", None), sizes, tokens, own)
+    return layout(model.config, getattr(processor, "image_processor", None), sizes, tokens, row_inputs)

@@ -1,8 +1,8 @@
-"""Patch maps: the grids of vision tokens that each family makes of an image.
+"""Patch maps: how each family divides an image into grids of vision tokens.
 
-Families resize, crop, pad, tile, add a thumbnail, merge neighboring patches, end rows with line breaks. In all of them, the
+Families resize, crop, pad, tile, add a thumbnail, merge neighboring patches, or end rows with line breaks. In all of them, the
 vision tokens of an image form one or more grids, row by row, whose columns and rows are intervals of the original image.
-`families` assigns a map to each family.
+data/families.yaml assigns a map to each family.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Spans: TypeAlias = Sequence[Span]
 class ImageGrid:
     """A grid of vision tokens, row by row."""
 
-    xs: Spans  # of each column: its interval in pixels of the original image, beyond it where the image was padded
-    ys: Spans  # of each row
-    image: int = 0  # which image of the prompt
+    xs: Spans  # interval of each column in pixels of the original image, beyond its edges where it was padded
+    ys: Spans  # the same for each row
     view: str = "image"  # "image", "thumbnail" or "tile"
     gap: int = 0  # tokens without a position at the end of each row
-    first: int = 0  # number of its first vision token
+    image: int = 0  # number of the image in the prompt
+    first: int = 0  # number of its first token among the prompt's vision tokens
 
     @property
     def rows(self) -> int:
@@ -54,12 +54,12 @@ class ImageGrid:
 
 @dataclass(frozen=True)
 class Context:
-    """Input of a patch map: the model's configuration, its image processor and the processor's output."""
+    """The model's configuration, its image processor and the processor's output, from which a patch map is computed."""
 
     config: Any
     processor: Any  # the image processor
     inputs: dict[str, Any]
-    images: int
+    images: int  # number of images in the prompt
 
     def has(self, name: str) -> bool:
         return self.inputs.get(name) is not None
@@ -86,16 +86,11 @@ class Context:
 
     def tile(self) -> int:
         """Return the side of the vision tower's square input, in pixels."""
-        for name in ("crop_size", "size"):
-            sides = _sides(self.setting(name))
-            if sides.get("height"):
-                return sides["height"]
-            if name == "size" and sides.get("shortest_edge"):
-                return sides["shortest_edge"]
-        return self.image_size
+        crop, size = _sides(self.setting("crop_size")), _sides(self.setting("size"))
+        return crop.get("height") or size.get("height") or size.get("shortest_edge") or self.image_size
 
     def side(self) -> int:
-        """Return the vision tokens along one side of that input, merged as the configuration declares."""
+        """Return the number of vision tokens along one side of that square, after merging."""
         if tokens := getattr(self.config, "mm_tokens_per_image", None):
             return math.isqrt(tokens)
         factor = int(getattr(self.config, "downsample_factor", 1)) * int(getattr(self.config, "scale_factor", 1))
@@ -121,35 +116,38 @@ def _sides(size: Any) -> dict[str, int]:
     return found
 
 
-def number_tokens(pieces: Iterable[list[Piece]]) -> tuple[list[ImageGrid], int]:
-    """Number the tokens of all pieces; return the grids and the number of tokens."""
-    grids, first = [], 0
-    for piece in itertools.chain.from_iterable(pieces):
-        if not isinstance(piece, int):
-            grids.append(dataclasses.replace(piece, first=first))
-        first += piece if isinstance(piece, int) else piece.tokens
-    return grids, first
+def number_grids(images: Iterable[list[Piece]]) -> tuple[list[ImageGrid], int]:
+    """Number the images and the first token of each grid; return all grids and the number of tokens."""
+    grids, tokens = [], 0
+    for number, pieces in enumerate(images):
+        for piece in pieces:
+            if isinstance(piece, int):
+                tokens += piece
+            else:
+                grids.append(dataclasses.replace(piece, image=number, first=tokens))
+                tokens += piece.tokens
+    return grids, tokens
 
 
-# -- from the model's input back to the original image -----------------------------------------------------------------
+# -- from pixels of the model's input back to the original image -------------------------------------------------------
 
 
 def _spans(count: int, step: float, scale: float = 1.0, offset: float = 0.0) -> Spans:
-    """Return the original intervals of `count` cells of `step` input pixels, where input = original · scale + offset."""
+    """Return the intervals, in the original image, of `count` cells of `step` pixels; input = original · scale + offset."""
     edges = [(k * step - offset) / scale for k in range(count + 1)]
     return list(itertools.pairwise(edges))
 
 
-def _cover(image: int, box: Box, columns: int, rows: int, view: str = "image") -> ImageGrid:
+def _cover(box: Box, columns: int, rows: int, view: str = "image") -> ImageGrid:
     """Make a grid over a rectangle of the original image."""
     x0, y0, x1, y1 = box
     xs, ys = _spans(columns, (x1 - x0) / columns, offset=-x0), _spans(rows, (y1 - y0) / rows, offset=-y0)
-    return ImageGrid(xs, ys, image, view)
+    return ImageGrid(xs, ys, view)
 
 
-def _whole(image: int, size: Size, columns: int, rows: int, view: str = "image") -> ImageGrid:
+def _whole(size: Size, columns: int, rows: int, view: str = "image") -> ImageGrid:
     """Make a grid over the whole original image."""
-    return _cover(image, (0, 0, *size), columns, rows, view)
+    return _cover((0, 0, *size), columns, rows, view)
 
 
 def _resized(size: Size, setting: dict[str, int]) -> Size:
@@ -167,42 +165,44 @@ def _resized(size: Size, setting: dict[str, int]) -> Size:
 # -- the maps --------------------------------------------------------------------------------------------------------
 
 
-def llava(c: Context, image: int, size: Size) -> Layouts:
-    """Pad to a square (optionally), resize, crop the center; keep the aspect with a Pixtral tower."""
-    if getattr(c.vision, "model_type", "") == "pixtral" and c.has("image_sizes"):
-        yield from native(c, image, size)
+def llava(context: Context, image: int, size: Size) -> Layouts:
+    """LLaVA: the image padded to a square (optional), resized and cropped to its center; as in `native` for a Pixtral tower."""
+    if getattr(context.vision, "model_type", "") == "pixtral" and context.has("image_sizes"):
+        yield from native(context, image, size)
         return
-    padded = (max(size), max(size)) if c.setting("do_pad") and hasattr(c.processor, "pad_to_square") else size
-    seen = _resized(padded, _sides(c.setting("size"))) if c.setting("do_resize", True) else padded
-    crop = _sides(c.setting("crop_size"))
-    kept = (crop["width"], crop["height"]) if c.setting("do_center_crop") and crop else seen
-    xs, ys = (
-        _spans(keep // c.patch, c.patch, new / side, (side - length) // 2 * new / side - (new - keep) // 2)
-        for length, side, new, keep in zip(size, padded, seen, kept, strict=True)
+    padded = (
+        (max(size), max(size)) if context.setting("do_pad") and hasattr(context.processor, "pad_to_square") else size
     )
-    grid = ImageGrid(xs, ys, image)
+    resized = _resized(padded, _sides(context.setting("size"))) if context.setting("do_resize", True) else padded
+    crop = _sides(context.setting("crop_size"))
+    cropped = (crop["width"], crop["height"]) if context.setting("do_center_crop") and crop else resized
+    xs, ys = (
+        _spans(keep // context.patch, context.patch, new / side, (side - length) // 2 * new / side - (new - keep) // 2)
+        for length, side, new, keep in zip(size, padded, resized, cropped, strict=True)
+    )
+    grid = ImageGrid(xs, ys)
     yield [grid]
     yield [1, grid]  # with the class token in front
 
 
-def _anyres(c: Context, image: int, size: Size, most_tiles: int | None = None) -> list[Piece]:
-    """One tile with the whole image, then the best-fitting canvas of tiles without padding, rows ended by a line break."""
+def _anyres(context: Context, size: Size, most_tiles: int | None = None) -> list[Piece]:
+    """Map a thumbnail of the whole image, then the best-fitting canvas of tiles without its padding, with a line break per row."""
     from transformers.image_processing_utils import select_best_resolution
 
     width, height = size
-    tile, per = c.tile(), c.image_size // c.patch
-    pinpoints = [list(point) for point in c.setting("image_grid_pinpoints", c.config.image_grid_pinpoints)]
+    tile, patches = context.tile(), context.image_size // context.patch  # in pixels, in patches
+    pinpoints = [list(point) for point in context.setting("image_grid_pinpoints", context.config.image_grid_pinpoints)]
     canvas_height, canvas_width = select_best_resolution((height, width), pinpoints)
     if canvas_width / width < canvas_height / height:
         fit = canvas_width, min(math.ceil(height * canvas_width / width), canvas_height)
     else:
         fit = min(math.ceil(width * canvas_height / height), canvas_width), canvas_height
-    step = c.patch * tile / c.image_size
+    step = context.patch * tile / context.image_size
     xs, ys = (
         [
             span
             for t in range(canvas // tile)
-            for span in _spans(per, step, new / length, (canvas - new) // 2 - t * tile)
+            for span in _spans(patches, step, new / length, (canvas - new) // 2 - t * tile)
         ]
         for length, new, canvas in ((width, fit[0], canvas_width), (height, fit[1], canvas_height))
     )
@@ -213,16 +213,16 @@ def _anyres(c: Context, image: int, size: Size, most_tiles: int | None = None) -
         cut = (len(xs) - int(round(width * (len(ys) / height), 7))) // 2
         xs = xs[cut : len(xs) - cut]
     if most_tiles is not None:
-        ratio = math.sqrt(len(ys) * len(xs) / (most_tiles * per**2))
+        ratio = math.sqrt(len(ys) * len(xs) / (most_tiles * patches**2))
         if ratio > 1.1:  # too many: the model interpolates to a smaller grid
             xs, ys = _divided(xs, int(len(xs) // ratio)), _divided(ys, int(len(ys) // ratio))
-    seen = per * step / tile  # the tower drops a remainder of less than a patch
-    thumbnail = _cover(image, (0, 0, width * seen, height * seen), per, per, "thumbnail")
-    return [thumbnail, ImageGrid(xs, ys, image, "tile", gap=1)]
+    covered = patches * step / tile  # the tower drops a remainder of less than a patch
+    thumbnail = _cover((0, 0, width * covered, height * covered), patches, patches, "thumbnail")
+    return [thumbnail, ImageGrid(xs, ys, "tile", gap=1)]
 
 
 def _divided(spans: Spans, count: int) -> list[Span]:
-    """Divide the same interval into `count` equal cells."""
+    """Divide the interval that these spans cover into `count` cells instead."""
 
     def at(position: float) -> float:
         cell = min(int(position), len(spans) - 1)
@@ -233,95 +233,83 @@ def _divided(spans: Spans, count: int) -> list[Span]:
     return list(itertools.pairwise(edges))
 
 
-def llava_next(c: Context, image: int, size: Size) -> Layouts:
-    yield _anyres(c, image, size)
+def llava_next(context: Context, image: int, size: Size) -> Layouts:
+    """LLaVA-NeXT: a thumbnail, then tiles."""
+    yield _anyres(context, size)
 
 
-def llava_onevision(c: Context, image: int, size: Size) -> Layouts:
-    """LLaVA-OneVision: like LLaVA-NeXT with a token limit; several images are padded to squares."""
-    if c.images > 1:
-        yield [*next(iter(padded_square(c, image, size))), 1]
-    ratio = str(getattr(c.config, "vision_aspect_ratio", "anyres_max_9"))
-    yield _anyres(c, image, size, int(ratio.rsplit("_", 1)[-1]) if ratio.rsplit("_", 1)[-1].isdigit() else None)
+def llava_onevision(context: Context, image: int, size: Size) -> Layouts:
+    """LLaVA-OneVision: as LLaVA-NeXT, with a limit on the tokens; several images are padded to squares."""
+    if context.images > 1:
+        yield [*next(iter(padded_square(context, image, size))), 1]
+    most_tiles = str(getattr(context.config, "vision_aspect_ratio", "anyres_max_9")).rpartition("_")[2]
+    yield _anyres(context, size, int(most_tiles) if most_tiles.isdigit() else None)
 
 
-def merged(c: Context, image: int, size: Size) -> Layouts:
+def merged(context: Context, image: int, size: Size) -> Layouts:
     """Qwen-VL: the whole image resized to a grid of patches; squares of patches are merged into tokens."""
-    frames, rows, columns = c.rows("image_grid_thw")[image]
-    merge = int(getattr(c.vision, "spatial_merge_size", 0) or c.setting("merge_size", 2))
-    yield [_whole(image, size, columns // merge, rows // merge)] * frames
+    frames, rows, columns = context.rows("image_grid_thw")[image]
+    merge = int(getattr(context.vision, "spatial_merge_size", 0) or context.setting("merge_size", 2))
+    yield [_whole(size, columns // merge, rows // merge)] * frames
 
 
-def native(c: Context, image: int, size: Size) -> Layouts:
+def native(context: Context, image: int, size: Size) -> Layouts:
     """Pixtral: the whole image resized to whole patches (`image_sizes`), keeping its aspect."""
-    height, width = c.rows("image_sizes")[image]
-    cell = c.patch * int(getattr(c.config, "spatial_merge_size", 1) or 1)
-    yield [_whole(image, size, width // cell, height // cell)]
+    height, width = context.rows("image_sizes")[image]
+    cell = context.patch * int(getattr(context.config, "spatial_merge_size", 1) or 1)
+    yield [_whole(size, width // cell, height // cell)]
 
 
-def square(c: Context, image: int, size: Size) -> Layouts:
+def square(context: Context, image: int, size: Size) -> Layouts:
     """PaliGemma, Gemma 3: the whole image resized to a square; crops of long images (pan and scan) are not mapped."""
-    yield [_whole(image, size, c.side(), c.side())]
+    yield [_whole(size, context.side(), context.side())]
 
 
-def tiles(c: Context, image: int, size: Size) -> Layouts:
+def tiles(context: Context, image: int, size: Size) -> Layouts:
     """InternVL: the canvas of tiles nearest in aspect, then the whole image; or the whole image alone."""
     from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
 
-    tile = c.tile()
-    least, most = int(c.setting("min_patches", 1)), int(c.setting("max_patches", 12))
+    tile = context.tile()
+    least, most = int(context.setting("min_patches", 1)), int(context.setting("max_patches", 12))
     columns, rows = get_optimal_tiled_canvas((size[1], size[0]), (tile, tile), least, most)
-    yield _tiles_of(image, size, columns, rows, c.side())
-    yield [_whole(image, size, c.side(), c.side())]
+    yield _tiles_of(size, columns, rows, context.side())
+    yield [_whole(size, context.side(), context.side())]
 
 
-def _tiles_of(image: int, size: Size, columns: int, rows: int, side: int) -> list[Piece]:
+def _tiles_of(size: Size, columns: int, rows: int, side: int) -> list[Piece]:
     """Make columns × rows tiles of side × side tokens, row by row, then the whole image if there are several."""
     if columns * rows <= 1:
-        return [_whole(image, size, side, side)]
+        return [_whole(size, side, side)]
     width, height = size[0] / columns, size[1] / rows
     tiles: list[Piece] = [
-        _cover(image, (column * width, row * height, (column + 1) * width, (row + 1) * height), side, side, "tile")
+        _cover((column * width, row * height, (column + 1) * width, (row + 1) * height), side, side, "tile")
         for row in range(rows)
         for column in range(columns)
     ]
-    return [*tiles, _whole(image, size, side, side, "thumbnail")]
+    return [*tiles, _whole(size, side, side, "thumbnail")]
 
 
-def pooled(c: Context, image: int, size: Size) -> Layouts:
-    """Gemma 4: the whole image resized to a grid of patches, whose positions are an input; squares are pooled."""
-    columns, rows = (max(place) + 1 for place in zip(*c.rows("image_position_ids")[image], strict=True))
-    pool = int(getattr(c.vision, "pooling_kernel_size", 1))
-    yield [_whole(image, size, columns // pool, rows // pool)]
+def pooled(context: Context, image: int, size: Size) -> Layouts:
+    """Gemma 4: the whole image resized to a grid of patches, whose positions are an input; squares of patches are pooled."""
+    columns, rows = (max(place) + 1 for place in zip(*context.rows("image_position_ids")[image], strict=True))
+    pool = int(getattr(context.vision, "pooling_kernel_size", 1))
+    yield [_whole(size, columns // pool, rows // pool)]
 
 
-def splits(c: Context, image: int, size: Size) -> Layouts:
+def splits(context: Context, image: int, size: Size) -> Layouts:
     """Idefics3: the image stretched to rows and columns of tiles, then the whole image."""
-    _, rows, columns = c.processor.get_number_of_image_patches(size[1], size[0])
-    yield _tiles_of(image, size, columns, rows, c.side())
-    yield [_whole(image, size, c.side(), c.side())]
+    _, rows, columns = context.processor.get_number_of_image_patches(size[1], size[0])
+    yield _tiles_of(size, columns, rows, context.side())
+    yield [_whole(size, context.side(), context.side())]
 
 
-def padded_square(c: Context, image: int, size: Size) -> Layouts:
-    """DeepSeek-VL: padded to a square, which is resized."""
-    side, tile = max(size), c.tile()
-    per, step = c.image_size // c.patch, c.patch * tile / c.image_size
-    xs, ys = (_spans(per, step, tile / side, (side - length) // 2 * tile / side) for length in size)
-    yield [ImageGrid(xs, ys, image)]
+def padded_square(context: Context, image: int, size: Size) -> Layouts:
+    """DeepSeek-VL: the image padded to a square, which is resized."""
+    side, tile = max(size), context.tile()
+    patches, step = context.image_size // context.patch, context.patch * tile / context.image_size
+    xs, ys = (_spans(patches, step, tile / side, (side - length) // 2 * tile / side) for length in size)
+    yield [ImageGrid(xs, ys)]
 
 
-PATCH_MAPS: dict[str, PatchMap] = {
-    patch_map.__name__: patch_map
-    for patch_map in (
-        llava,
-        llava_next,
-        llava_onevision,
-        merged,
-        native,
-        padded_square,
-        pooled,
-        splits,
-        square,
-        tiles,
-    )
-}
+_MAPS = (llava, llava_next, llava_onevision, merged, native, padded_square, pooled, splits, square, tiles)
+PATCH_MAPS: dict[str, PatchMap] = {patch_map.__name__: patch_map for patch_map in _MAPS}
