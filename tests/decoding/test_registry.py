@@ -1,4 +1,4 @@
-"""Methods by name: built in, registered, from a file or an installed package; and other ways to give a method."""
+"""Methods by name: built in, registered, from a file or an installed package; and other ways to specify a method."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("given", ["vcd:beta=0.1", {"name": "vcd", "beta": 0.1}, revisit.VCD(), revisit.VCD], ids=str)
-def test_ways_to_give_a_method(given: Any) -> None:
-    assert as_method(given) == revisit.VCD()
-    assert as_method(given, alpha="0.3") == revisit.VCD(alpha=0.3)
+@pytest.mark.parametrize("spec", ["vcd:beta=0.1", {"name": "vcd", "beta": 0.1}, revisit.VCD(), revisit.VCD], ids=str)
+def test_ways_to_specify_a_method(spec: Any) -> None:
+    assert as_method(spec) == revisit.VCD()
+    assert as_method(spec, alpha="0.3") == revisit.VCD(alpha=0.3)
 
 
 def test_the_default_method_is_the_recommended_one() -> None:
@@ -77,7 +77,7 @@ def test_a_name_takes_recommended_settings_and_an_instance_keeps_its_own() -> No
 
 
 @pytest.mark.parametrize(
-    ("given", "sentence"),
+    ("spec", "message"),
     [
         ("ReVisiT", "Did you mean 'revisit'"),
         ("vdc", "Did you mean 'vcd'"),
@@ -95,48 +95,47 @@ def test_a_name_takes_recommended_settings_and_an_instance_keeps_its_own() -> No
         (":alpha=1", "name"),
     ],
 )
-def test_wrong_methods_raise(given: Any, sentence: str) -> None:
-    with pytest.raises(RevisitError, match=sentence):
-        as_method(given)
+def test_wrong_methods_raise(spec: Any, message: str) -> None:
+    with pytest.raises(RevisitError, match=message):
+        as_method(spec)
 
 
-def test_a_class_of_a_file_is_registered(file: Path) -> None:
+def test_a_class_from_a_file_is_registered(file: Path) -> None:
     with pytest.raises(RevisitError, match="Unknown method 'mine'"):
         find("mine")
-    made: Any = as_method(f"{file}:Mine:weight=2")
-    assert (made.name, made.weight) == ("mine", 2.0)
-    assert find("mine") is type(made)
+    method: Any = as_method(f"{file}:Mine:weight=2")
+    assert (method.name, method.weight) == ("mine", 2.0)
+    assert find("mine") is type(method)
     assert parse_method(f"{file}:Mine") == ("mine", {})  # the file runs once
-    assert as_method("mine:weight=2") == made
+    assert as_method("mine:weight=2") == method
     assert "mine" in names()
 
 
 def test_another_process_loads_the_class_from_the_same_file(file: Path) -> None:
-    sent = pickle.dumps(as_method(f"{file}:Mine:weight=2"))
-    # What Ray does with a method that it sends to a worker; the bytes are our own.
+    pickled = pickle.dumps(as_method(f"{file}:Mine:weight=2"))  # as Ray does to send a method to a worker
     code = "import pickle, sys; method = pickle.load(sys.stdin.buffer); print(method.name, method.weight)"
-    said = subprocess.run([sys.executable, "-c", code], input=sent, capture_output=True, check=True).stdout
-    assert said.split() == [b"mine", b"2.0"]
+    output = subprocess.run([sys.executable, "-c", code], input=pickled, capture_output=True, check=True).stdout
+    assert output.split() == [b"mine", b"2.0"]
 
 
 @pytest.mark.parametrize(
-    ("cls", "sentence"),
+    ("cls", "message"),
     [
         ("Missing", "has no class 'Missing'"),
         ("Other", "must be a class derived from revisit.Method"),
         ("Vcd", "a method named 'vcd' already exists"),
     ],
 )
-def test_classes_of_a_file_that_cannot_be_used(file: Path, cls: str, sentence: str) -> None:
-    with pytest.raises(RevisitError, match=sentence):
+def test_unusable_classes_from_a_file_raise(file: Path, cls: str, message: str) -> None:
+    with pytest.raises(RevisitError, match=message):
         as_method(f"{file}:{cls}")
 
 
-@pytest.mark.parametrize(("code", "said"), [("1 / 0", "ZeroDivisionError"), ("raise SystemExit(0)", "SystemExit")])
-def test_a_file_that_does_not_run(tmp_path: Path, code: str, said: str) -> None:
+@pytest.mark.parametrize(("code", "error"), [("1 / 0", "ZeroDivisionError"), ("raise SystemExit(0)", "SystemExit")])
+def test_a_file_that_does_not_run(tmp_path: Path, code: str, error: str) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text(code)
-    with pytest.raises(RevisitError, match=f"could not be run: {said}"):
+    with pytest.raises(RevisitError, match=f"could not be run: {error}"):
         as_method(f"{broken}:Mine")
 
 
@@ -175,7 +174,7 @@ class Array(Method):
 
 
 @pytest.mark.parametrize(
-    ("cls", "said"),
+    ("cls", "message"),
     [
         ("NoBegin", "NoBegin cannot decode: it must have a method begin"),
         ("Nothing", "The method 'nothing' cannot decode: its begin.* not NoneType"),
@@ -185,16 +184,16 @@ class Array(Method):
     ],
 )
 @pytest.mark.parametrize("chained", [False, True], ids=["alone", "in a chain"])
-def test_broken_classes_of_a_file_raise_one_sentence(tmp_path: Path, cls: str, said: str, chained: bool) -> None:
+def test_broken_classes_from_a_file_raise_one_sentence(tmp_path: Path, cls: str, message: str, chained: bool) -> None:
     (tmp_path / "broken.py").write_text(BROKEN)
     model, _ = families.build("llava")
     inputs = families.inputs("llava", ["What is it?"], [[families.image(1)]])
     named = f"{tmp_path}/broken.py:{cls}"
-    with pytest.raises(RevisitError, match=said):
+    with pytest.raises(RevisitError, match=message):
         revisit.generate(model, **inputs, method=f"chain:methods={named}" if chained else named, max_new_tokens=2)
 
 
-def test_a_class_without_begin_that_nobody_registered() -> None:
+def test_an_unregistered_class_without_begin_raises() -> None:
     class Mine(revisit.Method):
         name = "mine"
 
@@ -204,7 +203,7 @@ def test_a_class_without_begin_that_nobody_registered() -> None:
         Mine().begin(None)  # type: ignore[arg-type]
 
 
-def test_the_decorator(tmp_path: Path) -> None:
+def test_the_decorator_registers_a_class_once(tmp_path: Path) -> None:
     @register
     class Mine(Greedy):
         name = "decorated"
@@ -219,7 +218,7 @@ def test_the_decorator(tmp_path: Path) -> None:
     assert ".." not in str(raised.value)
 
 
-def test_an_installed_package_offers_a_method(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installed_package_adds_methods(monkeypatch: pytest.MonkeyPatch) -> None:
     good = EntryPoint("packaged", "revisit.methods.plausible_only:PlausibleOnly", "revisit.methods")
     bad = EntryPoint("broken", "revisit.nowhere:Nothing", "revisit.methods")
     monkeypatch.setattr(registry, "entry_points", lambda group: [good, bad] if group == "revisit.methods" else [])
@@ -245,19 +244,19 @@ def test_a_request_cannot_run_a_file(file: Path) -> None:
         "icd:sentence=One, two: three.",
     ],
 )
-def test_a_method_written_as_text_is_read_as_the_same_method(text: str) -> None:
+def test_the_text_of_a_method_specifies_the_same_method(text: str) -> None:
     method = as_method(text)
     assert as_method(method_text(method.name, method.settings())) == method
 
 
-def test_only_settings_that_are_not_defaults_are_written() -> None:
+def test_the_text_of_a_method_omits_defaults() -> None:
     settings = get("chain", methods="vcd:alpha=0.5;revisit").settings()
     assert method_text("chain", settings) == "chain:methods=[vcd:alpha=0.5;revisit]"
     assert method_text("vcd", get("vcd").settings()) == "vcd"
     assert method_text("from-elsewhere", {"flag": True}) == "from-elsewhere:flag=true"
 
 
-# -- the grammar of methods and settings in text: one for the command line, YAML, ablations and requests ------------------
+# -- methods and settings in text: one grammar for the command line, YAML, ablations and requests --------------------------
 
 
 @pytest.mark.parametrize(
@@ -291,7 +290,7 @@ def test_a_list_of_methods(text: Any, names: list[str]) -> None:
     assert [name for name, _ in parse_methods(text)] == names
 
 
-def test_a_chain_is_one_method_for_every_reader() -> None:
+def test_a_chain_in_text_is_one_method() -> None:
     text = "chain:methods=vcd,revisit"
     chain = revisit.Chain([revisit.VCD(), revisit.ReVisiT()])
     assert as_method(text) == chain
@@ -303,18 +302,18 @@ def test_a_chain_is_one_method_for_every_reader() -> None:
 
 
 @pytest.mark.parametrize("text", ["pope:settings=coco_random,LLaVA-Bench", "LLaVA-Bench,pope:settings=coco_random"])
-def test_a_benchmark_with_settings_is_listed_alone_in_either_order(text: str) -> None:
+def test_a_benchmark_with_settings_in_a_list_of_names_raises(text: str) -> None:
     with pytest.raises(RevisitError):
         _ = EvalConfig(benchmark=text).benchmarks
 
 
-def test_a_link_that_is_named_takes_what_is_recommended_and_an_object_stays() -> None:
-    wanted = revisit.ReVisiT.recommended("qwen2_5_vl")
-    assert wanted != revisit.ReVisiT()
+def test_named_links_take_recommended_settings_and_objects_keep_theirs() -> None:
+    recommended = revisit.ReVisiT.recommended("qwen2_5_vl")
+    assert recommended != revisit.ReVisiT()
     for named in ("chain:methods=vcd,revisit", "chain:methods=[vcd,revisit]", revisit.Chain(["vcd", "revisit"])):
-        assert as_method(named, "qwen2_5_vl") == revisit.Chain([revisit.VCD(), wanted])
-    assert as_method(revisit.Chain([revisit.VCD, revisit.ReVisiT]), "qwen2_5_vl") == revisit.Chain(["vcd", wanted])
+        assert as_method(named, "qwen2_5_vl") == revisit.Chain([revisit.VCD(), recommended])
+    assert as_method(revisit.Chain([revisit.VCD, revisit.ReVisiT]), "qwen2_5_vl") == revisit.Chain(["vcd", recommended])
     fixed = revisit.Chain([revisit.VCD(), revisit.ReVisiT()])
     assert as_method(fixed, "qwen2_5_vl") == fixed
-    assert as_method({"name": "chain", **fixed.settings()}, "qwen2_5_vl") == fixed  # as a trace keeps it
+    assert as_method({"name": "chain", **fixed.settings()}, "qwen2_5_vl") == fixed  # as in a trace
     assert as_method("chain:methods=[revisit:layers=low]", "qwen2_5_vl").methods[0].layers == "low"  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Patch maps against the models: paint one bright patch, run the image processor and the vision tower, find the token.
+"""Compare patch maps with the models: paint one bright patch, run image processor and vision tower, and find the token.
 
 Attention inside the vision towers is set to zero, so that a patch changes only its own vision token.
 """

@@ -1,4 +1,4 @@
-"""Images are opened upright and in RGB, or raise one clear error."""
+"""Images are opened upright and in RGB, or one clear error is raised."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def test_exif_orientation_is_respected(tmp_path: Path) -> None:
     image = Image.new("RGB", (20, 10), "red")
     image.putpixel((0, 0), (0, 0, 255))
     exif = Image.Exif()
-    exif[0x0112] = 6  # rotate by 90 degrees to show
+    exif[0x0112] = 6  # to be rotated by 90 degrees for display
     image.save(tmp_path / "turned.png", exif=exif)
-    shown = open_image(tmp_path / "turned.png")
-    assert shown.size == open_image(shown).size == (10, 20)  # rotated once
-    assert shown.getpixel((9, 0)) == (0, 0, 255)
+    upright = open_image(tmp_path / "turned.png")
+    assert upright.size == open_image(upright).size == (10, 20)  # rotated once
+    assert upright.getpixel((9, 0)) == (0, 0, 255)
 
 
 @pytest.mark.parametrize("mode", ["L", "LA", "P", "RGBA", "CMYK", "1", "I;16", "I", "F"])
@@ -63,14 +63,14 @@ def test_damaged_exif_data_is_ignored() -> None:
     Image.new("RGB", (12, 8), "red").save(out, "JPEG", exif=exif)
     whole = out.getvalue()
     assert read_image(whole, "x").size == (8, 12)
-    shown = 0
+    opened = 0
     for place in range(20, 80):
         for value in (0, 1, 5, 7, 12, 255):
             data = bytearray(whole)
             data[place] = value
             with contextlib.suppress(RevisitError):
-                shown += read_image(bytes(data), "x").size in ((8, 12), (12, 8))
-    assert shown > 300
+                opened += read_image(bytes(data), "x").size in ((8, 12), (12, 8))
+    assert opened > 300
 
 
 PIXELS = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3)  # height 4, width 6
@@ -173,8 +173,8 @@ def test_limits_apply_before_decoding(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("size", [(20_000, 1), (1, 201), (3, 40_000)])
-def test_strips_raise(size: tuple[int, int]) -> None:
-    """Scaling the shorter side to 336 pixels would make a strip of 134,000 pixels 45 million pixels long."""
+def test_very_long_images_raise(size: tuple[int, int]) -> None:
+    """Scaling the shorter side of 1 pixel to 336 would make the longer side of 20,000 pixels 6.7 million pixels long."""
     image = Image.new("RGB", size)
     for source in (image, np.asarray(image), encoded(image, "PNG")):
         with pytest.raises(RevisitError, match="200"):

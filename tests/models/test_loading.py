@@ -1,4 +1,4 @@
-"""Loading models from folders: safe defaults, images without torchvision, clear errors."""
+"""Loading models from folders: safe defaults, processors without torchvision, clear errors."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ CODE = {"auto_map": {"AutoConfig": "a.B"}}
         ({"model_type": "internvl_chat", **CODE}, "-hf"),  # the checkpoint that needs no custom code
     ],
 )
-def test_folders_that_are_no_supported_models(config: Any, part: str, tmp_path: Path) -> None:
+def test_folders_without_a_supported_model_raise(config: Any, part: str, tmp_path: Path) -> None:
     if config is not None:
         (tmp_path / "config.json").write_text(json.dumps(config))
     assert part in error_of_load(tmp_path)

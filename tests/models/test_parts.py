@@ -1,4 +1,4 @@
-"""The LM head, by gathered rows, the whole vocabulary or unit states; and the context length."""
+"""The LM head, projected by gathered rows, the whole vocabulary or unit states; and the context length."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from revisit.models.parts import Head, LinearHead, context_length
 
 
 class Wrapped(nn.Module):
-    """A head whose weight cannot be indexed, as of a quantized or off-loaded head; counts its calls."""
+    """A head whose weight cannot be indexed, like a quantized or off-loaded one; counts its calls."""
 
     def __init__(self, inner: nn.Linear, width: int | None) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""One prompt or many, one image or many: `prepare` returns the same inputs."""
+"""`prepare` with one prompt or many, and with no, one or several images."""
 
 from __future__ import annotations
 

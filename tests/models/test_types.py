@@ -1,4 +1,4 @@
-"""Every type that transformers maps to image-text-to-text: a tiny model is decoded, or a reason is stated."""
+"""Every type that transformers maps to image-text-to-text is decoded with a tiny model, or an error gives the reason."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 import families
 import model_types
 import revisit
-from model_types import DECODED, REFUSED
+from model_types import DECODED, UNSUPPORTED
 from revisit import ReVisiT, RevisitError, Trace
 from revisit.models import families as table
 from revisit.models.parts import unsupported
@@ -42,9 +42,9 @@ def known(model_type: str) -> str:
 
 
 def test_every_mapped_type_is_accounted_for() -> None:
-    decoded, refused = {*families.ALL, *DECODED}, set(REFUSED)
-    assert not decoded & refused
-    missing = sorted(set(MAPPED) - decoded - refused)
+    decoded, rejected = {*families.ALL, *DECODED}, set(UNSUPPORTED)
+    assert not decoded & rejected
+    missing = sorted(set(MAPPED) - decoded - rejected)
     assert not missing, f"transformers maps {missing}: add a tiny configuration to tests/model_types.yaml"
 
 
@@ -125,15 +125,15 @@ def test_early_exits_of_a_padded_head_have_the_size_of_the_logits() -> None:
     assert seen.rows[0].applied > 0
 
 
-@pytest.mark.parametrize("model_type", REFUSED)
+@pytest.mark.parametrize("model_type", UNSUPPORTED)
 def test_unsupported_types_state_the_reason(model_type: str) -> None:
-    settings, reason = REFUSED[known(model_type)]
+    settings, reason = UNSUPPORTED[known(model_type)]
     config = CONFIG_MAPPING[model_type](**settings)
-    found = unsupported(config, "This model")
-    assert found is not None
-    assert found.startswith("This model ")
-    assert reason in found
-    assert found.count(". ") == 0  # one sentence
+    message = unsupported(config, "This model")
+    assert message is not None
+    assert message.startswith("This model ")
+    assert reason in message
+    assert message.count(". ") == 0  # one sentence
     if table.of(model_type).unsupported:  # such types have a generate() of their own, which would not call the method
         fake = SimpleNamespace(config=config, generate=lambda **_: pytest.fail("it was decoded"))
         with pytest.raises(RevisitError, match=reason):
