@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class RevisitError(ValueError):
-    """Raised for anything the caller can fix; the command line prints it and exits with its status."""
+    """Raised for anything that the caller can fix; the command line prints it and exits with its status."""
 
     status = 2
 
@@ -59,7 +59,7 @@ def as_path(path: object) -> Path:
 
 
 def need(*packages: str) -> None:
-    """Raise RevisitError unless these packages are installed, before a command does minutes of work that would be lost."""
+    """Raise RevisitError unless these packages are installed; called before a command does minutes of work."""
     if absent := [package for package in dict.fromkeys(packages) if find_spec(package) is None]:
         raise missing(*absent)
 
@@ -75,7 +75,7 @@ def missing(*packages: str) -> RevisitError:
 
 
 def brief(error: BaseException) -> str:
-    """Shorten an error to one line for a message."""
+    """Shorten an error's text to one line."""
     return textwrap.shorten(str(error) or type(error).__name__, 500, placeholder="…")
 
 

@@ -19,17 +19,17 @@ def flag(name: str, default: bool) -> bool:
 
 
 def compiled_step() -> bool:
-    """Return REVISIT_KERNEL: the switch of the compiled steps, in C on CPUs and in Triton on GPUs (on by default)."""
+    """Return whether REVISIT_KERNEL enables the compiled steps, C on CPUs and Triton on GPUs (on by default)."""
     return flag("REVISIT_KERNEL", True)
 
 
 def vllm_plugin() -> bool:
-    """Return REVISIT_VLLM: the switch of the model classes for vLLM that store vision states (off by default)."""
+    """Return whether REVISIT_VLLM enables the model classes for vLLM that store vision states (off by default)."""
     return flag("REVISIT_VLLM", False)
 
 
 def enable_vllm_plugin() -> None:
-    """Set REVISIT_VLLM for this process and those it starts."""
+    """Set REVISIT_VLLM for this process and its children."""
     os.environ["REVISIT_VLLM"] = "1"
 
 
@@ -68,7 +68,7 @@ def secret(name: str) -> str | None:
 
 
 def hide_progress_bars(*, downloads: bool) -> None:
-    """Hide other libraries' progress bars, optionally except those of downloads; HF_HUB_DISABLE_PROGRESS_BARS takes precedence."""
+    """Hide other libraries' progress bars, except those of downloads if requested; HF_HUB_DISABLE_PROGRESS_BARS takes precedence."""
     from huggingface_hub.utils.tqdm import disable_progress_bars, enable_progress_bars
 
     if "HF_HUB_DISABLE_PROGRESS_BARS" in os.environ:

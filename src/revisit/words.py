@@ -1,9 +1,9 @@
 """CHAIR's words: the 80 COCO categories and their synonyms.
 
-The words and pairs in words.json are facts of `data/synonyms.txt` of the original CHAIR (LisaAnne/Hallucination, BSD-2) in our own form:
+The words and pairs in words.json come from `data/synonyms.txt` of the original CHAIR (LisaAnne/Hallucination, BSD-2), rearranged:
 each category with its synonyms in alphabetical order. Five entries are omitted because no caption can match them: "motor
 bike" and "cheesecake" (stored with a leading blank), "iPhone" (captions are lower-cased), "stove top oven" (three words,
-while only pairs are merged) and "bow tie" (replaced by "tie" before the look-up).
+while only pairs are merged) and "bow tie" (replaced by "tie" before the lookup).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _DATA = json.loads(resources.files("revisit").joinpath("words.json").read_text("
 CATEGORIES: tuple[str, ...] = tuple(_DATA["words"])
 
 # word -> category, including the category names
-WORDS: dict[str, str] = {word: category for category, others in _DATA["words"].items() for word in (category, *others)}
+WORDS: dict[str, str] = {word: name for name, synonyms in _DATA["words"].items() for word in (name, *synonyms)}
 
 _ANIMALS = ("bird", "cat", "dog", "horse", "sheep", "cow", "elephant", "bear", "zebra", "giraffe", "animal", "cub")
 
@@ -35,7 +35,7 @@ PAIRS: dict[tuple[str, str], str] = {
 
 @cache
 def object_words() -> re.Pattern[str]:
-    """Return a pattern of all words with an optional plural ending, longest first."""
+    """Return a pattern that matches every word with an optional plural ending, the longest first."""
     words = "|".join(sorted(map(re.escape, WORDS), key=len, reverse=True))
     return re.compile(rf"\b({words})(?:e?s)?\b", re.IGNORECASE)
 
@@ -43,8 +43,8 @@ def object_words() -> re.Pattern[str]:
 @lru_cache(1 << 14)
 def category(word: str) -> str | None:
     """Return the category that a word names, singular or plural; None for other words."""
-    found = object_words().fullmatch(word)
-    return None if found is None else WORDS[found.group(1).lower()]
+    match = object_words().fullmatch(word)
+    return None if match is None else WORDS[match.group(1).lower()]
 
 
 # Function words, counts, and words about the image itself, which no patch can show.

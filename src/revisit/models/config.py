@@ -17,7 +17,7 @@ EMBEDDED = "tiny"
 
 
 def embedded_folder() -> Path:
-    """Return the folder of the embedded model, which any transformers program can load."""
+    """Return the folder of the embedded model, which transformers can load."""
     folder = Path(__file__).parents[1] / "embedded" / "weights" / "tiny"
     if not (folder / "model.safetensors").is_file():
         raise RevisitError(f"The embedded model is missing from {folder}; reinstall revisit-decoding.")
@@ -61,11 +61,11 @@ def load_config(name_or_path: str | Path, *, trust_remote_code: bool = False, **
     """Load the configuration of a model."""
     name = resolve(name_or_path)
     _check_type(name, _read_config(name, kwargs), trust_remote_code)
-    from transformers import AutoConfig  # after the checks of the name, because it takes seconds
+    from transformers import AutoConfig  # takes seconds, so only after the checks
 
     try:
         return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, **kwargs)
-    except Exception as error:  # configuration classes raise whatever their checks raise
+    except Exception as error:  # configuration classes raise many kinds
         raise RevisitError(f"The configuration of {name!r} cannot be read: {brief(error)}") from error
 
 
@@ -105,14 +105,14 @@ def _read_config(name: str, hub: dict[str, Any]) -> dict[str, Any]:
 
 
 def _hub_is_reachable(name: str, hub: dict[str, Any]) -> bool:
-    """Return whether the Hub can be reached if it is needed, by one request; a download would retry for minutes."""
+    """Return whether the Hub is reachable or not needed, with a single request; a download would retry for minutes."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 
     file: dict[str, Any] = {"repo_id": name, "filename": "config.json", "revision": hub.get("revision")}
     try:
         if not hub.get("local_files_only") and not try_to_load_from_cache(**file, cache_dir=hub.get("cache_dir")):
             get_hf_file_metadata(hf_hub_url(**file), token=hub.get("token"))
-    except (OSError, ValueError):  # a response with an error; the download reports it
+    except (OSError, ValueError):  # the Hub answered with an error, which the download will report
         return True
     except Exception:  # raised by the HTTP library that huggingface_hub uses
         return False

@@ -27,21 +27,21 @@ class ModelFacts:
     model_type: str
     family: str  # names of the family's models; empty if the tests decode none of them
     depth: int  # decoder layers
-    width: int  # of a hidden state
+    width: int  # size of a hidden state
     vocabulary: int
-    tied: bool  # whether the head shares its weights with the embedding
-    dtype: str  # of the checkpoint; empty if not declared
+    tied: bool  # whether the LM head shares its weights with the embedding
+    dtype: str  # of the checkpoint; empty if it is not declared
     image_size: tuple[int, int]  # width, height of the image that `vision_tokens` counts
     batch: int
     vision_tokens: int | None  # of one image of that size
-    layers: dict[str, tuple[int, ...]]  # of each named set; hidden state 0 is the embedding, `depth` the last
+    layers: dict[str, tuple[int, ...]]  # name of a set -> hidden states; 0 is the embedding, `depth` the last
     recommended: dict[str, Any]  # settings of ReVisiT
     problems: tuple[str, ...]  # features that will not work, and the reason; one sentence each
     vllm: bool  # whether the vLLM plug-in supports it
-    thought: tuple[str, str] | None  # the tokens around a thought; None if its tokenizer has none
+    thought: tuple[str, str] | None  # tokens around a thought; None if its tokenizer does not have them
 
     def state_bytes(self, layers: str) -> int | None:
-        """Return the memory of a batch's vision states in float32, one image per row; None if their number is unknown."""
+        """Return the bytes of a batch's vision states in float32, one image per row; None if their number is unknown."""
         if self.vision_tokens is None:
             return None
         return self.batch * self.vision_tokens * self.width * 4 * len(self.layers[layers])

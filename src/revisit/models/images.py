@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MAX_PIXELS = 100_000_000
 MAX_BYTES = 200_000_000
-MAX_RATIO = 200  # of the sides: image processors scale the shorter one to a fixed size
+MAX_RATIO = 200  # of the longer side to the shorter one, which image processors scale to a fixed size
 # Pillow reads more formats, some of them by starting other programs (EPS).
 WEB_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 FORMATS = (*WEB_FORMATS, "TIFF")
@@ -62,7 +62,7 @@ def open_image(source: ImageLike, *, max_pixels: int = MAX_PIXELS) -> Image:
 
 
 def open_images(source: ImageLike | Sequence[ImageLike]) -> list[Image]:
-    """Open an image, or every image of a list, which must not be empty."""
+    """Open one image or a list of images, which must not be empty."""
     sources: list[Any] = list(source) if isinstance(source, (list, tuple)) else [source]
     if not sources:
         raise RevisitError("No image was given; pass at least one.")
@@ -107,8 +107,8 @@ def _from_array(array: Any) -> Image:
         values = values // 257
     if values.dtype.kind not in "buif" or not bool(((values >= 0) & (values <= 255)).all()):  # false for NaN, too
         raise RevisitError(
-            f"An image array must contain integers from 0 to 255 (16-bit: to 65535) or "
-            f"real numbers from 0 to 1; this one ({values.dtype}) has other values."
+            "An image array must contain integers from 0 to 255 (16-bit: to 65535) or real numbers from 0 to 1; "
+            f"this one ({values.dtype}) has other values."
         )
     if values.dtype.kind in "bf":
         values = (values * (255.0 if values.max() <= 1 else 1.0)).round()
@@ -116,12 +116,12 @@ def _from_array(array: Any) -> Image:
 
 
 def read_image(data: bytes, what: str, *, max_pixels: int = MAX_PIXELS, formats: tuple[str, ...] = FORMATS) -> Image:
-    """Decode an image file; messages call it "the image `what`"."""
+    """Decode the bytes of an image file; error messages call it "the image `what`"."""
     if len(data) > MAX_BYTES:
         raise RevisitError(f"The image {what} has more than the {MAX_BYTES:,} bytes allowed.")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # sizes are checked here, and odd tags do not matter
+            warnings.simplefilter("ignore")  # the size is checked below, and odd tags do not matter
             return _upright_rgb(pil.open(io.BytesIO(data), formats=formats), what, max_pixels)
     except UnidentifiedImageError:
         raise RevisitError(
@@ -170,7 +170,7 @@ def _to_rgb(image: Image) -> Image:
 
 
 def find_images(arguments: Sequence[str]) -> list[str]:
-    """List image files, in the order given; a folder stands for all image files in it."""
+    """List image files in the given order; a folder stands for all image files in it."""
     files: list[str] = []
     for argument in arguments:
         if Path(argument).is_dir():

@@ -58,8 +58,8 @@ def load(
         dtype = torch.float32 if device_map is None and not quantized else "auto"
     hub = {name: kwargs[name] for name in HUB if name in kwargs}
     config = load_config(name, trust_remote_code=trust_remote_code, **hub)
-    own_code = trust_remote_code and hasattr(config, "auto_map")
-    if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and not own_code:
+    remote_code = trust_remote_code and hasattr(config, "auto_map")
+    if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and not remote_code:
         raise RevisitError(
             f"{name!r} is a {config.model_type} model, which does not take images; use a vision-language model such as LLaVA, "
             "Qwen-VL or InternVL."
@@ -67,7 +67,7 @@ def load(
     quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
     if index := cached_file(name, INDEX, **quiet, **hub):
         _check_index(Path(index))
-    if cached_file(name, "adapter_config.json", **quiet, **hub):  # with peft, transformers would load what it names
+    if cached_file(name, "adapter_config.json", **quiet, **hub):  # with peft, transformers would load its base model
         raise RevisitError(
             f"{name!r} contains an adapter (adapter_config.json), which would replace the weights by those of another repository: "
             "merge it into its base model with peft's merge_and_unload(), save that, and load the result."
@@ -90,7 +90,7 @@ def load(
 def loaded_pair(
     model: str | Path | Model | tuple[Model, Processor], needed_by: str = "This"
 ) -> tuple[Model, Processor]:
-    """Return (model, processor), loaded if a name or a path is given."""
+    """Return (model, processor); a name or a path is loaded."""
     if isinstance(model, (str, Path)):
         return load(str(model))
     if isinstance(model, (list, tuple)):
@@ -120,7 +120,7 @@ def as_dtype(name: str) -> torch.dtype:
 
 
 def _device_map(requested: DeviceMap | None, *, quantized: bool) -> DeviceMap | None:
-    """Choose the device map: the one requested, or else the GPU if there is one."""
+    """Return the requested device map; by default the GPU if there is one."""
     if requested is None:
         return "cuda" if torch.cuda.is_available() and not quantized else None
     for device in requested.values() if isinstance(requested, dict) else [requested]:
@@ -159,23 +159,23 @@ def _check_weights(name: str, model: Model, loading: dict[str, Any]) -> None:
     `loading` is transformers' loading report, in which tied heads are not missing.
     """
     mismatched = [entry[0] for entry in loading.get("mismatched_keys") or ()]
-    for kind, found in (
+    for problem, tensors in (
         ("lacks", loading.get("missing_keys") or ()),
         ("has another shape for", mismatched),
-        ("has, beyond what its configuration declares,", loading.get("unexpected_keys") or ()),
+        ("unexpectedly contains", loading.get("unexpected_keys") or ()),
         ("has values that are not finite in", _not_finite(model)),
     ):
-        if found:
-            first, *others = sorted(found)
+        if tensors:
+            first, *others = sorted(tensors)
             names = first[:200] + (f" and {len(others)} more tensors" if others else "")
             raise RevisitError(
-                f"The checkpoint {name!r} {kind} {names}: its answers would be meaningless. Get a complete copy, or load it "
+                f"The checkpoint {name!r} {problem} {names}: its answers would be meaningless. Get a complete copy, or load it "
                 "anyway with allow_incomplete=True (--allow-incomplete)."
             )
 
 
 def _not_finite(model: Model) -> list[str]:
-    """List the tensors that contain infinities or NaN, with a single wait for the device."""
+    """List the tensors that contain infinities or NaN; waits for the device only once."""
     names, extremes = [], []
     scattered = len({parameter.device for parameter in model.parameters()}) > 1
     for name, tensor in model.state_dict().items():
@@ -192,7 +192,7 @@ def _not_finite(model: Model) -> list[str]:
 
 
 def _from_pretrained(name: str, *, device_map: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-    """Load with transformers; return the model and the loading report, and turn every failure into a RevisitError."""
+    """Load with transformers; return the model and the loading report, or raise RevisitError for any failure."""
     move_to = None
     if isinstance(device_map, str) and device_map != "auto" and importlib.util.find_spec("accelerate") is None:
         device_map, move_to = None, device_map  # only accelerate can load onto a device

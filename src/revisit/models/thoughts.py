@@ -1,6 +1,6 @@
-"""Thoughts: the part of an answer between two special tokens, in which a model reasons before it answers.
+"""Thoughts: the parts of an output, between two special tokens, in which a model reasons before it answers.
 
-A thought may be opened by the model or by the end of the prompt, stay open, and open again.
+A thought may begin in the output or at the end of the prompt, and may remain open; there may be several.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Split:
-    """The tokens of an answer: those of its thoughts, and the others."""
+    """The tokens of an output, separated into thoughts and the answer."""
 
     thought: list[int]
     answer: list[int]
-    in_thought: list[bool]  # for every token; true for the tokens around a thought too
-    unclosed: bool  # whether the text ends within a thought
+    in_thought: list[bool]  # for every token; also true for the tokens around a thought
+    unclosed: bool  # whether the output ends within a thought
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Thoughts:
         return self.split(tokens, opened=False).unclosed
 
     def split(self, tokens: Sequence[int], opened: bool) -> Split:
-        """Separate the thoughts of an answer from the rest; `opened` is whether its prompt ends within a thought."""
+        """Separate thoughts from the answer; `opened` is whether the prompt ends within a thought."""
         thought: list[int] = []
         answer: list[int] = []
         in_thought: list[bool] = []

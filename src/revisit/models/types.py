@@ -1,4 +1,4 @@
-"""Types of public signatures: models, processors, images and their inputs."""
+"""Types in public signatures: models, processors, images and model inputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, ProcessorMixin
 
     Model: TypeAlias = PreTrainedModel  # with generate(): any model that AutoModelForImageTextToText loads
-    Configured: TypeAlias = Any  # a model, or only its two configurations, from which recommended settings are read
+    Configured: TypeAlias = Any  # a model, or only the two configurations that recommended settings are read from
     Processor: TypeAlias = ProcessorMixin  # tokenizer, image processor and chat template in one
     Tokenizer: TypeAlias = Any
     # A path, encoded bytes, an open file, a PIL image, or an array of pixels (height, width, 3).
