@@ -134,6 +134,10 @@ def test_a_gpu_is_used_when_there_is_one(monkeypatch: pytest.MonkeyPatch) -> Non
         loading._device_map("cuda:3", quantized=False)
 
 
+def test_the_former_name_of_dtype_has_an_effect() -> None:
+    assert revisit.load("tiny", torch_dtype="bf16")[0].dtype == torch.bfloat16
+
+
 def test_the_placement_of_a_model_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger="revisit.models.loading"):
         model, _ = revisit.load("tiny")

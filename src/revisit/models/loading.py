@@ -51,6 +51,7 @@ def load(
         RevisitError: There is no such model, it takes no images, or its files are damaged.
     """
     name = resolve(name_or_path)
+    dtype = kwargs.pop("torch_dtype", None) if dtype is None else dtype  # the former name in transformers
     dtype = as_dtype(dtype) if isinstance(dtype, str) and dtype != "auto" else dtype
     quantized = bool(kwargs.get("quantization_config"))
     device_map = _device_map(device_map, quantized=quantized)
