@@ -16,7 +16,7 @@ import transformers
 from PIL import Image
 
 import families
-from revisit.models.geometry import ImageGrid, Layout, layout
+from revisit.models.geometry import Layout, layout
 from revisit.models.parts import ModelParts, vision_mask
 from revisit.models.patch_maps import Box
 
@@ -316,8 +316,3 @@ def test_layouts_without_grids_state_the_reason() -> None:
     assert wrong.region(3) is None
     assert "learned queries" in layout(transformers.Idefics2Config(), None, [(64, 64)], 32).reason
     assert "chameleon" in layout(transformers.ChameleonConfig(), None, [(64, 64)], 32).reason
-
-
-def test_line_breaks_are_not_in_the_grid() -> None:
-    grid = ImageGrid([(0, 1), (1, 2), (2, 3)], [(0, 1), (1, 2)], gap=1, first=10)
-    assert [grid.cell(index) for index in (9, 12, 13, 15, 17, 18)] == [None, (0, 2), None, (1, 1), None, None]

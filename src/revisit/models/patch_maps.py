@@ -16,8 +16,7 @@ from typing import Any, TypeAlias
 
 Size: TypeAlias = tuple[int, int]  # width, height
 Box: TypeAlias = tuple[float, float, float, float]  # x0, y0, x1, y1
-Span: TypeAlias = tuple[float, float]
-Spans: TypeAlias = Sequence[Span]
+Spans: TypeAlias = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -65,8 +64,7 @@ class Context:
         return self.inputs.get(name) is not None
 
     def rows(self, name: str) -> list[list[Any]]:
-        value = self.inputs[name]
-        return value.tolist() if hasattr(value, "tolist") else [list(map(int, row)) for row in value]  # type: ignore[no-any-return]
+        return self.inputs[name].tolist()  # type: ignore[no-any-return]
 
     @property
     def vision(self) -> Any:
@@ -221,7 +219,7 @@ def _anyres(context: Context, size: Size, most_tiles: int | None = None) -> list
     return [thumbnail, ImageGrid(xs, ys, "tile", gap=1)]
 
 
-def _divided(spans: Spans, count: int) -> list[Span]:
+def _divided(spans: Spans, count: int) -> list[tuple[float, float]]:
     """Divide the interval that these spans cover into `count` cells instead."""
 
     def at(position: float) -> float:
@@ -272,21 +270,20 @@ def tiles(context: Context, image: int, size: Size) -> Layouts:
     tile = context.tile()
     least, most = int(context.setting("min_patches", 1)), int(context.setting("max_patches", 12))
     columns, rows = get_optimal_tiled_canvas((size[1], size[0]), (tile, tile), least, most)
-    yield _tiles_of(size, columns, rows, context.side())
-    yield [_whole(size, context.side(), context.side())]
+    yield from _tiled(size, columns, rows, context.side())
 
 
-def _tiles_of(size: Size, columns: int, rows: int, side: int) -> list[Piece]:
-    """Make columns × rows tiles of side × side tokens, row by row, then the whole image if there are several."""
-    if columns * rows <= 1:
-        return [_whole(size, side, side)]
-    width, height = size[0] / columns, size[1] / rows
-    tiles: list[Piece] = [
-        _cover((column * width, row * height, (column + 1) * width, (row + 1) * height), side, side, "tile")
-        for row in range(rows)
-        for column in range(columns)
-    ]
-    return [*tiles, _whole(size, side, side, "thumbnail")]
+def _tiled(size: Size, columns: int, rows: int, side: int) -> Layouts:
+    """Map columns × rows tiles of side × side tokens, row by row, then the whole image; or the whole image alone."""
+    if columns * rows > 1:
+        width, height = size[0] / columns, size[1] / rows
+        boxes = [
+            (column * width, row * height, (column + 1) * width, (row + 1) * height)
+            for row in range(rows)
+            for column in range(columns)
+        ]
+        yield [*(_cover(box, side, side, "tile") for box in boxes), _whole(size, side, side, "thumbnail")]
+    yield [_whole(size, side, side)]
 
 
 def pooled(context: Context, image: int, size: Size) -> Layouts:
@@ -299,8 +296,7 @@ def pooled(context: Context, image: int, size: Size) -> Layouts:
 def splits(context: Context, image: int, size: Size) -> Layouts:
     """Idefics3: the image stretched to rows and columns of tiles, then the whole image."""
     _, rows, columns = context.processor.get_number_of_image_patches(size[1], size[0])
-    yield _tiles_of(size, columns, rows, context.side())
-    yield [_whole(size, context.side(), context.side())]
+    yield from _tiled(size, columns, rows, context.side())
 
 
 def padded_square(context: Context, image: int, size: Size) -> Layouts:
