@@ -21,7 +21,13 @@ def loaded_after(statement: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "statement", ["import revisit", "import revisit.cli.main", "from revisit import methods; methods.names()"]
+    "statement",
+    [
+        "import revisit",
+        "import revisit.cli.main",
+        "import revisit.models.families",
+        "from revisit import methods; methods.names()",
+    ],
 )
 def test_import_is_light(statement: str) -> None:
     assert not loaded_after(statement) & set(HEAVY)

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np  # noqa: F401  (used in CALLS)
 import pytest
 from PIL import Image
 
@@ -153,10 +152,8 @@ CALLS = {
     'revisit.ask(3, IMAGE, "?")': "model",
     'revisit.ask((1, 2), IMAGE, "?")': "pair",
     'ask("nope.png", "?")': "nope.png",
-    'ask(b"no image", "?")': "image",
     'ask(3.5, "?")': "float",
     'ask([], "?")': "image",
-    'ask(np.zeros((8, 8, 7)), "?")': "8, 8, 7",
     'ask(IMAGE, " ")': "question",
     "ask(IMAGE, 5)": "question",
     'ask(IMAGE, "?", "ReVisit")': "Did you mean 'revisit'",
@@ -180,42 +177,28 @@ CALLS = {
     "revisit.ask_many(PAIR, [IMAGE], batch_size=0)": "batch_size",
     'check(IMAGE, "")': "no word to check",
     "check(IMAGE, 5)": "text must be a valid string, not 5",
-    "check(IMAGE, None)": "text must be a valid string",
     'check(IMAGE, "dog " * 2000)': "split the text",
     'check(IMAGE, "A <image> of a dog")': "marks an image",
     'check(None, "A dog.")': "NoneType",
-    'check([], "A dog.")': "No image was given",
     'check([["photo.png"]], "A dog.")': "not list",
     'check(IMAGE, "A dog.", 5)': "prompt",
     'check(IMAGE, "A dog.", " ")': "prompt",
-    'check(IMAGE, "A dog.", threshold=2)': "threshold",
     'check(IMAGE, "A dog.", threshold="high")': "threshold must be a valid number, not 'high'",
     'check(IMAGE, "A dog.", words="contents")': "Did you mean 'content'",
     'check(IMAGE, "A dog.", words=[])': "words must be 'objects' or 'content' or a list that is not empty, not []",
     'check(IMAGE, "A dog.", words=[3])': "or a list with each entry a valid string, not [3]",
-    'check(IMAGE, "A dog.").save(["page.html"])': "path",
-    'revisit.check(("tiny",), IMAGE, "A dog.")': "pair",
     'revisit.check_many(PAIR, [IMAGE], ["A dog.", "A cat."])': "its own image",
     'revisit.check_many(PAIR, [IMAGE], "A dog.")': "texts must be a list",
     'lens(IMAGE, "dog")': "words must be a list, not 'dog'",
-    "lens(IMAGE, 5)": "words must be a list",
     "lens(IMAGE, [1, 2])": "words must be a list with each entry a valid string, not [1, 2]",
-    "lens(IMAGE, prompt=5)": "prompt",
     "lens(IMAGE, layers=1.5)": "layers",
     "lens(IMAGE, layers=[99])": "Layer 99",
     "lens(IMAGE, layers=[])": "layers must be a valid string or a list that is not empty, not []",
     'lens(IMAGE, layers="odd")': "layers",
     "lens(IMAGE, top=0)": "top",
-    "lens(5)": "int",
-    'lens(IMAGE).save({"page.html"})': "path",
-    'revisit.load("./nope")': "nope",
-    'revisit.load("broken")': "broken",
-    'revisit.load("tiny", dtype="float99")': "float99",
-    'revisit.load("tiny", device_map="cuda")': "cuda",
     'revisit.load("tiny", dytpe="float16")': "unexpected keyword argument 'dytpe'",
     "revisit.load(3)": "Hub id",
     'revisit.prepare("tiny", "?", IMAGE)': "processor",
-    'revisit.prepare(PAIR[1], ["?", "!"], [IMAGE])': "2 prompts",
     "revisit.generate(PAIR[0], INPUTS)": "two stars",
     'revisit.generate("tiny", **INPUTS)': "generate",
     "generate(custom_generate=3)": "method=",
@@ -229,8 +212,6 @@ CALLS = {
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_wrong_call(call: str, folder: Path, pair: tuple[Any, Any]) -> None:
-    if "cuda" in call and __import__("torch").cuda.is_available():
-        pytest.skip("there is a GPU here")
     (folder / "nothing.html").mkdir()
     inputs = revisit.prepare(pair[1], "What is it?", IMAGE)
 

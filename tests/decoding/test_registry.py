@@ -159,12 +159,6 @@ class Short(Method):
     def begin(self, run):
         return lambda input_ids, logits: logits[:, :5]
 
-class Number(Method):
-    name = "number"
-
-    def begin(self, run):
-        return lambda input_ids, logits: 3
-
 class Array(Method):
     name = "array"
 
@@ -179,7 +173,6 @@ class Array(Method):
         ("NoBegin", "NoBegin cannot decode: it must have a method begin"),
         ("Nothing", "The method 'nothing' cannot decode: its begin.* not NoneType"),
         ("Short", r"The method 'short' must return logits of the same shape, \(1, 512\), not \(1, 5\)"),
-        ("Number", r"The method 'number' must return logits .* not int"),
         ("Array", r"The method 'array' must return logits .* not ndarray"),
     ],
 )
@@ -263,7 +256,6 @@ def test_the_text_of_a_method_omits_defaults() -> None:
     ("text", "name", "settings"),
     [
         ("vcd", "vcd", {}),
-        ("revisit:alpha=1e-3", "revisit", {"alpha": "1e-3"}),
         ("revisit:alpha=1e-3,layers=all", "revisit", {"alpha": "1e-3", "layers": "all"}),
         ("revisit: layers = 0,2,4 , alpha = 0.1", "revisit", {"layers": "0,2,4", "alpha": "0.1"}),
         ("icd:sentence=Look: nothing, really.", "icd", {"sentence": "Look: nothing, really."}),
