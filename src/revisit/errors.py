@@ -93,14 +93,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> RevisitError:
 
 
 def invalid(error: ValidationError, owner: str, values: Mapping[str, Any], names: Sequence[str]) -> RevisitError:
-    """Return pydantic's first error as one sentence.
-
-    Args:
-        error: Raised by pydantic.
-        owner: Name of the class or function.
-        values: The values that were passed.
-        names: All fields of the class, or parameters of the function.
-    """
+    """Return pydantic's first error as one sentence about a class and its fields, or a function and its parameters (`names`)."""
     details = error.errors(include_url=False)
     first = details[0]
     cause = first.get("ctx", {}).get("error")
@@ -110,12 +103,10 @@ def invalid(error: ValidationError, owner: str, values: Mapping[str, Any], names
         return RevisitError(f"{owner} takes at most {first['loc'][0]} arguments by position; pass the others by name.")
     place = first["loc"][0] if first["loc"] else ""
     name = names[place] if isinstance(place, int) else place  # arguments by position are numbered
-    if first["type"] == "extra_forbidden" and not names:
-        return RevisitError(f"{owner} has no settings: remove {name}.")
-    if first["type"] == "extra_forbidden":
-        return unknown(f"{owner} setting", name, names)
-    if first["type"] == "unexpected_keyword_argument":
-        return unknown(f"{owner} argument", name, names)
+    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        kind = "setting" if first["type"] == "extra_forbidden" else "argument"
+        none = RevisitError(f"{owner} has no {kind}s: remove {name}.")
+        return unknown(f"{owner} {kind}", name, names) if names else none
     requirements = [_requirement(detail) for detail in details if detail["loc"][:1] == first["loc"][:1]]
     if not any(requirements):
         message = first["msg"].removeprefix("Value error, ")

@@ -146,7 +146,7 @@ _NAMED_CLASS = re.compile(
 
 
 class Registry(Generic[S]):
-    """Finds the classes derived from `base` by their `name`.
+    """Classes derived from `base`, found by their `name`.
 
     Args:
         kind: What messages call such a class, for example "method".
@@ -295,7 +295,7 @@ def parse_entry(entry: str | Mapping[str, Any], kind: str = "method") -> tuple[s
 
 
 def parse_assignments(texts: Iterable[str], form: str = "--set key=value") -> dict[str, str]:
-    """Convert `key=value` texts to a mapping; raise RevisitError, which shows the form, for anything else or a repeated key."""
+    """Convert texts such as `key=value` to a mapping; error messages show the `form` of the option."""
     settings: dict[str, str] = {}
     for text in texts:
         key, sign, value = text.partition("=")

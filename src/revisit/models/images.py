@@ -73,15 +73,13 @@ def _read_file(name: str) -> bytes:
     if name.startswith(("http://", "https://")):
         raise RevisitError(f"{name[:200]!r} is a URL, which is not downloaded: save the image first.")
     path = Path(name).expanduser()
+    if os.path.isdir(path):  # unlike Path.is_dir, false for any error
+        raise RevisitError(f"{name!r} is a folder, not an image file.")
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise RevisitError(f"{name!r} is not a regular file.")
     try:
-        if path.is_dir():
-            raise RevisitError(f"{name!r} is a folder, not an image file.")
-        if path.exists() and not path.is_file():
-            raise RevisitError(f"{name!r} is not a regular file.")
         with path.open("rb") as file:
             return file.read(MAX_BYTES + 1)
-    except RevisitError:
-        raise
     except FileNotFoundError:
         raise RevisitError(f"There is no image file {name[:200]!r}; check the path.") from None
     except (OSError, ValueError) as error:

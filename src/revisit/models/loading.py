@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import re
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -125,15 +126,8 @@ def _device_map(requested: DeviceMap | None, *, quantized: bool) -> DeviceMap | 
     if requested is None:
         return "cuda" if torch.cuda.is_available() and not quantized else None
     for device in requested.values() if isinstance(requested, dict) else [requested]:
-        if not str(device).startswith("cuda"):
-            continue
-        try:
-            index = torch.device(device).index or 0
-        except RuntimeError as error:
-            raise RevisitError(
-                f"The device map {device!r} is not valid: {brief(error)}; write cuda or cuda:0."
-            ) from None
-        if index >= torch.cuda.device_count():
+        gpu = re.fullmatch(r"cuda(?::(\d+))?", str(device))
+        if gpu and int(gpu[1] or 0) >= torch.cuda.device_count():
             gpus = f"finds {torch.cuda.device_count()} GPU(s)" if torch.cuda.is_available() else "finds no GPU"
             raise RevisitError(
                 f"The device map is {str(device)!r}, but torch {torch.__version__} {gpus} here; leave the device map out, or install a "

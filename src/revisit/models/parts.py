@@ -298,8 +298,8 @@ def unsupported(config: Any, what: str) -> str | None:
         return f"{what} is an encoder–decoder model: its decoder never sees vision tokens, {instead}"
     if any(getattr(part, name, None) for part in (config, text) for name in families.CROSS_ATTENTION):
         return f"{what} reads images by cross-attention and keeps no vision tokens in its decoder's sequence, {instead}"
-    if family := families.of(getattr(config, "model_type", "")).unsupported:
-        return f"{what} {family}, {instead}"
+    if reason := families.of(getattr(config, "model_type", "")).unsupported:
+        return f"{what} {reason}, {instead}"
     if not vision_token_ids(config):
         images = hasattr(config, "vision_config")
         kind = "keeps no vision tokens in its decoder's sequence" if images else "is a text-only model"

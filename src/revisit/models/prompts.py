@@ -141,8 +141,6 @@ def encode(
             return_tensors="pt",
             **({"add_special_tokens": False} if has_bos else {}),  # the template has added them
         )
-    except RevisitError:
-        raise
     except Exception as error:  # processors raise many kinds
         raise RevisitError(f"The model's processor cannot encode this prompt: {brief(error)}") from error
     return inputs if device is None else inputs.to(device)  # type: ignore[no-any-return]
