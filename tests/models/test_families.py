@@ -34,7 +34,6 @@ def test_the_paper_recommends_all_layers_for_qwen_and_the_last_for_the_others() 
         ({"image_edges": "qwne"}, "Unknown image_edges 'qwne'. Did you mean 'qwen'"),
         ({"layer": "all"}, "Unknown Family setting 'layer'. Did you mean 'layers'"),
         ({"layers": "odd"}, "layers must be 'last', 'all', 'low' or 'high', not 'odd'"),
-        ({"thought": ["<think>"]}, "thought"),
     ],
 )
 def test_a_wrong_entry_raises_an_error_that_names_it(entry: dict[str, Any], message: str) -> None:
