@@ -69,7 +69,7 @@ def layout(
     sizes = tuple((int(w), int(h)) for w, h in sizes)
     family = families.of(config.model_type)
     context = Context(config, image_processor, inputs or {}, len(sizes))
-    patch_map = family.patch_map or (merged if context.has("image_grid_thw") else None)
+    patch_map = family.patch_map or (merged if "image_grid_thw" in context.inputs else None)
     if patch_map is None:
         return Layout(sizes, tokens, reason=family.no_patch_map)
     alternatives = [list(patch_map(context, number, size)) for number, size in enumerate(sizes)]

@@ -60,9 +60,6 @@ class Context:
     inputs: dict[str, Any]
     images: int  # number of images in the prompt
 
-    def has(self, name: str) -> bool:
-        return self.inputs.get(name) is not None
-
     def rows(self, name: str) -> list[list[Any]]:
         return self.inputs[name].tolist()  # type: ignore[no-any-return]
 
@@ -165,7 +162,7 @@ def _resized(size: Size, setting: dict[str, int]) -> Size:
 
 def llava(context: Context, image: int, size: Size) -> Layouts:
     """LLaVA: the image padded to a square (optional), resized and cropped to its center; as in `native` for a Pixtral tower."""
-    if getattr(context.vision, "model_type", "") == "pixtral" and context.has("image_sizes"):
+    if getattr(context.vision, "model_type", "") == "pixtral" and "image_sizes" in context.inputs:
         yield from native(context, image, size)
         return
     padded = (
