@@ -167,18 +167,18 @@ class OwnBeams(Method):
     name = "own-beams"
 
     def decode(self, run: Run, loop: Loop) -> Any:
-        moments, step, back = [opera.Beams.start(run)], 0, self.back
-        while not bool(moments[step].over.all()):
-            ids = moments[step].ids(run.input_ids)
+        beams, step, back = [opera.Beams.start(run)], 0, self.back
+        while not bool(beams[step].done.all()):
+            ids = beams[step].ids(run.input_ids)
             log_probs = run.forward(ids).log_softmax(-1)
-            moments[step + 1 :] = [moments[step].step(loop.scores(ids, log_probs), run, loop)]
+            beams[step + 1 :] = [beams[step].step(loop.scores(ids, log_probs), run, loop)]
             step += 1
             if back and step == 3:
                 back, step = False, 1
                 run.crop(run.input_ids.shape[1])
             else:
-                run.reorder(moments[step].rows.flatten())
-        return opera.Beams.answers(run, [moments[step]] * len(moments[step].over))
+                run.reorder(beams[step].rows.flatten())
+        return opera.best_answers(run, [beams[step]] * len(beams[step].done))
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_columns_are_multiplied_from_their_own_row_on() -> None:
     for row in range(3):
         products = opera.column_products(products, attention[None, row, : row + 1], 10.0)
     torch.testing.assert_close(products, torch.tensor([[5.0 * 2 * 1, 6.0 * 4, 3.0]]))
-    paid = opera.rounded(torch.tensor([0.2, 1.0, 24.0, 1e12]))
+    paid = opera.penalties(torch.tensor([0.2, 1.0, 24.0, 1e12]))
     assert paid.tolist() == [0.0, *(1e-7 * torch.tensor([1.0, 24.0])).half().float().tolist(), float("inf")]
     assert [int(x) for x in opera.first_largest(torch.tensor([0.0, 0.0, 0.0]))] == [0, 0]
     assert opera.most_frequent(torch.tensor([[3, 1, 1, 3], [2, 5, 5, 0]])).tolist() == [1, 5]
