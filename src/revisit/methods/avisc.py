@@ -29,9 +29,9 @@ def without_nan(blind: Tensor, logits: Tensor) -> Tensor:
 
 
 def blind_tokens(attention: Tensor, gamma: float, sigma: float) -> Tensor:
-    """Return which vision tokens of one item draw too much attention.  (layers, N) -> (N,) bool
+    """Find the vision tokens of one item that draw too much attention.  (layers, N) -> (N,) bool
 
-    Uses the layers with the largest share of attention on the image, as few as reach gamma of the total.
+    Only the layers that attend to the image most are used, as few as reach gamma of the total.
     """
     share = attention.sum(-1)  # (layers,)
     share, order = (share / share.sum()).sort(descending=True, stable=True)
@@ -111,7 +111,7 @@ class Blanker:
     def __init__(self, run: Run, branch: Branch, hidden: Callable[[], Tensor], length: int) -> None:
         self.branch, self.length = branch, length
         self.find_hidden = functools.cache(hidden)  # (rows, T), known once the clean prefill is over
-        self.returned: Tensor | None = None  # by the layer before
+        self.previous: Tensor | None = None  # output of the layer before
         self.hooks = Hooks(run.stack)
         for number, layer in enumerate(run.parts.layers):
             self.hooks.before(layer, functools.partial(self._before, number))
@@ -122,15 +122,15 @@ class Blanker:
         return self.branch.live is not None and states.shape[1] >= self.length
 
     def _before(self, number: int, states: Tensor) -> Tensor | None:
-        below, self.returned = self.returned, None
-        if not self._active(states) or (number and states is below):
+        previous, self.previous = self.previous, None
+        if not self._active(states) or (number and states is previous):
             return None
         prompt, later = states.split([self.length, states.shape[1] - self.length], dim=1)
-        instead = (
-            torch.zeros_like(prompt) if number == 0 or below is None else below[:, : self.length].to(states.device)
-        )
+        instead = torch.zeros_like(prompt)
+        if number and previous is not None:
+            instead = previous[:, : self.length].to(states.device)
         hide = self.find_hidden()[..., None].to(states.device)  # (rows, T, 1)
         return torch.cat([instead.where(hide, prompt), later], dim=1)
 
     def _after(self, states: Tensor) -> None:
-        self.returned = states if self._active(states) else None
+        self.previous = states if self._active(states) else None

@@ -79,8 +79,8 @@ class CODE(Contrastive):
         head, tail = around_image(run.processor, self.request)
         first = starts_with_bos(run.processor) if self.bos else ()
         text_ids(run, (*head, *tail, *first))  # raises for ids that are not text
-        written = descriptions(run, mask, (head, tail), image_edges(run), self.description_tokens)
-        words = [run.input_ids.new_tensor([*first, *ids]) for ids in written]
+        texts = descriptions(run, mask, (head, tail), image_edges(run), self.description_tokens)
+        words = [run.input_ids.new_tensor([*first, *ids]) for ids in texts]
         text = edited(run, mask, lambda item, _ids, vision: in_place_of_image(vision, words[item]), pixels=False)
         branch = self.branch(run, text)
         return self.contrasted(
@@ -101,17 +101,17 @@ def descriptions(
     run: Run, mask: Tensor, request: tuple[Tokens, Tokens], around: Iterable[int], length: int
 ) -> list[Tokens]:
     """Return the token ids of each item's description without the end token; () for items without an image."""
-    known = _DESCRIPTIONS.setdefault(run.model, {})
+    cached = _DESCRIPTIONS.setdefault(run.model, {})
     ends = tuple(sorted(end_tokens(run.generation_config)))
-    keys = [(name, request, length, ends) for name in item_digests(run, mask)]
+    keys = [(digest, request, length, ends) for digest in item_digests(run, mask)]
     has_image = mask[:: run.copies].any(-1).tolist()
-    if any(seen and key not in known for key, seen in zip(keys, has_image, strict=True)):
+    if any(image and key not in cached for key, image in zip(keys, has_image, strict=True)):
         for key, text in zip(keys, _describe(run, mask, request, tuple(around), length), strict=True):
-            known.setdefault(key, text)
-    found = [known[key] if seen else () for key, seen in zip(keys, has_image, strict=True)]
-    while len(known) > MOST:
-        known.pop(next(iter(known)), None)
-    return found
+            cached.setdefault(key, text)
+    texts = [cached[key] if image else () for key, image in zip(keys, has_image, strict=True)]
+    while len(cached) > MOST:
+        cached.pop(next(iter(cached)), None)
+    return texts
 
 
 def _describe(

@@ -1,4 +1,4 @@
-"""Plain decoding: the model's own distribution, with the counters of every method."""
+"""Plain decoding: the model's own distribution, with the counters that every method has."""
 
 from __future__ import annotations
 

@@ -41,8 +41,8 @@ class ICD(Contrastive):
         alpha: Strength of the contrast.
         beta: Plausibility threshold relative to the likeliest token; 0 keeps every token.
         sentence: The disturbing sentence. The authors try five; this is their most confusing one.
-        place: Its place: as the "system" message, or right after the "image". In a prompt without a user's turn it comes
-            first.
+        place: Where it goes: as the "system" message, or right after the "image". In a prompt without a user's turn, the
+            system message is its beginning.
     """
 
     alpha: Strength = 1.0
@@ -101,7 +101,7 @@ def sentence_ids(run: Run, sentence: str) -> Tensor:
 
 
 def after_image(ids: Tensor, vision: Tensor, boundary: Iterable[int], words: Tensor) -> Edit:
-    """Insert words right after the (last) image."""
+    """Insert words right after the last image."""
     span = image_span(ids, vision, boundary).nonzero().squeeze(-1)
     at = int(span[-1]) + 1 if len(span) else 0
     columns = torch.arange(len(ids), device=ids.device)
@@ -111,8 +111,8 @@ def after_image(ids: Tensor, vision: Tensor, boundary: Iterable[int], words: Ten
 def with_beginning(ids: Tensor, words: Tensor, system: Tensor, user: Tensor, bos: int | None) -> Edit:
     """Use words as the system message.
 
-    `system` are the tokens up to the first user's turn, with the words in them, and `user` those that open such a turn. If no
-    turn is found, or they are empty, the words go to the beginning, after the BOS token.
+    Everything before the first user's turn, which begins with the tokens `user`, is replaced by `system`, the tokens of the new
+    system message. If no such turn is found or `system` is empty, the words are inserted at the beginning, after the BOS token.
     """
     at = find_tokens(ids, user)
     if at is None or not len(system):
@@ -121,11 +121,11 @@ def with_beginning(ids: Tensor, words: Tensor, system: Tensor, user: Tensor, bos
     return torch.cat([new_tokens(system), torch.arange(at, len(ids), device=ids.device)])
 
 
-def find_tokens(ids: Tensor, wanted: Tensor) -> int | None:
-    """Return where some tokens first occur in a row, or None.  (n,), (k,)"""
-    if not len(wanted) or len(wanted) > len(ids):
+def find_tokens(ids: Tensor, pattern: Tensor) -> int | None:
+    """Return the first position of a sequence of tokens, or None.  (n,), (k,)"""
+    if not len(pattern) or len(pattern) > len(ids):
         return None
-    places = (ids.unfold(0, len(wanted), 1) == wanted).all(-1).nonzero().flatten()
+    places = (ids.unfold(0, len(pattern), 1) == pattern).all(-1).nonzero().flatten()
     return int(places[0]) if len(places) else None
 
 
@@ -142,7 +142,7 @@ def system_turn(processor: Processor, words: str) -> tuple[tuple[int, ...], tupl
     except RevisitError as error:
         logger.info("The chat format has no system message (%s).", error)
         return (), ()
-    same = 0  # tokens at the end
+    same = 0  # equal tokens at the end
     while same < min(len(plain), len(with_words)) and plain[-1 - same] == with_words[-1 - same]:
         same += 1
     if not same or with_words == plain:

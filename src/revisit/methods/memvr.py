@@ -1,7 +1,7 @@
 """MemVR (Zou et al.): where a middle layer is uncertain, give its feed-forward network the image again.
 
 A layer's input at the newest position goes through the final norm and the head; its uncertainty is the entropy of the ten
-likeliest tokens, divided by ln 10. In each forward, in the first layer above a threshold, the network's output at all positions
+likeliest tokens, divided by ln 10. In each forward, the first layer above a threshold acts: the network's output at all positions
 becomes (1 − ratio)·FFN(x) + ratio·c·x·Vᵀ·V. V are the vision tokens at the decoder's input, and c gives both terms the same
 mean size.
 """
@@ -37,8 +37,8 @@ def retraced(x: Tensor, output: Tensor, vision: Tensor, valid: Tensor, ratio: fl
     """
     projected = (x.float() @ vision.mT) @ vision  # (rows, q, d)
     valid = valid[..., None]
-    sizes = [(states.abs() * valid).sum((1, 2), keepdim=True) for states in (output.float(), projected)]
-    scaled = projected * (sizes[0] / sizes[1])
+    own, other = ((states.abs() * valid).sum((1, 2), keepdim=True) for states in (output.float(), projected))
+    scaled = projected * (own / other)
     return ((1 - ratio) * output + ratio * scaled).to(output.dtype)
 
 
@@ -68,18 +68,18 @@ class MemVR(Method):
         depth = run.parts.depth
         layers = layers_of_32(7, 16, depth, 1) if self.layers == "middle" else check_layers(self, self.layers, depth)
         retracing = Retracing(self, run, mask, layers)
-        return lambda input_ids, logits: run.decode_by(input_ids, logits, logits, acted=retracing.done)
+        return lambda input_ids, logits: run.decode_by(input_ids, logits, logits, acted=retracing.acted)
 
 
 class Retracing:
-    """The hooks of one call: they measure the uncertainty of each layer, and change the first that is uncertain."""
+    """The hooks of one call, which measure the uncertainty of each layer and change the first uncertain one."""
 
     def __init__(self, method: MemVR, run: Run, mask: Tensor, layers: tuple[int, ...]) -> None:
         check_empty_cache(run)
         self.method, self.run, self.mask, self.rows = method, run, mask, len(mask)
         self.vision: Tensor | None = None  # (rows, n, d) the vision tokens, zeros in rows with fewer
-        self.done = mask.new_zeros(self.rows)  # (rows,) whether a layer has acted in the running forward
-        self.now = self.done  # (rows,) whether the running layer acts
+        self.acted = mask.new_zeros(self.rows)  # (rows,) whether a layer has acted in the running forward
+        self.acting = self.acted  # (rows,) whether the running layer acts
         self.x: Tensor | None = None  # (rows, q, d) input of the running layer's network
         hooks, parts = Hooks(run.stack), run.parts
         hooks.before(parts.layers[0], self._start)
@@ -91,7 +91,7 @@ class Retracing:
     def _start(self, states: Tensor) -> None:
         if self.run.contrasting:
             return
-        self.done = torch.zeros_like(self.done)
+        self.acted = torch.zeros_like(self.acted)
         if self.vision is None:
             counts = self.mask.sum(-1)
             vision = states.new_zeros(self.rows, int(counts.max()), states.shape[-1], dtype=torch.float32)
@@ -106,21 +106,21 @@ class Retracing:
             state = normed(self.run.parts.final_norm, states[: self.rows, -1:])
             head = self.run.parts.head
             logits = head.transforms[-1](head.module(state[:, 0].to(head.device)).float())  # (rows, V), as declared
-        uncertain = (uncertainty(logits) > self.method.threshold).to(self.done.device)
-        self.now = uncertain & ~self.done & self.mask.any(-1)
-        self.done = self.done | self.now
+        uncertain = (uncertainty(logits) > self.method.threshold).to(self.acted.device)
+        self.acting = uncertain & ~self.acted & self.mask.any(-1)
+        self.acted = self.acted | self.acting
 
     def _keep(self, states: Tensor) -> None:
         self.x = None if self.run.contrasting else states[: self.rows]
 
     def _mix(self, output: Tensor) -> Tensor | None:
         x, self.x = self.x, None
-        if x is None or (self.now.is_cpu and not bool(self.now.any())):
+        if x is None or (self.acting.is_cpu and not bool(self.acting.any())):
             return None
         assert self.vision is not None
         own, device = output[: self.rows], output.device
         changed = retraced(x, own, self.vision.to(device), self._valid(x.shape[1]).to(device), self.method.ratio)
-        changed = torch.where(self.now[:, None, None].to(device), changed, own)
+        changed = torch.where(self.acting[:, None, None].to(device), changed, own)
         return torch.cat([changed, output[self.rows :]]) if len(output) > self.rows else changed
 
     def _valid(self, length: int) -> Tensor:

@@ -80,53 +80,56 @@ class ReVisiT(Rule, Method):
             raise RevisitError(f"ReVisiT.recommended needs a loaded model, or its model_type, not {model!r}.")
         if isinstance(model, str) and model not in families.FAMILIES and model not in CONFIG_MAPPING:
             raise RevisitError(f"{model!r} is not a model type such as 'qwen2_5_vl': pass the loaded model instead.")
-        own = getattr(getattr(model, "generation_config", None), "revisit", None)
-        settings = {"layers": families.of(kind).layers, **cls._declared(own)}
+        declared = getattr(getattr(model, "generation_config", None), "revisit", None)
+        settings = {"layers": families.of(kind).layers, **cls._declared(declared)}
         if overrides.get("select") in SELECTIONS_WITHOUT_COUNT:
             settings.pop("neighbors", None)
         return cls(**{**settings, **overrides})
 
     @classmethod
     def _declared(cls, entry: object) -> dict[str, Any]:
-        """Return the settings in a model's generation_config.json, each validated on its own."""
+        """Return the validated settings in a model's generation_config.json."""
         if entry is None:
             return {}
         where = "The entry `revisit` of the model's generation_config.json is wrong"
         if not isinstance(entry, dict):
             raise RevisitError(f"{where}: it must map settings to values.")
         try:
-            return {name: getattr(cls(**entry), name) for name in entry}
+            method = cls(**entry)
         except (RevisitError, TypeError) as error:
             raise RevisitError(f"{where}: {str(error)[:200]}") from None
+        return {name: getattr(method, name) for name in entry}
 
     def rule(self, *, normalize: bool | None = None) -> Rule:
         """Return the settings of one step; `normalize` overrides the method's own."""
-        own = {name: getattr(self, name) for name in Rule.model_fields}
-        return Rule.model_construct(**own if normalize is None else {**own, "normalize": normalize})
+        settings = {name: getattr(self, name) for name in Rule.model_fields}
+        return Rule.model_construct(**settings if normalize is None else {**settings, "normalize": normalize})
 
     def begin(self, run: Run) -> StepFunction:
         mask = run.find_vision_tokens()
         layers = resolve_layers(self.layers, run.parts.depth, run.parts.tied)
         capture = run.capture(mask, layers, final_norm=self.norm == "final")
         rule = self.rule(normalize=self.normalize or run.beams)  # beams are compared with each other
-        draws, start = random.Random(self.seed), run.input_ids.shape[1]
+        head, start = run.parts.head, run.input_ids.shape[1]
+        draws = random.Random(self.seed)
         uniform: list[float] = []  # one number per step, so that a row does not depend on the others
         items: list[VisionStates] = []
-        taker: Step | None = None
+        implementation: Step | None = None
         states: PaddedStates | None = None
 
         def step(input_ids: Tensor, logits: Tensor) -> Tensor:
-            nonlocal taker, states
-            if taker is None or states is None:
+            nonlocal implementation, states
+            if implementation is None or states is None:
                 items.extend(run.finish_capture(capture))
                 states = PaddedStates(*capture.padded(), run.copies)
-                taker = choose(run.parts.head, rule, states.states.device, "reference" if run.trace.record else None)
+                device = states.states.device
+                implementation = choose(head, rule, device, "reference" if run.trace.record else None)
             number = input_ids.shape[1] - start
             uniform.extend(draws.random() for _ in range(number + 1 - len(uniform)))
             ended = run.recorder.ended.before(input_ids)
-            written = input_ids[:, start:].to(run.parts.head.device) if rule.once else None
-            inputs = StepInput(logits.to(run.parts.head.device), states, uniform[number], ended, written)
-            output = taker.take(inputs)
+            written = input_ids[:, start:].to(head.device) if rule.once else None
+            inputs = StepInput(logits.to(head.device), states, uniform[number], ended, written)
+            output = implementation.take(inputs)
             run.recorder.note_step(input_ids, output, items, run.copies)
             return output.scores.to(logits.device)
 

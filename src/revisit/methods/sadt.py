@@ -69,37 +69,37 @@ class ObjectWords:
 
     tokenizer: Tokenizer
     begins: Tensor  # (V,) bool
-    kinds: dict[str, int]  # a word or its plural -> row of `agrees`
+    rows: dict[str, int]  # a word or its plural -> row of `agrees`
     agrees: Tensor  # (kinds, V) bool
     pattern: re.Pattern[str]  # every word, the longest first
 
     @classmethod
     @functools.lru_cache(maxsize=4)  # up to about 60 MB each
     def of(cls, tokenizer: Tokenizer, words: Sequence[str], size: int) -> ObjectWords:
-        """Find them in a tokenizer's vocabulary, padded to `size`."""
+        """Find the tokens of these words in a tokenizer's vocabulary, padded to `size`."""
         count = min(size, len(tokenizer))  # type: ignore[arg-type]
         texts = [normal(tokenizer.decode([token])) for token in range(count)]
-        agreed = {word: forms(word) for word in words}
-        rows = {found: number for number, found in enumerate(dict.fromkeys(agreed.values()))}
-        agrees = torch.zeros(len(rows), size, dtype=torch.bool)
-        for found, number in rows.items():
-            agrees[number, agreeing(texts, found)] = True
-        kinds = {form: rows[found] for word, found in agreed.items() for form in (plural(word), word)}
-        written = {tokens for form in kinds for tokens in _writings(tokenizer, form)}
-        if not written:
+        word_forms = {word: forms(word) for word in words}
+        kinds = {same: number for number, same in enumerate(dict.fromkeys(word_forms.values()))}
+        agrees = torch.zeros(len(kinds), size, dtype=torch.bool)
+        for same, number in kinds.items():
+            agrees[number, agreeing(texts, same)] = True
+        rows = {form: kinds[same] for word, same in word_forms.items() for form in (plural(word), word)}
+        encodings = {tokens for form in rows for tokens in _encodings(tokenizer, form)}
+        if not encodings:
             raise RevisitError("SADT: this model's tokenizer has none of the words: list others.")
         begins = torch.zeros(size, dtype=torch.bool)
-        begins[[tokens[0] for tokens in written]] = True
-        choice = "|".join(_whole(form) for form in sorted(kinds, key=len, reverse=True))
-        return cls(tokenizer, begins, kinds, agrees, re.compile(choice))
+        begins[[tokens[0] for tokens in encodings]] = True
+        choice = "|".join(_whole(form) for form in sorted(rows, key=len, reverse=True))
+        return cls(tokenizer, begins, rows, agrees, re.compile(choice))
 
     def begun(self, before: Sequence[int], ahead: Sequence[int]) -> tuple[str | None, bool]:
-        """Return the object word that some tokens write after others, and whether more tokens could still change this."""
+        """Return the object word that `ahead` begins with after `before`, and whether further tokens could change the result."""
         start, text = self._text(before[-CONTEXT:]), self._text([*before[-CONTEXT:], *ahead])
         begin = len(start if text.startswith(start) else start.rstrip("\ufffd"))  # bytes of an unfinished character
         rest = text[begin:].lstrip()
         begin = len(text) - len(rest)
-        if any(form.startswith(rest) for form in self.kinds):
+        if any(form.startswith(rest) for form in self.rows):
             return None, True
         return next((m[0] for m in self.pattern.finditer(text) if m.start() == begin), None), False
 
@@ -114,16 +114,16 @@ def _whole(word: str) -> str:
     return re.escape(word).join(edges)
 
 
-def _writings(tokenizer: Tokenizer, word: str) -> Iterator[tuple[int, ...]]:
-    """Yield the tokens that write a word within an answer and at its start."""
-    blank = tokenizer.encode("a", add_special_tokens=False)
-    for written in (word, word.capitalize(), word.upper()):
-        alone, after = (tokenizer.encode(text, add_special_tokens=False) for text in (written, f"a {written}"))
-        after = after[len(blank) :] if after[: len(blank)] == blank else []
+def _encodings(tokenizer: Tokenizer, word: str) -> Iterator[tuple[int, ...]]:
+    """Yield the tokens of a word at the start of an answer and within it, in lower, title and upper case."""
+    article = tokenizer.encode("a", add_special_tokens=False)
+    for cased in (word, word.capitalize(), word.upper()):
+        alone, after = (tokenizer.encode(text, add_special_tokens=False) for text in (cased, f"a {cased}"))
+        after = after[len(article) :] if after[: len(article)] == article else []
         for tokens in (alone, after):
-            own_blank = bool(tokens) and not tokenizer.decode(tokens[:1]).strip()
-            if tokens[own_blank:] and tokenizer.unk_token_id not in tokens:
-                yield tuple(tokens[own_blank:])
+            has_blank = bool(tokens) and not tokenizer.decode(tokens[:1]).strip()  # as a token of its own
+            if tokens[has_blank:] and tokenizer.unk_token_id not in tokens:
+                yield tuple(tokens[has_blank:])
 
 
 Words = Annotated[tuple[Annotated[str, Field(min_length=1, max_length=40)], ...], Field(min_length=1, max_length=200)]
@@ -179,7 +179,7 @@ class SADT(Method):
             if not reader:
                 run.finish_capture(capture)
                 reader.append(Reader(capture, layers, evidence, self.patches, self._objects(run, logits)))
-            kind = reader[0].kinds(run, input_ids, logits)
+            kind = reader[0].object_words(run, input_ids, logits)
             if kind is None:
                 return run.decode_by(input_ids, logits, logits, acted=mask.new_zeros(rows))
             scores, flagged = reader[0].fuse(logits, attention, self.alpha, kind)
@@ -211,10 +211,10 @@ class Reader:
         self.columns = capture.index(device)[1]  # (items, N) positions of the vision tokens
         self.inside = capture.padded()[1][:, : self.columns.shape[1]]  # (items, N)
 
-    def kinds(self, run: Run, input_ids: Tensor, logits: Tensor) -> Tensor | None:
+    def object_words(self, run: Run, input_ids: Tensor, logits: Tensor) -> Tensor | None:
         """Return the row of `agrees` for the object word that each row begins, -1 for no word; None if no row begins one.
 
-        The host waits once, and once more for each token of a word that is completed.  (rows,)
+        The host waits once, and once more for each token of a word that is completed.  -> (rows,)
         """
         favorites = logits.argmax(-1)  # (rows,)
         ahead = run.look_ahead(input_ids, favorites)
@@ -224,28 +224,28 @@ class Reader:
         if not rows:
             return None
         before = input_ids[rows, run.input_ids.shape[1] :].tolist()
-        found: dict[int, str | None] = {}
+        words: dict[int, str | None] = {}
         open_rows = dict(zip(rows, before, strict=True))
-        longest = max(map(len, self.objects.kinds)) + 2  # tokens without letters never complete a word
+        longest = max(map(len, self.objects.rows)) + 2  # tokens without letters never complete a word
         with closing(ahead):
             for tokens in islice(ahead, longest):  # (rows, n)
                 for row in list(open_rows):
                     word, more = self.objects.begun(open_rows[row], tokens[row].tolist())
                     if not more:
-                        found[row] = word
+                        words[row] = word
                         del open_rows[row]
                 if not open_rows:
                     break
-        if not any(found.values()):
+        if not any(words.values()):
             return None
         kind = torch.full_like(favorites, -1)
-        for row, word in found.items():
+        for row, word in words.items():
             if word is not None:
-                kind[row] = self.objects.kinds[word]
+                kind[row] = self.objects.rows[word]
         return kind
 
     def fuse(self, logits: Tensor, attention: dict[int, Tensor], alpha: float, kind: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the scores and which rows are flagged, among those with an object word.
+        """Return the scores, and which of the rows with an object word are flagged; `kind` is from `object_words`.
 
         (rows, V), layers × (rows, T), (rows,) -> (rows, V), (rows,)
         """
