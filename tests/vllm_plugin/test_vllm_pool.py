@@ -60,6 +60,22 @@ def test_a_waiting_request_is_overtaken_a_limited_number_of_times() -> None:
     assert reservations.take("one more", need(1, "c"))
 
 
+def test_requests_that_waited_together_are_served_in_order() -> None:
+    """None of them blocks the others once all have been overtaken as often as allowed."""
+    reservations = Reservations(4)
+    assert reservations.take("long", need(2, "a"))
+    for name in ("first", "second"):
+        assert not reservations.take(name, need(3, name))
+    for number in range(PATIENCE):
+        assert reservations.take(str(number), need(1, "c"))
+        reservations.update(alive("long", "first", "second"))
+    reservations.update(alive("first", "second"))
+    assert not reservations.take("second", need(3, "second"))
+    assert reservations.take("first", need(3, "first"))
+    reservations.update(alive("second"))
+    assert reservations.take("second", need(3, "second"))
+
+
 def test_requests_use_the_states_of_others_with_the_same_images() -> None:
     reservations = Reservations(4, keep=True)
     assert reservations.take("a", need(3, "x"))

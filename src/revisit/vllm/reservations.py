@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 PATIENCE = 64  # requests that may overtake one that waits for room
@@ -38,7 +39,7 @@ class Reservations:
         self._owners: dict[str, str] = {}  # by the request that uses the states
         self._incomplete: set[str] = set()  # owners whose states can be shared once they are computed
         self._shareable: dict[bytes, str] = {}  # owners of complete states
-        self._waiting: dict[str, int] = {}  # how often each request was overtaken
+        self._waiting: dict[str, int] = {}  # how often each request was overtaken, the longest waiting first
         self._dropped: list[str] = []  # owners whose blocks the workers have not freed yet
 
     def take(self, name: str, need: Need) -> bool:
@@ -47,16 +48,17 @@ class Reservations:
             return True
         owner = self._shareable.get(need.key)
         if owner is None:
-            patient = all(count < PATIENCE for other, count in self._waiting.items() if other != name)
+            ahead = list(takewhile(lambda other: other != name, self._waiting))
             used = sum(self._stored[owner].blocks for owner in set(self._owners.values()))
-            if not patient or used + need.blocks > self.blocks:
+            if used + need.blocks > self.blocks or any(self._waiting[other] >= PATIENCE for other in ahead):
                 self._waiting.setdefault(name, 0)
                 return False
             self._make_room(need.blocks)
             owner = name
             self._stored[name] = need
             self._incomplete.add(name)
-            self._waiting = {other: count + 1 for other, count in self._waiting.items()}
+            for other in ahead:
+                self._waiting[other] += 1
         self._waiting.pop(name, None)
         self._stored[owner] = self._stored.pop(owner)  # the most recently used
         self._owners[name] = owner
