@@ -20,11 +20,11 @@ from revisit.models.thoughts import Thoughts
 from revisit.step import batched
 from revisit.step.compiled import kernel
 from revisit.step.reference import refine_row, scatter
+from revisit.vllm.generated_tokens import GeneratedTokens
 from revisit.vllm.head import ShardedHead
 from revisit.vllm.plan import Plan
 from revisit.vllm.request import LAYERS_SWITCH, check, kept_layers, parse
 from revisit.vllm.worker import MASKED_LOGIT_GAP, Row, Worker
-from revisit.vllm.written import Written
 
 IMAGE, WIDTH, VOCABULARY, DEPTH, BLOCK = 9, 6, 40, 3, 128
 
@@ -387,8 +387,8 @@ def test_once_limits_the_tokens_that_each_request_has_generated() -> None:
             changed += not torch.allclose(want, plain, rtol=1e-3, atol=1e-3)
     assert changed > 4
     model.worker.remove("b")
-    model.add("c", prompts["c"], alpha=1e-4, once=1.0)  # gets the line of the request that ended
-    assert model.worker.requests["c"].line == 1 - (model.worker.requests["a"].line or 0)
+    model.add("c", prompts["c"], alpha=1e-4, once=1.0)  # gets the slot of the request that ended
+    assert model.worker.requests["c"].slot == 1 - (model.worker.requests["a"].slot or 0)
     _, got = model.step([("c", sequences["c"], 0, 5)])
     torch.testing.assert_close(got[0], model.wanted(method, sequences["c"], prompts["c"], 5), rtol=1e-4, atol=1e-4)
 
@@ -416,14 +416,14 @@ def test_rows_outside_their_phase_are_unchanged(phase: str) -> None:
 
 
 def test_long_answers_are_stored() -> None:
-    written = Written(torch.device("cpu"))
-    lines = [written.take_line() for _ in range(3)]
+    generated = GeneratedTokens(torch.device("cpu"))
+    slots = [generated.take_slot() for _ in range(3)]
     inputs = torch.arange(2000, dtype=torch.int32)
     for first in range(0, 900, 100):
-        written.store(inputs, [(line, first, 300 * line + first, 100) for line in lines])
-    got = written.read([lines[2], lines[0]], [900, 3])
-    assert got[0].tolist() == list(range(300 * lines[2], 300 * lines[2] + 900))
-    assert got[1].tolist() == [*range(300 * lines[0], 300 * lines[0] + 3), *[-1] * 897]
+        generated.store(inputs, [(slot, first, 300 * slot + first, 100) for slot in slots])
+    got = generated.read([slots[2], slots[0]], [900, 3])
+    assert got[0].tolist() == list(range(300 * slots[2], 300 * slots[2] + 900))
+    assert got[1].tolist() == [*range(300 * slots[0], 300 * slots[0] + 3), *[-1] * 897]
 
 
 @pytest.mark.usefixtures("either_step")

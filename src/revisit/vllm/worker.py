@@ -28,11 +28,11 @@ from revisit.step.batched import refine_batch, room_for
 from revisit.step.choice import choose
 from revisit.step.interface import BlockTable, ItemStates, StateBlocks, Step, StepInput, to_device
 from revisit.step.rule import Rule
+from revisit.vllm.generated_tokens import GeneratedTokens
 from revisit.vllm.head import ShardedHead
 from revisit.vllm.plan import Plan
 from revisit.vllm.pool import Pool
 from revisit.vllm.request import parse
-from revisit.vllm.written import Written
 
 log = logging.getLogger("vllm.revisit")  # below vLLM's own logger, which prints it
 
@@ -57,7 +57,7 @@ class RequestState:
         self.blocks = np.empty(0, np.int64)  # of the pool
         self.shared = False  # whether another request computes the states
         self.item: ItemStates | None = None  # its states, for steps that read row by row
-        self.line: int | None = None  # of its tokens in `Written`, if its settings need them
+        self.slot: int | None = None  # in `GeneratedTokens`, if its settings need the tokens
         self._generator = random.Random(method.seed)
         self._draws: list[float] = []
 
@@ -178,7 +178,7 @@ class Worker:
         self._scheduled: list[Scheduled] = []
         self._observed = True  # whether the states of the scheduled tokens have been passed
         self._groups: dict[tuple[Rule, str], tuple[Step, PooledStates]] = {}  # of the last step, by settings
-        self._written = Written(self.pool.states.device)
+        self._generated = GeneratedTokens(self.pool.states.device)
 
     @functools.cached_property
     def head(self) -> ShardedHead:
@@ -216,7 +216,7 @@ class Worker:
             self.fail(name, error)
             return
         if method.once or method.phase != "both":
-            request.line = self._written.take_line()
+            request.slot = self._generated.take_slot()
         self.requests[name] = request
 
     def _assign_blocks(self, request: RequestState, owner: str) -> None:
@@ -231,8 +231,8 @@ class Worker:
     def remove(self, name: str) -> None:
         """Remove a request; its states stay until the scheduler drops them."""
         request = self.requests.pop(name, None)
-        if request is not None and request.line is not None:
-            self._written.free_line(request.line)
+        if request is not None and request.slot is not None:
+            self._generated.free_slot(request.slot)
 
     def drop(self, owners: Iterable[str]) -> None:
         """Free the blocks of requests; those of unknown ones are free already."""
@@ -286,12 +286,12 @@ class Worker:
                 if first == 0:
                     request.restart()
                 new = max(first, request.prompt_length)  # the first position of a generated token
-                if request.line is not None and new < end:
-                    copies.append((request.line, new - request.prompt_length, start + new - first, end - new))
+                if request.slot is not None and new < end:
+                    copies.append((request.slot, new - request.prompt_length, start + new - first, end - new))
             start += count
             row += 1 + draft
         if inputs is not None:
-            self._written.store(inputs, copies)
+            self._generated.store(inputs, copies)
 
     def observe(self, final: Tensor, others: Iterable[Tensor]) -> None:
         """Store the vision states of a forward: the normed final states, and those of the other collected layers."""
@@ -388,8 +388,8 @@ class Worker:
         draws: Tensor | float = 0.0
         if rule.select == "random":
             draws = to_device(np.array([[row.request.uniform(row.token)] for row in group]), logits.device)  # (n, 1)
-        lines = [request.line for request in requests if request.line is not None]
-        written = self._written.read(lines, [row.token for row in group]) if lines else None
+        slots = [request.slot for request in requests if request.slot is not None]
+        written = self._generated.read(slots, [row.token for row in group]) if slots else None
         index = slice(None) if rows is None else rows
         before = None if phase == "both" else logits[index].clone()
         inputs = StepInput(logits, states, draws, written=written if rule.once else None)
