@@ -24,7 +24,8 @@ from revisit.vllm.generated_tokens import GeneratedTokens
 from revisit.vllm.head import ShardedHead
 from revisit.vllm.plan import Plan
 from revisit.vllm.request import LAYERS_SWITCH, check, kept_layers, parse
-from revisit.vllm.worker import MASKED_LOGIT_GAP, Row, Worker
+from revisit.vllm.states import Row
+from revisit.vllm.worker import MASKED_LOGIT_GAP, Worker
 
 IMAGE, WIDTH, VOCABULARY, DEPTH, BLOCK = 9, 6, 40, 3, 128
 

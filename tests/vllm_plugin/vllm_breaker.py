@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from revisit.vllm.worker import Row, Worker
+from revisit.vllm.states import Row
+from revisit.vllm.worker import Worker
 
 BREAKS = 0.123
 take_step = Worker._take_step

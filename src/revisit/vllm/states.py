@@ -1,0 +1,125 @@
+"""The opted-in requests of a worker: their part of a step, and their vision states in the pool."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from revisit.methods.revisit import ReVisiT
+from revisit.step.interface import BlockTable, ItemStates, StateBlocks
+from revisit.vllm.plan import Plan
+from revisit.vllm.pool import Pool
+
+
+class RequestState:
+    """An opted-in request: its settings, the positions of its vision tokens, and which of their states are stored."""
+
+    def __init__(self, name: str, method: ReVisiT, plan: Plan, prompt_ids: Sequence[int]) -> None:
+        self.name = name
+        self.settings = (method.rule(), method.phase)  # requests with equal ones are refined together
+        self.final_norm = method.norm == "final"
+        self.layers = plan.layers(method)
+        self.prompt_length = len(prompt_ids)
+        thoughts = plan.thoughts if method.phase != "both" else None
+        self.in_thought = thoughts is not None and thoughts.open_at_end(prompt_ids)  # at the end of the prompt
+        self.positions = plan.positions(prompt_ids)  # (N,)
+        self.seen = np.zeros(self.tokens, bool)
+        self.blocks = np.empty(0, np.int64)  # of the pool
+        self.shared = False  # whether another request computes the states
+        self.item: ItemStates | None = None  # its states, for steps that read row by row
+        self.slot: int | None = None  # in `GeneratedTokens`, if its settings need the tokens
+        self._generator = random.Random(method.seed)
+        self._draws: list[float] = []
+
+    @property
+    def tokens(self) -> int:
+        """The number of vision tokens in the prompt."""
+        return len(self.positions)
+
+    @property
+    def states(self) -> int:
+        """The number of vision states."""
+        return self.tokens * len(self.layers)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the states of all vision tokens are stored."""
+        return bool(self.seen.all())
+
+    def restart(self) -> None:
+        """Expect the states to be computed again, unless another request computes them."""
+        self.seen[:] = self.shared
+        self.item = None
+
+    def uniform(self, token: int) -> float:
+        """Return the random draw of a generated token, which does not depend on interruptions."""
+        while len(self._draws) <= token:
+            self._draws.append(self._generator.random())
+        return self._draws[token]
+
+
+class Scheduled(NamedTuple):
+    """The part of a step that belongs to an opted-in request: its tokens from position `first` to `end`, then drafts."""
+
+    request: RequestState
+    first: int
+    end: int
+    start: int  # number of the first token among the inputs of the step
+    row: int  # of the logits after the last token; those after the drafts follow
+    drafts: int
+
+    def new_vision_tokens(self) -> np.ndarray:
+        """Return the numbers of the vision tokens whose states must be stored.  -> (m,)"""
+        low, high = np.searchsorted(self.request.positions, [self.first, self.end])
+        return np.arange(low, high if not self.request.complete else low)
+
+    def rows(self) -> list[Row]:
+        """List the rows of logits that decide the next tokens; none within the prompt, where the sampled token is discarded."""
+        token = self.end - self.request.prompt_length
+        return [Row(self.request, self.row + i, token + i) for i in range(1 + self.drafts)] if token >= 0 else []
+
+
+class Row(NamedTuple):
+    """A row of the logits that decides the next token of a request."""
+
+    request: RequestState
+    number: int
+    token: int  # number of the token, 0 for the first after the prompt
+
+
+class PooledStates:
+    """The row states (see `revisit.step.interface`) of requests that are decoded together."""
+
+    def __init__(self, pool: Pool, requests: Sequence[RequestState]) -> None:
+        self.pool, self.requests = pool, requests
+        self.counts = [len(request.blocks) for request in requests]
+        self._all: StateBlocks | None = None  # kept only if it is not a copy
+
+    def item(self, row: int) -> ItemStates:
+        request = self.requests[row]
+        if request.item is None:
+            states = self.pool.read(request.blocks, request.states)
+            # The compiled step may cache as many bytes of columns as the states have, and at least a megabyte.
+            request.item = ItemStates(states, max(1 << 20, states.nbytes))
+        return request.item
+
+    def blocks(self, rows: Sequence[int] | None = None) -> StateBlocks:
+        if rows is not None:
+            return PooledStates(self.pool, [self.requests[row] for row in rows]).blocks()
+        if self._all is not None:
+            return self._all
+        blocks = self.pool.view(*self._owned())
+        if blocks.states.data_ptr() == self.pool.states.data_ptr():
+            self._all = blocks
+        return blocks
+
+    @functools.cached_property
+    def table(self) -> BlockTable:
+        return self.pool.table(*self._owned())
+
+    def _owned(self) -> tuple[list[np.ndarray], list[int]]:
+        return [request.blocks for request in self.requests], [request.states for request in self.requests]
