@@ -102,7 +102,7 @@ def process_inputs(
 
 
 def reservations_of(scheduler: Any) -> Reservations:
-    """Return the reservations of a scheduler, whose pool is empty at first."""
+    """Return the reservations of a scheduler, created at the first call."""
     if not hasattr(scheduler, "revisit_reservations"):
         scheduler.revisit_plan = plan = make_plan(scheduler.vllm_config)
         scheduler.revisit_reservations = Reservations(plan.blocks, keep=plan.caching)
@@ -116,11 +116,11 @@ def handle_waiting(original: Any, scheduler: Any, /, request: Any, *args: Any, *
 
 
 def reserve(scheduler: Any, request: Any) -> bool:
-    """Reserve a request's room in the pool until it ends; return whether it has it.
+    """Reserve room in the pool for a request until it ends, and return whether there was room.
 
-    Unless its vision states are stored already, it must not read the prefix cache, which would skip its images; nor after a
-    preemption, when its own tokens may be in it. A request that cannot be parsed or can never fit passed the check on arrival
-    by mistake: it is ended, and the engine goes on.
+    A request whose vision states are not stored yet must not read the prefix cache, which would skip its images. The same holds
+    after a preemption, when its own tokens may be cached. A request that passed the check on arrival by mistake is ended, and
+    the engine goes on.
     """
     if KEY not in (getattr(request.sampling_params, "extra_args", None) or ()):
         return True
@@ -165,7 +165,7 @@ def update_from_output(
 
 
 def reset_prefix_cache(original: Any, scheduler: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """Share no stored states any more when the prefix cache is reset, as after new weights."""
+    """Stop sharing stored states when the prefix cache is reset, for example after an update of the weights."""
     reservations_of(scheduler).invalidate()
     return original(scheduler, *args, **kwargs)
 
@@ -174,7 +174,7 @@ def reset_prefix_cache(original: Any, scheduler: Any, /, *args: Any, **kwargs: A
 
 
 def worker_of(runner: Any) -> Any:
-    """Return the `Worker` of a runner's model; None if the model is not ours or on an earlier pipeline stage."""
+    """Return the `Worker` of a runner's model; None for other models and on earlier pipeline stages."""
     model = runner.get_model() if getattr(runner, "model", None) is not None else None
     return getattr(model, "revisit", None)
 
@@ -191,7 +191,7 @@ def update_requests(original: Any, runner: Any, /, scheduler_output: Any, *args:
 
 
 def prepare_v2(original: Any, runner: Any, /, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-    """Begin a step of the worker before every forward, with the batch that the V2 runner returns."""
+    """Begin a step of the worker before every forward, with the batch that the V2 runner has prepared."""
     batch = original(runner, scheduler_output, *args, **kwargs)
     positions = (batch.num_computed_tokens_np, batch.num_scheduled_tokens)
     begin(runner, scheduler_output, batch.req_ids, *positions, batch.input_ids)
@@ -201,7 +201,7 @@ def prepare_v2(original: Any, runner: Any, /, scheduler_output: Any, *args: Any,
 def prepare_v1(
     original: Any, runner: Any, /, scheduler_output: Any, num_scheduled_tokens: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Do the same in the V1 runner, which keeps its batch."""
+    """Begin a step of the worker before every forward, with the batch that the V1 runner keeps."""
     result = original(runner, scheduler_output, num_scheduled_tokens, *args, **kwargs)
     batch, rows = runner.input_batch, slice(runner.input_batch.num_reqs)
     positions = (batch.num_computed_tokens_cpu[rows], num_scheduled_tokens[rows])

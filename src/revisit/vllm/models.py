@@ -102,13 +102,13 @@ def sharded_head(owner: Any) -> ShardedHead:
 
 
 def is_draft(config: VllmConfig) -> bool:
-    """Return whether a configuration is that of the model that only drafts tokens."""
+    """Return whether a configuration belongs to a model that only drafts tokens."""
     drafter = config.speculative_config  # n-grams have the model itself there
     return drafter is not None and drafter.method == "draft_model" and config.model_config is drafter.draft_model_config
 
 
 def check_supported(config: VllmConfig, kept: str | tuple[int, ...]) -> None:
-    """Raise RevisitError at start-up for options with which results would not be exact; `kept` are the stored layers."""
+    """Raise RevisitError for options of the server with which results would not be exact; `kept` are the stored layers."""
     parallel, model = config.parallel_config, config.model_config
     drafter, graphs = config.speculative_config, config.compilation_config.cudagraph_mode or CUDAGraphMode.NONE
     breakable = vllm.envs.VLLM_USE_BREAKABLE_CUDAGRAPH and not model.enforce_eager

@@ -26,10 +26,9 @@ from revisit.vllm.request import check, kept_layers, parse
 from revisit.vllm.reservations import Need
 
 POOL_SWITCH = "REVISIT_VLLM_POOL_MB"
-# Configuration fields with a fixed number of tokens per image; blocks then hold whole images.
-TOKENS_OF_AN_IMAGE = ("image_seq_length", "mm_tokens_per_image")
-BLOCK, LARGEST_BLOCK = 512, 1024  # states, where one layer is collected, and where several are
-SMALLEST_BLOCK, FEWEST_BLOCKS = 64, 16  # blocks are smaller in a pool with fewer
+TOKENS_PER_IMAGE = ("image_seq_length", "mm_tokens_per_image")  # configuration fields of models with a fixed number
+BLOCK, LARGEST_BLOCK = 512, 1024  # states of a block, if one layer is stored, and if several are
+SMALLEST_BLOCK, FEWEST_BLOCKS = 64, 16  # blocks are smaller in a pool that would have fewer
 
 
 @dataclass(frozen=True)
@@ -146,8 +145,8 @@ def make_plan(config: Any) -> Plan:
     recommended = SimpleNamespace(revisit=model.try_get_generation_config().get("revisit"))
     described = SimpleNamespace(config=model.hf_config, generation_config=recommended)
     kept = kept_layers(described)
-    layers = len({*resolve_layers(kept, depth, tied), depth})  # stored for a vision token, at most
-    image_sizes = (getattr(model.hf_config, name, None) for name in TOKENS_OF_AN_IMAGE)
+    layers = len({*resolve_layers(kept, depth, tied), depth})  # whose states are stored
+    image_sizes = (getattr(model.hf_config, name, None) for name in TOKENS_PER_IMAGE)
     megabytes = settings.vllm_pool_mb()
     room = int(megabytes * 2**20 / (width * dtype.itemsize))  # in states
     block = block_size(next((size for size in image_sizes if isinstance(size, int)), None), layers, room)
@@ -158,8 +157,15 @@ def make_plan(config: Any) -> Plan:
     most = config.scheduler_config.max_num_seqs * -(-model.max_model_len * layers // block)
     tokenizer = cached_tokenizer_from_config(model)
     return Plan(
-        vision_token_ids(model.hf_config),
-        *(depth, tied, width, dtype, min(most, room // block), block, described, kept),
+        vision_ids=vision_token_ids(model.hf_config),
+        depth=depth,
+        tied=tied,
+        width=width,
+        dtype=dtype,
+        blocks=min(most, room // block),
+        block=block,
+        model=described,
+        kept=kept,
         ranks=config.parallel_config.tensor_parallel_size,
         drafts=config.num_speculative_tokens,
         caching=bool(config.cache_config.enable_prefix_caching),

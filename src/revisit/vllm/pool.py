@@ -68,7 +68,7 @@ class Pool:
         return BlockTable(self.states, blocks, to_device(np.array(counts, np.int32), device))
 
     def view(self, owned: Sequence[np.ndarray], counts: Sequence[int]) -> StateBlocks:
-        """Return the same for the torch step. Rows share all of their blocks or none.
+        """Return the blocks of some rows, like `table`, for the torch step; two rows share all of their blocks or none.
 
         Blocks are read in place if they make up at least half of the front of the pool, and copied otherwise.
         """
@@ -94,7 +94,7 @@ class Pool:
 
 
 def _padded(owned: Sequence[np.ndarray], filler: int) -> np.ndarray:
-    """Return the blocks of some rows as one array, with `filler` behind the last of each.  -> (rows, most)"""
+    """Return the blocks of some rows as one array, each row padded with `filler`.  -> (rows, most)"""
     table = np.full((len(owned), max(1, *map(len, owned))), filler)
     for row, numbers in enumerate(owned):
         table[row, : len(numbers)] = numbers

@@ -20,14 +20,14 @@ class RequestState:
 
     def __init__(self, name: str, method: ReVisiT, plan: Plan, prompt_ids: Sequence[int]) -> None:
         self.name = name
-        self.settings = (method.rule(), method.phase)  # requests with equal ones are refined together
+        self.settings = (method.rule(), method.phase)  # requests with equal settings are refined together
         self.final_norm = method.norm == "final"
         self.layers = plan.layers(method)
         self.prompt_length = len(prompt_ids)
         thoughts = plan.thoughts if method.phase != "both" else None
         self.in_thought = thoughts is not None and thoughts.open_at_end(prompt_ids)  # at the end of the prompt
         self.positions = plan.positions(prompt_ids)  # (N,)
-        self.seen = np.zeros(self.tokens, bool)
+        self.stored = np.zeros(self.tokens, bool)  # (N,) whether the states of a vision token are in the pool
         self.blocks = np.empty(0, np.int64)  # of the pool
         self.shared = False  # whether another request computes the states
         self.item: ItemStates | None = None  # its states, for steps that read row by row
@@ -48,11 +48,11 @@ class RequestState:
     @property
     def complete(self) -> bool:
         """Whether the states of all vision tokens are stored."""
-        return bool(self.seen.all())
+        return bool(self.stored.all())
 
     def restart(self) -> None:
         """Expect the states to be computed again, unless another request computes them."""
-        self.seen[:] = self.shared
+        self.stored[:] = self.shared
         self.item = None
 
     def uniform(self, token: int) -> float:
@@ -68,14 +68,15 @@ class Scheduled(NamedTuple):
     request: RequestState
     first: int
     end: int
-    start: int  # number of the first token among the inputs of the step
-    row: int  # of the logits after the last token; those after the drafts follow
+    start: int  # index of the first token in the inputs of the step
+    row: int  # row of the logits after the last token; the rows after the drafts follow
     drafts: int
 
     def new_vision_tokens(self) -> np.ndarray:
         """Return the numbers of the vision tokens whose states must be stored.  -> (m,)"""
-        low, high = np.searchsorted(self.request.positions, [self.first, self.end])
-        return np.arange(low, high if not self.request.complete else low)
+        if self.request.complete:
+            return np.arange(0)
+        return np.arange(*np.searchsorted(self.request.positions, [self.first, self.end]))
 
     def rows(self) -> list[Row]:
         """List the rows of logits that decide the next tokens; none within the prompt, where the sampled token is discarded."""
@@ -97,7 +98,7 @@ class PooledStates:
     def __init__(self, pool: Pool, requests: Sequence[RequestState]) -> None:
         self.pool, self.requests = pool, requests
         self.counts = [len(request.blocks) for request in requests]
-        self._all: StateBlocks | None = None  # kept only if it is not a copy
+        self._in_place: StateBlocks | None = None  # the blocks of all rows, unless they are a copy
 
     def item(self, row: int) -> ItemStates:
         request = self.requests[row]
@@ -110,11 +111,11 @@ class PooledStates:
     def blocks(self, rows: Sequence[int] | None = None) -> StateBlocks:
         if rows is not None:
             return PooledStates(self.pool, [self.requests[row] for row in rows]).blocks()
-        if self._all is not None:
-            return self._all
+        if self._in_place is not None:
+            return self._in_place
         blocks = self.pool.view(*self._owned())
         if blocks.states.data_ptr() == self.pool.states.data_ptr():
-            self._all = blocks
+            self._in_place = blocks
         return blocks
 
     @functools.cached_property
@@ -122,4 +123,5 @@ class PooledStates:
         return self.pool.table(*self._owned())
 
     def _owned(self) -> tuple[list[np.ndarray], list[int]]:
+        """Return the blocks and the number of states of every request."""
         return [request.blocks for request in self.requests], [request.states for request in self.requests]

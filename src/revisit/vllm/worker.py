@@ -5,8 +5,8 @@ The runner adds and removes requests. In every step it passes the schedule (`beg
 back from the device.
 
 An error in one request ends that request (see `hooks`), not the others. With tensor parallelism this holds only for errors
-that all ranks raise alike (RevisitError): a rank that handled another error alone would issue other collectives than the other
-ranks, and all would wait forever.
+that all ranks raise alike (RevisitError): a rank that handled any other error alone would no longer issue the collectives that
+the others wait for.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Worker:
         self._complete: set[str] = set()  # requests whose states were all stored
         self._failed: set[str] = set()
         self._scheduled: list[Scheduled] = []
-        self._observed = True  # whether the states of the scheduled tokens have been passed
+        self._observed = True  # whether `observe` was called in this step
         self._groups: dict[tuple[Rule, str], tuple[Step, PooledStates]] = {}  # of the last step, by settings
         self._generated = GeneratedTokens(self.pool.states.device)
 
@@ -124,7 +124,7 @@ class Worker:
             self._generated.free_slot(request.slot)
 
     def drop(self, owners: Iterable[str]) -> None:
-        """Free the blocks of requests; those of unknown ones are free already."""
+        """Free the blocks of requests; requests without blocks are skipped."""
         for owner in owners:
             self.pool.free(self.blocks.pop(owner, ()))
             self._complete.discard(owner)
@@ -138,7 +138,7 @@ class Worker:
         self._failed.add(name)
 
     def take_failed(self) -> frozenset[str]:
-        """Return the requests to end and clear the list."""
+        """Return the requests that failed, and clear the list."""
         failed, self._failed = frozenset(self._failed), set()
         return failed
 
@@ -156,11 +156,11 @@ class Worker:
 
         Args:
             names: The requests, in the order of the batch.
-            firsts: The first position that is computed of each.
-            counts: The number of positions.
-            drafts: How many of these, at the end, are candidates of speculative decoding. Each has its own row of logits
-                behind the row of the last known token; none by default.
-            inputs: The tokens at these positions, on the device, those of all requests in turn; only `once` and `phase` need them.
+            firsts: The first position of each that the step computes.
+            counts: The number of positions that it computes.
+            drafts: How many of these, at the end, are candidates of speculative decoding; none by default. Their rows of
+                logits follow the row of the last known token.
+            inputs: The tokens at these positions, request after request, on the device; only `once` and `phase` need them.
         """
         self._scheduled, self._observed = [], False
         if not self.requests:
@@ -194,7 +194,7 @@ class Worker:
         self._store(jobs, dict(zip(self.plan.collected, (*others, final), strict=True)))
 
     def _observe_sampled(self, states: Tensor) -> None:
-        """Store the states of prompts' last tokens; a replayed graph returns no others."""
+        """Store vision states that logits were computed from, for a replayed graph returns no others."""
         depth, jobs = self.plan.depth, []
         for part in self._scheduled:
             numbers = part.new_vision_tokens()
@@ -206,8 +206,8 @@ class Worker:
         """Write states into the pool, with two kernels per layer for any number of requests.
 
         Args:
-            jobs: Requests, the numbers of their vision tokens (m,), and the rows of these in the hidden states (m,).
-            hidden: The hidden states of a step by layer, (rows, d).
+            jobs: Requests with the numbers of their vision tokens (m,) and the rows of these tokens in the hidden states (m,).
+            hidden: The hidden states (rows, d) of a step, by layer.
         """
         jobs = [job for job in jobs if len(job[1])]
         copies: dict[tuple[int, bool], list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)
@@ -228,12 +228,12 @@ class Worker:
                 self.fail(request.name, error)
             return
         for request, numbers, _ in jobs:
-            request.seen[numbers] = True
+            request.stored[numbers] = True
             if request.complete:
                 self._complete.add(request.name)
 
     def refine(self, logits: Tensor, sampled: Tensor) -> Tensor:
-        """Refine the logits of opted-in requests; `sampled` are the states they were computed from."""
+        """Refine the logits of opted-in requests; `sampled` are the states that they were computed from."""
         if not self._observed:
             self._observe_sampled(sampled)
         scheduled, self._scheduled = self._scheduled, []
@@ -245,7 +245,7 @@ class Worker:
             if request.complete:
                 groups[request.settings] += rows
             else:
-                missing = f"{int((~request.seen).sum())} of its {request.tokens} vision tokens were not computed here"
+                missing = f"{int((~request.stored).sum())} of its {request.tokens} vision tokens were not computed here"
                 self.fail(request.name, RevisitError(f"{missing}: use enforce_eager=True and no KV transfer."))
         if groups:
             logits = logits.float()  # as the sampler does next; no copy if it is float32
@@ -288,7 +288,7 @@ class Worker:
             logits[index] = torch.where(outside[:, None], before, logits[index])
 
     def _outside_phase(self, requests: Sequence[RequestState], written: Tensor) -> Tensor:
-        """Return which rows are outside the phase that they are limited to.  -> (n,)"""
+        """Return which rows are outside the phase of their request.  -> (n,)"""
         thoughts = self.plan.thoughts
         assert thoughts is not None  # else such requests are rejected
         marks = np.array([[thoughts.open if request.in_thought else thoughts.close] for request in requests])
