@@ -36,7 +36,7 @@ from revisit.step.interface import PaddedStates, Step, StepInput
 __all__ = ["Refiner", "attach"]
 
 CACHED_ROWS = 4096  # of a quantized head, dequantized
-TRANSFORMED = ("final_logit_softcapping", "logit_scale")  # settings of models whose logits are not a plain product
+LOGIT_TRANSFORMS = ("final_logit_softcapping", "logit_scale")  # settings of models whose logits are not a plain product
 
 
 @contextmanager
@@ -57,8 +57,8 @@ def attach(llm: llama_cpp.Llama, method: ReVisiT | None = None) -> Iterator[Refi
         raise RevisitError("revisit.llama_cpp needs a Llama with a multimodal chat handler, such as MTMDChatHandler.")
     if llm.draft_model is not None:
         raise RevisitError("revisit.llama_cpp does not support a draft model: leave draft_model out.")
-    if found := [name for name in llm.metadata if name.endswith(TRANSFORMED)]:
-        raise RevisitError(f"revisit.llama_cpp does not support this model: its logits depend on {found[0]}.")
+    if transformed := [name for name in llm.metadata if name.endswith(LOGIT_TRANSFORMS)]:
+        raise RevisitError(f"revisit.llama_cpp does not support this model: its logits depend on {transformed[0]}.")
     head = read_head(llm.model_path)
     refiner = Refiner(choose(head, method.rule(), torch.device("cpu")), llm.n_embd())
     library = handler._mtmd_cpp
@@ -79,7 +79,7 @@ class Refiner:
         self.begin()
 
     def begin(self) -> None:
-        """Start a prompt: forget the states of the previous one."""
+        """Start a prompt, and drop the states of the previous one."""
         self._chunks: list[NDArray[np.float32]] = []
         self._states: PaddedStates | None = None
         self._prompt: int | None = None  # length of the prompt, known at the first step
@@ -93,7 +93,7 @@ class Refiner:
         """Return the scores of one step.  (m,), (V,) -> (V,)"""
         try:
             return self._refine(input_ids, scores)
-        except Exception as error:  # llama.cpp's sampler would ignore it
+        except Exception as error:  # raised by `check`: llama.cpp's sampler would ignore it here
             self._error = self._error or error
             return scores
 
@@ -110,7 +110,7 @@ class Refiner:
         return refined
 
     def check(self) -> None:
-        """Raise what went wrong in a step, or RevisitError if an image was encoded and no step was refined."""
+        """Raise the error of a step, or RevisitError if an image was encoded and no step was refined."""
         if self._error is not None:
             raise self._error
         if self._chunks and self._states is None:
