@@ -6,8 +6,8 @@
     with revisit.mlx.attach(model, revisit.ReVisiT()) as refine:
         mlx_vlm.generate(model, processor, prompt, image="photo.jpg", logits_processors=[refine])
 
-Inside the context, modules of the decoder are wrapped to keep the hidden states of the image tokens during prefill, whole or in
-chunks. The arithmetic is that of `revisit.step.reference`, in float32. The number of plausible tokens is read by the host once
+Inside the context, modules of the decoder are wrapped to keep the hidden states of the image tokens during prefill, in one piece
+or in chunks. The arithmetic is that of `revisit.step.reference`, in float32. The host reads the number of plausible tokens once
 per step; everything else stays on the device.
 """
 
@@ -46,7 +46,7 @@ def attach(model: nn.Module, method: ReVisiT | None = None) -> Iterator[Refiner]
     decoder: Any = getattr(language, "model", None)
     if not hasattr(decoder, "layers") or not hasattr(decoder, "norm"):
         raise RevisitError(
-            f"revisit.mlx does not support {config.model_type}: its decoder has no layers and final norm."
+            f"revisit.mlx does not support {config.model_type}: its decoder has no layers or no final norm."
         )
     text = getattr(config, "text_config", config)
     if transformed := [name for name in (LOGIT_CAP, *LOGIT_FACTORS) if getattr(text, name, None) not in (None, 1)]:
@@ -54,7 +54,7 @@ def attach(model: nn.Module, method: ReVisiT | None = None) -> Iterator[Refiner]
     image_tokens = vision_token_ids(config)
     if not image_tokens:
         raise RevisitError(f"revisit.mlx does not support {config.model_type}: its configuration names no image token.")
-    method = method or ReVisiT.recommended(config.model_type)
+    method = method or ReVisiT.recommended(model)
     if not method.usual or method.phase != "both":
         raise RevisitError(
             'revisit.mlx supports divergence="jsd", select="min" or "max", fusion="poe", vocabulary="subset", '
@@ -101,7 +101,7 @@ class Refiner:
         self._forwards = self._calls = 0
 
     def begin(self, input_ids: mx.array) -> None:
-        """Start a prompt: forget the states of the previous one.  (1, length)"""
+        """Start a prompt, and drop the states of the previous one.  (1, length)"""
         if len(input_ids) != 1:
             raise RevisitError(f"revisit.mlx decodes one prompt at a time, not {len(input_ids)}.")
         prompt = input_ids[0].tolist()
@@ -110,7 +110,7 @@ class Refiner:
         self._position = dict.fromkeys((*self._norms, self._final), 0)
         self._kept: dict[int, list[mx.array]] = {layer: [] for layer in self._norms}
         self._states: mx.array | None = None
-        self._prompt = 0  # tokens of the prompt that mlx-vlm passes to logits processors
+        self._prompt = 0  # length of the part of the prompt that mlx-vlm passes to logits processors
 
     def keep(self, layer: int, states: mx.array) -> None:
         """Keep the states of image tokens in a chunk of the prompt, and count the forwards that predict a token.  (1, m, d)"""
@@ -182,7 +182,7 @@ def _fuse(log_p: mx.array, logits: mx.array, rule: Rule, repeated: mx.array) -> 
     distance = _jsd(log_p, log_qs) * (-1 if rule.select == "max" else 1)
     distance = mx.where(usable, distance, math.inf)
     gap = mx.where(usable, mx.round((distance - distance.min()) / RESOLUTION), 1e7).astype(mx.int64)
-    order = mx.argsort(gap * len(gap) + mx.arange(len(gap)))[: rule.neighbors]  # of equal ones, the first
+    order = mx.argsort(gap * len(gap) + mx.arange(len(gap)))[: rule.neighbors]  # the first in case of a tie
     count = mx.minimum(usable.sum(), len(order))
     chosen = mx.where((mx.arange(len(order)) < count)[:, None], log_qs[order], -math.inf)
     log_q = mx.logsumexp(chosen, 0) - mx.log(count)
