@@ -76,11 +76,7 @@ class Worker:
     # -- requests --------------------------------------------------------------------------------------------------
 
     def add(
-        self,
-        name: str,
-        params: Any,
-        prompt_ids: Sequence[int] | None,
-        grant: tuple[str, Sequence[str]] | None = None,
+        self, name: str, params: Any, prompt_ids: Sequence[int] | None, grant: tuple[str, Sequence[str]] | None = None
     ) -> None:
         """Add a request; one that is added again is prefilled again.
 
