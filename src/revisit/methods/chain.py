@@ -21,7 +21,7 @@ from revisit.errors import RevisitError
 from revisit.models.types import Model
 from revisit.registry import parse_links
 
-MOST = 8  # methods of a chain
+MOST = 8  # methods in a chain
 
 
 class Chain(Method):
@@ -52,7 +52,7 @@ class Chain(Method):
         self.__dict__["_entries"] = entries  # names and classes among them depend on the model
 
     def for_model(self, model: Model | str) -> Chain:
-        """Return the chain with the model's recommended settings for methods that were given by name or class."""
+        """Return the chain with the model's recommended settings for methods that were passed by name or class."""
         entries: tuple[MethodLike, ...] = self.__dict__["_entries"]
         if all(isinstance(entry, Method) for entry in entries):
             return self

@@ -18,15 +18,7 @@ from torch import Tensor
 
 from revisit.decoding.contrastive import Contrastive
 from revisit.decoding.method import StepFunction
-from revisit.decoding.prompt_edits import (
-    Edit,
-    around_image,
-    edited,
-    image_edges,
-    image_span,
-    new_tokens,
-    text_ids,
-)
+from revisit.decoding.prompt_edits import Edit, around_image, edited, image_edges, image_span, new_tokens, text_ids
 from revisit.decoding.run import Run
 from revisit.hooks.pixels import item_digests
 from revisit.hooks.states import hooks_paused, saved_positions
@@ -146,14 +138,14 @@ def _describe(
 
 
 def in_place_of_image(vision: Tensor, words: Tensor) -> Edit:
-    """Replace the (first) image by words; the tokens around an image stay."""
+    """Put words in place of the first image, and remove all others; the tokens around images stay."""
     at = int(vision.nonzero()[0])
     columns = torch.arange(len(vision), device=vision.device)
     return torch.cat([columns[:at], new_tokens(words), columns[at:][~vision[at:]]])
 
 
 def starts_with_bos(processor: Processor) -> tuple[int, ...]:
-    """Return the BOS id if the tokenizer adds it to every text, else nothing."""
+    """Return the id of the BOS token if the tokenizer adds it to every text, else ()."""
     tokenizer = processor.tokenizer
     bos = tokenizer.bos_token_id
     return (bos,) if bos is not None and tokenizer("a")["input_ids"][:1] == [bos] else ()

@@ -87,10 +87,8 @@ class DoLa(Method):
     summary = "contrast the final layer with the early layer that differs most from it"
     cost = "1 forward; head rows for the early layers"
     source = "Chuang et al., DoLa, arXiv:2309.03883"
-    released: ClassVar[dict[str, Any]] = {
-        "per_row": False,
-        "precision": "model",
-    }  # its authors add repetition_penalty=1.2
+    # The authors also pass repetition_penalty=1.2 to generate().
+    released: ClassVar[dict[str, Any]] = {"per_row": False, "precision": "model"}
 
     def begin(self, run: Run) -> StepFunction:
         run.find_vision_tokens(required=False)

@@ -20,7 +20,7 @@ from revisit.registry import Share, Strength, WholeNumber
 
 def weight(t: int, decay: float, cap: float | None = None) -> float:
     """Return (1 − γ)/γ with γ = exp(−decay·t), at most `cap`; grows without bound otherwise."""
-    grown = math.expm1(min(decay * t, 50.0))  # at e^50 nothing of the first term is left, and it fits float32
+    grown = math.expm1(min(decay * t, 50.0))  # at e^50, which float32 can represent, nothing of the first term is left
     return grown if cap is None else min(grown, cap)
 
 

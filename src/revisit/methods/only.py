@@ -27,7 +27,7 @@ RESIDUAL, FINAL = 0.2, 0.5  # shares of the last layer's input and of the final 
 
 
 def without_peaks(weights: Tensor, columns: Tensor) -> Tensor:
-    """Set attention weights above the mean + standard deviation of some columns to 0 there.  (rows, heads, n), (rows, n)"""
+    """Set attention weights in these columns to 0 if they exceed the columns' mean + standard deviation.  (rows, heads, n), (rows, n)"""
     columns = columns[:, None]
     count = columns.sum(-1, keepdim=True)
     mean = (weights * columns).sum(-1, keepdim=True) / count
@@ -36,14 +36,14 @@ def without_peaks(weights: Tensor, columns: Tensor) -> Tensor:
 
 
 def spread(weights: Tensor, columns: Tensor) -> Tensor:
-    """Return the entropy of the attention to some columns, NaN if they get none.  (rows, heads, n), (rows, n) -> (rows, heads)"""
+    """Return the entropy of the attention to these columns, NaN if they get none.  (rows, heads, n), (rows, n) -> (rows, heads)"""
     own = weights * columns[:, None]
     p = own / own.sum(-1, keepdim=True)
     return -(p * (p + 1e-6).log()).sum(-1)
 
 
 def textual(weights: Tensor, text: Tensor, image: Tensor) -> Tensor:
-    """Remove the peaks, and set heads that spread less over the text than others to 0.  (rows, heads, n), (rows, n)"""
+    """Remove the peaks, and set heads to 0 that spread less over the text than the average head.  (rows, heads, n), (rows, n)"""
     weights = without_peaks(without_peaks(weights, text), image)
     of_text, of_image = spread(weights, text).nan_to_num(nan=0.0), spread(weights, image).nan_to_num(nan=float("inf"))
     ratio = of_text / of_image  # (rows, heads)
@@ -99,7 +99,7 @@ class ONLY(Method):
 
 
 class Shortcut:
-    """Connects one layer's attention to the last feed-forward network, at the newest position of the clean rows."""
+    """A shortcut from one layer's attention to the last feed-forward network, at the newest position of the clean rows."""
 
     def __init__(self, run: Run, mask: Tensor, layer: int) -> None:
         self.run, self.mask, self.layer, self.rows = run, mask, layer, len(mask)

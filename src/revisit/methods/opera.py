@@ -112,7 +112,7 @@ class Snapshot:
 
 @dataclass
 class ItemSearch:
-    """The search for one item of the batch. The target of a rollback is the step after the over-trusted token, or that token's."""
+    """The search for one item of the batch. The target of a rollback is the step after that of the over-trusted token, or that step."""
 
     next: int = 0  # the next step
     done: bool = False
@@ -179,7 +179,7 @@ class Search:
         self._decide(step, beams.done, over_trust)
 
     def _penalized(self, step: int, ids: Tensor, logits: Tensor, products: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the candidates' logits minus their penalties, with all other tokens far below; and `_over_trust`.
+        """Return the candidates' logits minus their penalties, with all other tokens far below; and the result of `_over_trust`.
 
         -> (rows, V), (2, items)
         """

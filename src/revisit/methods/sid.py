@@ -24,7 +24,7 @@ from revisit.registry import Share, Strength, WholeNumber
 
 
 def least_attended(attention: Tensor, image: Tensor, counts: Tensor) -> Tensor:
-    """Return the mask of each row's `counts` image columns with the least attention, the first on ties.  (rows, n) -> (rows, n)"""
+    """Return the mask of each row's `counts` image columns with the least attention, the first of ties.  (rows, n) -> (rows, n)"""
     order = attention.masked_fill(~image, math.inf).argsort(dim=-1, stable=True)
     rank = order.argsort(-1)  # of each column in that order
     return image & (rank < counts.unsqueeze(-1))
@@ -70,8 +70,8 @@ class SID(Contrastive):
         alpha: Strength of the contrast; the released scripts run 0.5, whatever their command line is.
         beta: Plausibility threshold relative to the likeliest token; 0 keeps every token.
         layer: The first decoder layer (from 0) in which the contrasted run keeps fewer vision tokens; at least 1.
-        keep: Vision tokens that it keeps: a number, a share of them, or None for the published budget of the family.
-            They are chosen again for every token; with `use_cache=False` this changes earlier positions too.
+        keep: Vision tokens that the contrasted run keeps: a number, a share of them, or None for the published budget of the
+            family. They are chosen again for every token; with `use_cache=False` this changes earlier positions too.
         constraint: Drop implausible tokens "always", or only when "sampling" as in the released code.
     """
 
@@ -85,9 +85,8 @@ class SID(Contrastive):
     summary = "contrast with a run that keeps only the least attended vision tokens"
     cost = "2 rows per sequence, 2 prefills"
     source = "Huo et al., SID, arXiv:2408.02032"
-    released: ClassVar[dict[str, Any]] = {
-        "constraint": "sampling"
-    }  # no plausibility cut under greedy decoding; the caption script keeps 50 tokens
+    # No plausibility cut under greedy decoding; the caption script keeps 50 tokens.
+    released: ClassVar[dict[str, Any]] = {"constraint": "sampling"}
 
     def begin(self, run: Run) -> StepFunction:
         mask = run.find_vision_tokens()
@@ -100,9 +99,9 @@ class SID(Contrastive):
 
 
 class Masker:
-    """Hides all but the least attended vision tokens from one branch's rows, chosen anew in every forward.
+    """The hook that hides all but the least attended vision tokens, chosen anew in every forward, from one branch's rows.
 
-    Most layers of a forward share one mask, so its reduced version is computed once and kept for the next layer.
+    Most layers of a forward share one attention mask, so the mask with hidden tokens is computed once and kept for the next layer.
     """
 
     def __init__(self, branch: Branch, mask: Tensor, counts: Tensor, layer: int) -> None:

@@ -24,7 +24,7 @@ from revisit.hooks.branch import last_states
 from revisit.hooks.states import Hooks
 from revisit.registry import Number, Share, Strength
 
-ROUNDING = 1e-5  # of a state's length
+ROUNDING = 1e-5  # relative to a state's length
 
 
 def steer(states: Tensor, direction: Tensor, strength: float) -> Tensor:
@@ -51,8 +51,8 @@ class VISTA(Method):
         strength: How far states are turned; 0 steers nothing and needs no extra prefills.
         share: Weight of the late layers' logits; 0 leaves them out.
         layers: Hidden states whose logits are averaged: "late" (26 to 31 of 32, scaled to the decoder's depth) or indices.
-        first: Added to the first number of the first layer's direction. The released code takes the direction from a principal
-            component analysis of one example, whose component is that axis with length 1.
+        first: Added to the first number of the first layer's direction. The released code adds 1, the result of a principal
+            component analysis of a single example.
     """
 
     strength: Strength = 0.17
