@@ -43,7 +43,7 @@ CONTRASTIVE = {name: method for name, method in METHODS.items() if isinstance(me
 
 @functools.cache
 def batch(family: str) -> Any:
-    """Two prompts of different lengths with images of different sizes, padded on the left."""
+    """Return two prompts of different lengths with images of different sizes, padded on the left."""
     return families.inputs(
         family, [text for text, _, _ in PROMPTS], [[families.image(seed, size)] for _, seed, size in PROMPTS]
     )
@@ -56,7 +56,7 @@ def single(family: str, row: int) -> Any:
 
 
 def decode(family: str, inputs: Any, method: Method | None, **kwargs: Any) -> tuple[Any, Trace]:
-    """(output with scores and raw logits, trace) of a decode of exactly LENGTH tokens."""
+    """Decode exactly LENGTH tokens; return the output, with scores and raw logits, and the trace."""
     model, processor = families.build(family)
     trace = Trace(record=True)
     settings = {"max_new_tokens": LENGTH, "do_sample": False, "eos_token_id": VOCABULARY, **kwargs}
@@ -88,15 +88,15 @@ def extended(inputs: Any, tokens: Tensor) -> dict[str, Any]:
 
 
 def image_tokens(family: str, ids: Tensor) -> Tensor:
-    """The mask of the vision tokens and of the tokens around them, by name."""
+    """Return the mask of the vision tokens and of the tokens around them, found by name."""
     model, processor = families.build(family)
     around = {"qwen2_5_vl": ["<|vision_start|>", "<|vision_end|>"], "internvl": ["<img>", "</img>"]}.get(family, [])
-    wanted = [model.config.image_token_id, *processor.tokenizer.convert_tokens_to_ids(around)]
-    return torch.isin(ids, torch.tensor(wanted))
+    tokens = [model.config.image_token_id, *processor.tokenizer.convert_tokens_to_ids(around)]
+    return torch.isin(ids, torch.tensor(tokens))
 
 
 def text_alone(family: str, inputs: Any) -> dict[str, Any]:
-    """The prompt without its image and everything about it."""
+    """Return the prompt without its image and the tokens around it."""
     ids = inputs["input_ids"][:, ~image_tokens(family, inputs["input_ids"])[0]]
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
@@ -122,6 +122,6 @@ def new_tokens(output: Any, inputs: Any) -> Tensor:
 
 
 def assert_close(got: tuple[Tensor, ...], want: tuple[Tensor, ...], rows: slice = slice(None)) -> None:
-    """Scores of every step within 1e-4, with the same tokens cut."""
+    """Check that the scores of every step are within 1e-4, with the same tokens cut."""
     for mine, other in zip(got, want, strict=True):
         torch.testing.assert_close(mine[rows], other, atol=1e-4, rtol=1e-4)

@@ -25,7 +25,7 @@ from transformers.modeling_utils import AttentionInterface
 
 import families
 import revisit
-from revisit import FLB, SADT, VAF, MiddleLayers, RevisitError, Trace
+from revisit import FLB, SADT, VAF, MiddleLayers, RevisitError
 from revisit.hooks.attention import Call
 from revisit.methods import flb, middle_layers, sadt, vaf
 from revisit.words import CATEGORIES, WORDS
@@ -140,30 +140,32 @@ def test_first_logits_are_added_as_published(name: str) -> None:
 
 
 def consistent(word: str, token: str, groups: dict[str, list[str]]) -> bool:
-    """Whether a decoded token agrees with a word: one contains the other, of any form of the word."""
+    """Return whether a decoded token agrees with a word: one contains the other, in any form of the word."""
     clean = lambda text: re.sub("[^a-z0-9 ]+", "", text.lower().replace("▁", " ").replace("Ġ", " ")).strip()  # noqa: E731
     same = groups.get(WORDS.get(word, ""), [])
     forms = {clean(form) for one in (word, *same) for form in (one, sadt.plural(one))} - {""}
-    said = clean(token)
-    return bool(said) and any(said in form or form in said for form in forms)
+    text = clean(token)
+    return bool(text) and any(text in form or form in text for form in forms)
 
 
-def ahead(setup: tuple[Any, Any, Any], inputs: Any, said: Tensor, **options: Any) -> Any:
-    """One full forward over the prompt and some tokens."""
+def ahead(setup: tuple[Any, Any, Any], inputs: Any, answer: Tensor, **options: Any) -> Any:
+    """Run the model on the prompt and some tokens, in one full forward."""
     with torch.no_grad():
-        return setup[0](**extended(inputs, said[None]), **options)
+        return setup[0](**extended(inputs, answer[None]), **options)
 
 
 def is_whole(text: str, start: int, end: int) -> bool:
-    """Whether no letter, digit or underscore continues a part of a text that has one at its edge."""
+    """Return whether text[start:end] is a whole word: no letter, digit or underscore continues one at its edges."""
     in_word = lambda pair: len(pair) == 2 and all(c.isalnum() or c == "_" for c in pair)  # noqa: E731
     return not in_word(text[max(start - 1, 0) : start + 1] if start else "") and not in_word(text[end - 1 : end + 1])
 
 
-def word_begun(setup: tuple[Any, Any, Any], inputs: Any, said: Tensor, words: dict[str, str], count: int) -> str | None:
-    """The listed word that greedy decoding writes next, from whole forwards; None if it does not begin one right here."""
+def word_begun(
+    setup: tuple[Any, Any, Any], inputs: Any, answer: Tensor, words: dict[str, str], count: int
+) -> str | None:
+    """Return the listed word that greedy decoding writes next, from whole forwards; None if it does not begin one here."""
     decode = lambda tokens: setup[1].tokenizer.decode(tokens.tolist(), clean_up_tokenization_spaces=False).lower()  # noqa: E731
-    before, tokens = decode(said), said
+    before, tokens = decode(answer), answer
     for number in range(count):
         token = ahead(setup, inputs, tokens).logits[0, -1].argmax()[None]
         first = setup[1].tokenizer.decode(token.tolist()).strip().lower()
@@ -181,16 +183,16 @@ def word_begun(setup: tuple[Any, Any, Any], inputs: Any, said: Tensor, words: di
 
 
 def sadt_scores(
-    setup: tuple[Any, Any, Any], inputs: Any, said: Tensor, words: dict[str, str], settings: SADT, count: int
+    setup: tuple[Any, Any, Any], inputs: Any, answer: Tensor, words: dict[str, str], settings: SADT, count: int
 ) -> tuple[Tensor, bool]:
-    """The next scores after some tokens, from full forwards with all attention weights and hidden states.  -> (V,), flagged"""
+    """Return the next scores, from full forwards with all attention weights and hidden states.  -> (V,), flagged"""
     model, processor, _ = setup
     tokenizer, ids = processor.tokenizer, inputs["input_ids"]
-    output = ahead(setup, inputs, said, output_attentions=True, output_hidden_states=True)
+    output = ahead(setup, inputs, answer, output_attentions=True, output_hidden_states=True)
     logits = output.logits[0, -1]
     head = model.get_output_embeddings()
     columns = (ids[0] == model.config.image_token_id).nonzero().flatten()
-    word = word_begun(setup, inputs, said, words, count)
+    word = word_begun(setup, inputs, answer, words, count)
     if word is None:
         return logits, False
     groups: dict[str, list[str]] = {}
@@ -240,7 +242,7 @@ def wave(*shape: int, f: float = 1.0) -> Tensor:
 
 
 def call(q: int, columns: int, ramp: float) -> Call:
-    """Two heads of two numbers; a prompt where q = columns, the newest token of one elsewhere."""
+    """Make an attention call with two heads of width 2: a prompt if q = columns, else its newest token."""
     heads = lambda x: (2 * x).view(1, -1, 2, 2).transpose(1, 2)  # noqa: E731
     value = wave(1, columns, 4, f=1.3) + ramp * torch.arange(columns, dtype=torch.float64).view(1, -1, 1) / 2
     return Call(0, heads(wave(1, q, 4)), heads(wave(1, columns, 4, f=0.7)), heads(value), None, 0.5**0.5, None)
@@ -290,7 +292,7 @@ def test_first_logit_boosting_gives_the_released_numbers() -> None:
         assert got.tolist() == pytest.approx(want[step], abs=2e-6)
 
 
-# what the release found: frequency, token, flagged, most attended patch, logits of that patch
+# results of the released code: frequency, word, most attended patch, logits of that patch if the word is flagged
 SADT_FOUND = [
     (0.5, "dog", 0, [-2.6463, 3.2342, -3.2016, 2.5548, -1.4178, 0.0088, 1.4019, -2.5436]),
     (0.5, "cat", 0, None),
@@ -311,7 +313,7 @@ def test_sadt_flags_what_the_release_flags(frequency: float, word: str, patch: i
     head = 2 * wave(8, 3, f=0.9)
     agrees = torch.zeros(1, 8, dtype=torch.bool)
     agrees[0, sadt.agreeing(texts, forms[word])] = True
-    # states 1, 2 are read, state 3 speaks; vision tokens are positions 1 to 6
+    # states 1 and 2 are read, state 3 is the evidence; vision tokens are at positions 1 to 6
     store = torch.stack([wave(8, 3, f=0.31 + 0.17 * layer)[1:7] for layer in (1, 2, 3)])[None]
     capture: Any = SimpleNamespace(
         parts=SimpleNamespace(head=SimpleNamespace(all_logits=lambda states: states @ head.T)),
@@ -359,14 +361,14 @@ def test_many_patches_are_read_in_slices(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def followed(objects: sadt.ObjectWords, tokens: list[int]) -> dict[int, str]:
-    """The words that SADT judges where a model writes these tokens, by position."""
-    found = {}
+    """Return the words that SADT judges where a model writes these tokens, by position."""
+    words = {}
     for place, token in enumerate(tokens):
         if objects.begins[token]:
             ends = (objects.begun(tokens[:place], tokens[place : end + 1]) for end in range(place, len(tokens)))
             word = next((word for word, more in ends if not more), None)
-            found |= {} if word is None else {place: word}
-    return found
+            words |= {} if word is None else {place: word}
+    return words
 
 
 def word_tokenizer(kind: str) -> Any:
@@ -376,7 +378,7 @@ def word_tokenizer(kind: str) -> Any:
 
 
 TEXT = "A dog near hot dogs; the toaster on a backpack, back to the proven cats' oven. İ dining table, 猫!"
-SAID = ["dog", "hot dogs", "toaster", "backpack", "cats", "oven", "dining table"]
+OBJECT_WORDS = ["dog", "hot dogs", "toaster", "backpack", "cats", "oven", "dining table"]
 
 
 @pytest.mark.parametrize("kind", ["metaspace", "bytes", "letters", "tiny"])
@@ -387,7 +389,7 @@ def test_only_whole_words_are_judged(kind: str) -> None:
     objects = sadt.ObjectWords.of(tokenizer, words, len(tokenizer) + 3)
     text = TEXT if kind != "tiny" else TEXT.replace("İ", "").replace("猫", "")
     tokens = tokenizer.encode(text + " ", add_special_tokens=False)
-    assert list(followed(objects, tokens).values()) == SAID
+    assert list(followed(objects, tokens).values()) == OBJECT_WORDS
 
 
 def test_bytes_of_other_scripts_agree_with_nothing() -> None:
@@ -469,10 +471,10 @@ def test_several_images_and_a_chain(method: Any) -> None:
         with pytest.raises(RevisitError, match="looks ahead, which needs"):
             decode("qwen2_5_vl", batch("qwen2_5_vl"), revisit.Chain([method, revisit.VCD()]))
         return
-    both = revisit.Chain([method, revisit.VCD()])
-    one, link = Trace(), revisit.Chain([method, revisit.VCD(mode="sequential")])
-    for chain in (both, link):
-        out, one = decode("qwen2_5_vl", batch("qwen2_5_vl"), chain)
-        assert [part.method["name"] for part in one.links] == [method.name, "vcd"]
-    want, _ = decode("qwen2_5_vl", batch("qwen2_5_vl"), both)
-    assert torch.equal(out.sequences, want.sequences)
+    sequences = []
+    for mode in ("stacked", "sequential"):
+        chain = revisit.Chain([method, revisit.VCD(mode=mode)])
+        output, trace = decode("qwen2_5_vl", batch("qwen2_5_vl"), chain)
+        assert [link.method["name"] for link in trace.links] == [method.name, "vcd"]
+        sequences.append(output.sequences)
+    assert torch.equal(*sequences)

@@ -42,7 +42,7 @@ def test_every_row_of_the_reference_token_for_token() -> None:
 
 
 def early_logits(family: str, layers: tuple[int, ...], *, normed: bool = False) -> tuple[Tensor, Tensor]:
-    """The logits of the first step, and those of early layers, from all hidden states.  -> (rows, V), (rows, layers, V)"""
+    """Return the logits of the first step and those of early layers, from all hidden states.  -> (rows, V), (rows, layers, V)"""
     model, _ = families.build(family)
     with torch.no_grad():
         output = model(**batch(family), output_hidden_states=True)

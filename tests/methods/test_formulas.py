@@ -247,7 +247,7 @@ def test_dola_tells_layers_apart_that_are_close_to_the_final_one(noise: float) -
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_dola_in_the_models_precision(dtype: torch.dtype) -> None:
-    """Early logits stay as the head made them: both softmaxes of theirs are rounded."""
+    """Early logits stay in the head's dtype, so both of their softmaxes are rounded."""
     generator = torch.Generator().manual_seed(0)
     final = torch.randn(3, 200, generator=generator) * 3
     early = (torch.randn(3, 4, 200, generator=generator) * 3).to(dtype)

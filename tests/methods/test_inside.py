@@ -39,11 +39,11 @@ def check(family: str, method: Method, scores_of: Any) -> None:
     inputs = dict(single(family, ROW))
     output, _ = decode(family, inputs, method)
     plain, _ = decode(family, inputs, None)
-    said = new_tokens(output, inputs)  # (1, n)
+    answer = new_tokens(output, inputs)  # (1, n)
     for step, scores in enumerate(output.scores):
-        want = scores_of(inputs, said[:, :step])
+        want = scores_of(inputs, answer[:, :step])
         torch.testing.assert_close(scores[0], want, atol=2e-4, rtol=1e-4)
-        assert want.argmax() == said[0, step]
+        assert want.argmax() == answer[0, step]
     assert any(not torch.allclose(a, b, atol=1e-3) for a, b in zip(output.scores, plain.scores, strict=True))
 
 
@@ -62,7 +62,7 @@ def test_vista_steers_and_mixes_as_written(family: str) -> None:
             model(**inputs)
         return torch.stack(found)  # (layers, d)
 
-    def scores_of(inputs: dict[str, Any], said: Tensor) -> Tensor:
+    def scores_of(inputs: dict[str, Any], answer: Tensor) -> Tensor:
         direction = outputs(inputs) - outputs(text_alone(family, inputs))
         direction[0, 0] += 1
 
@@ -77,7 +77,7 @@ def test_vista_steers_and_mixes_as_written(family: str) -> None:
             for b, v in zip(blocks, direction, strict=True)
         ]
         with hooked(*hooks), torch.no_grad():
-            output = model(**extended(inputs, said), output_hidden_states=True)
+            output = model(**extended(inputs, answer), output_hidden_states=True)
             late = torch.stack([model.lm_head(output.hidden_states[j][0, -1]) for j in (1, 3)]).mean(0)
         mixed: Tensor = 0.7 * output.logits[0, -1] + 0.3 * late
         return mixed
@@ -116,11 +116,11 @@ def test_memvr_acts_in_the_first_uncertain_layer(family: str) -> None:
     layers, threshold, ratio = (1, 2, 3), 0.93, 0.4
     used: list[int | None] = []
 
-    def scores_of(inputs: dict[str, Any], said: Tensor) -> Tensor:
+    def scores_of(inputs: dict[str, Any], answer: Tensor) -> Tensor:
         start = inputs["input_ids"].shape[1]
         image = inputs["input_ids"][0] == model.config.image_token_id
         chosen: list[int | None] = []  # the layer of each forward so far
-        for count in range(said.shape[1] + 1):  # as many forwards as there were
+        for count in range(answer.shape[1] + 1):  # as many forwards as there were
             spans = [slice(0, start), *(slice(start + n, start + n + 1) for n in range(count))]
             state: dict[str, Any] = {"vision": None}
             chosen.append(None)
@@ -147,7 +147,7 @@ def test_memvr_acts_in_the_first_uncertain_layer(family: str) -> None:
                 hooks.append(block.register_forward_pre_hook(lambda m, a, n=number: read(m, a, n)))
                 hooks.append(block.mlp.register_forward_hook(lambda m, a, o, n=number: look(m, a, o, n)))
             with hooked(*hooks), torch.no_grad():
-                logits: Tensor = model(**extended(inputs, said[:, :count])).logits[0, -1]
+                logits: Tensor = model(**extended(inputs, answer[:, :count])).logits[0, -1]
         used[:] = chosen
         return logits
 
@@ -176,12 +176,12 @@ def test_memvr_without_uncertainty_equals_the_model() -> None:
 # -- ONLY -----------------------------------------------------------------------------------------------------------------
 
 
-def only_logits(family: str, inputs: dict[str, Any], said: Tensor) -> tuple[Tensor, Tensor]:
-    """The model's logits and those of the shortcut from layer 0, from its whole attention matrix."""
+def only_logits(family: str, inputs: dict[str, Any], answer: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the model's logits, and those of the shortcut from layer 0 by its whole attention matrix."""
     model, _ = families.build(family)
     text = model.model.language_model
     first, last = text.layers[0], text.layers[-1]
-    image = torch.cat([inputs["input_ids"][0] == model.config.image_token_id, torch.zeros(said.shape[1]).bool()])
+    image = torch.cat([inputs["input_ids"][0] == model.config.image_token_id, torch.zeros(answer.shape[1]).bool()])
     words = ~image
     words[0] = False
     read: list[Tensor] = []
@@ -189,7 +189,7 @@ def only_logits(family: str, inputs: dict[str, Any], said: Tensor) -> tuple[Tens
     watch = first.register_forward_pre_hook(lambda _m, args: read.append(args[0]))
     try:
         with hooked(watch), torch.no_grad():
-            output = model(**extended(inputs, said), output_attentions=True, output_hidden_states=True)
+            output = model(**extended(inputs, answer), output_attentions=True, output_hidden_states=True)
     finally:
         model.set_attn_implementation("sdpa")
     weights = output.attentions[0][0, :, -1].clone()  # (heads, n)
@@ -214,8 +214,8 @@ def only_logits(family: str, inputs: dict[str, Any], said: Tensor) -> tuple[Tens
 @pytest.mark.parametrize("family", PAIR)
 @pytest.mark.parametrize("gamma", [0.0, 2.0], ids=["contrasted", "added"])
 def test_only_takes_the_shortcut_from_one_layers_attention(family: str, gamma: float) -> None:
-    def scores_of(inputs: dict[str, Any], said: Tensor) -> Tensor:
-        logits, other = only_logits(family, inputs, said)
+    def scores_of(inputs: dict[str, Any], answer: Tensor) -> Tensor:
+        logits, other = only_logits(family, inputs, answer)
         mixed = logits + 3 * other if gamma else 2 * logits - other
         return mixed.masked_fill(logits < logits.max() + math.log(0.1), -torch.inf)
 

@@ -30,7 +30,7 @@ NO_END = families.VOCAB + 88  # an end of text that no model can write
 
 @functools.cache
 def sharper(family: str, factor: float) -> Any:
-    """A model whose last layer attends to few tokens, so that searches roll back; it never predicts an image token."""
+    """Build a model whose last layer attends to few tokens, so that searches roll back; it never predicts an image token."""
     model = copy.deepcopy(families.build(family)[0])
     model.model.language_model.layers[-1].self_attn.q_proj.weight.data.mul_(factor)
     names = ("image_token_id", "video_token_id", "vision_start_token_id")
@@ -55,15 +55,15 @@ def search(model: Any, inputs: dict[str, Any], method: OPERA, new: int, **option
 )
 def test_the_released_code_token_for_token(row: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """With an end of text, without one, and with rollbacks."""
-    returns = []
+    targets = []
     target = opera.Search._target
-    monkeypatch.setattr(opera.Search, "_target", lambda *args: returns.append(target(*args)) or returns[-1])
+    monkeypatch.setattr(opera.Search, "_target", lambda *args: targets.append(target(*args)) or targets[-1])
     method = OPERA.official(beams=row["beams"], candidates=row["candidates"], threshold=row["threshold"])
     model = sharper(row["family"], row["sharper"])
     end = NO_END if row["end"] is None else row["end"]
     got = search(model, prompt(row["family"], row["picture"]), method, row["new"], eos_token_id=end)
     assert got == [row["tokens"]]
-    assert len([there for there in returns if there is not None]) == row["returns"]
+    assert len([step for step in targets if step is not None]) == row["returns"]
 
 
 def test_the_released_scorer_counts_the_prompt() -> None:
@@ -73,16 +73,14 @@ def test_the_released_scorer_counts_the_prompt() -> None:
     model = sharper(row["family"], row["sharper"])
     (got,) = search(model, prompt(row["family"], row["picture"]), method, row["new"], eos_token_id=row["end"])
     assert len(got) > len(row["tokens"])
-    assert OPERA().scorer == "current"
-    assert OPERA.official().scorer == OPERA.fast().scorer == "released"
 
 
 # -- a plain re-computation: whole forwards with all attention, lists, one item ------------------------------------------
 
 
-def looked(model: Any, inputs: dict[str, Any], said: list[list[int]]) -> tuple[Tensor, Tensor]:
-    """Logits (rows, V), and attention (rows, T, T): of each place the most of all heads, normalized, in the last layer."""
-    rows, more = len(said), torch.tensor(said, dtype=torch.long)
+def run_model(model: Any, inputs: dict[str, Any], answers: list[list[int]]) -> tuple[Tensor, Tensor]:
+    """Return logits (rows, V) and the last layer's attention (rows, T, T): the maximum over heads, normalized."""
+    rows, more = len(answers), torch.tensor(answers, dtype=torch.long)
     given = {name: value.repeat(rows, *[1] * (value.ndim - 1)) for name, value in inputs.items()}
     with torch.no_grad():
         output = model(**extended(given, more), output_attentions=True)
@@ -93,46 +91,46 @@ def looked(model: Any, inputs: dict[str, Any], said: list[list[int]]) -> tuple[T
 def reference(model: Any, inputs: dict[str, Any], method: OPERA, new: int) -> list[int]:
     start, width = inputs["input_ids"].shape[1], method.beams
     image = (inputs["input_ids"][0] == model.config.image_token_id).nonzero().flatten()
-    said: list[list[int]] = [[] for _ in range(width)]
+    answers: list[list[int]] = [[] for _ in range(width)]
     totals = torch.tensor([0.0] + [-1e9] * (width - 1))
-    past: list[Any] = []  # of each step: said and totals before it, the columns leaned on, what was chosen
-    times: dict[int, int] = {}
-    refused: dict[int, list[tuple[int, int]]] = {}
-    while len(said[0]) < new:
-        logits, _ = looked(model, inputs, said)
+    past: list[Any] = []  # of each step: answers and totals before it, over-trusted columns, choices
+    rollbacks: dict[int, int] = {}
+    excluded: dict[int, list[tuple[int, int]]] = {}
+    while len(answers[0]) < new:
+        logits, _ = run_model(model, inputs, answers)
         tokens = logits.topk(method.candidates).indices
-        scores, leaned = torch.full_like(logits, -999.0), torch.zeros(width, method.candidates, dtype=torch.long)
+        scores, trusted = torch.full_like(logits, -999.0), torch.zeros(width, method.candidates, dtype=torch.long)
         for number in range(method.candidates):
-            _, seen = looked(model, inputs, [[*row, int(tokens[n, number])] for n, row in enumerate(said)])
+            _, seen = run_model(model, inputs, [[*row, int(tokens[n, number])] for n, row in enumerate(answers)])
             for row in range(width):
                 square = method.scale * seen[row, start:, start:]
                 columns = torch.tensor([float(square[j:, j].prod()) for j in range(len(square))])
-                paid = (1e-7 * columns).half().float()
-                leaned[row, number] = int(paid.argmax())
-                penalty = paid.max() if len(square) > 10 else -seen[row, -1, image].sum()
+                penalties = (1e-7 * columns).half().float()
+                trusted[row, number] = int(penalties.argmax())
+                penalty = penalties.max() if len(square) > 10 else -seen[row, -1, image].sum()
                 token = tokens[row, number]
                 scores[row, token] = logits[row, token] - method.weight * penalty
-        mine = leaned.mode(-1).values
-        past.append([said, totals, mine, []])
+        mine = trusted.mode(-1).values
+        past.append([answers, totals, mine, []])
         column = int(mine.mode().values)
         counts = sum((columns == column).long() for _, _, columns, _ in past)
-        place = next((p for p in (column + 1, column) if times.get(p, 0) < method.candidates), None)
+        place = next((p for p in (column + 1, column) if rollbacks.get(p, 0) < method.candidates), None)
         if bool((counts > method.threshold).all()) and column >= 10 and place is not None:
-            times[place] = times.get(place, 0) + 1
-            back = min(place, len(said[0]) - 1)
-            refused[place] = [*refused.get(place, []), *past[back][3]]
-            refused.pop(place + 1, None)
-            said, totals, past = past[back][0], past[back][1], past[: back + 1]
-            logits, _ = looked(model, inputs, said)
+            rollbacks[place] = rollbacks.get(place, 0) + 1
+            back = min(place, len(answers[0]) - 1)
+            excluded[place] = [*excluded.get(place, []), *past[back][3]]
+            excluded.pop(place + 1, None)
+            answers, totals, past = past[back][0], past[back][1], past[: back + 1]
+            logits, _ = run_model(model, inputs, answers)
             scores = logits.clone()
-            for row, token in refused[place]:
+            for row, token in excluded[place]:
                 scores[row, token] = logits[row].min()
         sums = (scores.log_softmax(-1) + totals[:, None]).flatten()
         totals, best = sums.topk(width)
         chosen = [(int(i) // logits.shape[1], int(i) % logits.shape[1]) for i in best]
         past[-1][3] = chosen
-        said = [[*said[row], token] for row, token in chosen]
-    return said[0]
+        answers = [[*answers[row], token] for row, token in chosen]
+    return answers[0]
 
 
 @pytest.mark.parametrize(("family", "factor", "pictures"), [("llava", 6.0, (0, 1)), ("qwen2_5_vl", 15.0, (1, 2))])
@@ -140,14 +138,14 @@ def test_every_row_of_a_batch_equals_a_plain_recomputation(
     family: str, factor: float, pictures: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Items that roll back to different places at different times."""
-    returned: list[int] = []
+    rolled_back: list[int] = []  # items
     target = opera.Search._target
     monkeypatch.setattr(
-        opera.Search, "_target", lambda self, item, *rest: returned.append(item) or target(self, item, *rest)
+        opera.Search, "_target", lambda self, item, *rest: rolled_back.append(item) or target(self, item, *rest)
     )
     model, method = sharper(family, factor), OPERA(beams=2, candidates=2, threshold=1)
     got = search(model, prompt(family, *pictures), method, 27)
-    assert set(returned) == {0, 1}
+    assert set(rolled_back) == {0, 1}
     model.set_attn_implementation("eager")
     try:
         want = [reference(model, prompt(family, picture), method, 27) for picture in pictures]
@@ -243,8 +241,8 @@ def test_columns_are_multiplied_from_their_own_row_on() -> None:
     for row in range(3):
         products = opera.column_products(products, attention[None, row, : row + 1], 10.0)
     torch.testing.assert_close(products, torch.tensor([[5.0 * 2 * 1, 6.0 * 4, 3.0]]))
-    paid = opera.penalties(torch.tensor([0.2, 1.0, 24.0, 1e12]))
-    assert paid.tolist() == [0.0, *(1e-7 * torch.tensor([1.0, 24.0])).half().float().tolist(), float("inf")]
+    penalties = opera.penalties(torch.tensor([0.2, 1.0, 24.0, 1e12]))
+    assert penalties.tolist() == [0.0, *(1e-7 * torch.tensor([1.0, 24.0])).half().float().tolist(), float("inf")]
     assert [int(x) for x in opera.first_largest(torch.tensor([0.0, 0.0, 0.0]))] == [0, 0]
     assert opera.most_frequent(torch.tensor([[3, 1, 1, 3], [2, 5, 5, 0]])).tolist() == [1, 5]
 
@@ -253,16 +251,16 @@ def test_answers_of_a_batch_have_their_own_limits_and_callbacks() -> None:
     model, processor = revisit.load("tiny", device_map="cpu")
     images = [[families.image(1)], [families.image(2)]]
     inputs = revisit.prepare(processor, ["What is in the picture?"] * 2, images, model.device)
-    heard: list[tuple[int, int]] = []
+    streamed: list[tuple[int, int]] = []
     limits = [Decoding(max_new_tokens=4), Decoding(max_new_tokens=9)]
     found = decode_batch(
-        model, processor, inputs, OPERA(beams=3), limits, on_token=lambda *pair: heard.append(pair) is not None
+        model, processor, inputs, OPERA(beams=3), limits, on_token=lambda *pair: streamed.append(pair) is not None
     )
     for number, limit in enumerate(limits):
         one = revisit.prepare(processor, ["What is in the picture?"], images[number : number + 1], model.device)
         (alone,) = decode_batch(model, processor, one, OPERA(beams=3), [limit])
         assert (alone.tokens, alone.finish) == (found[number].tokens, found[number].finish)
-        assert [token for row, token in heard if row == number] == list(alone.tokens)
+        assert [token for row, token in streamed if row == number] == list(alone.tokens)
         assert len(alone.traces) == 3
 
 
@@ -298,7 +296,7 @@ def test_unsupported_calls_raise() -> None:
 def test_its_settings_by_name() -> None:
     assert OPERA() == OPERA(beams=5, candidates=5, scale=50, weight=1, threshold=15, scorer="current")
     assert OPERA.official() == OPERA(scorer="released")
-    assert (OPERA.fast().candidates, OPERA.fast().threshold) == (1, 25)
+    assert OPERA.fast() == OPERA.official(candidates=1, threshold=25)
     model, _ = families.build("llava")
     by_call = search(model, prompt("llava", 1), OPERA(beams=2), 4, num_beams=3)
     assert by_call == search(model, prompt("llava", 1), OPERA(beams=3), 4)

@@ -51,9 +51,9 @@ def test_a_missing_processor_raises(name: str) -> None:
     model, _ = families.build("internvl")
     with pytest.raises(
         RevisitError, match=r"needs the model's processor, .*: pass processor=processor to generate"
-    ) as said:
+    ) as raised:
         scores(model, "internvl", STRONG[name])
-    assert "\n" not in str(said.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_methods_that_need_no_processor_look_for_none(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ ROW = 1  # the prompt whose image is not square
 
 
 def continued(family: str, inputs: dict[str, Any], tokens: Tensor) -> Tensor:
-    """The model's logits after a prompt and some tokens, in one forward.  -> (V,)"""
+    """Return the model's logits after a prompt and some tokens, from one forward.  -> (V,)"""
     model, _ = families.build(family)
     with torch.no_grad():
         logits: Tensor = model(**extended(inputs, tokens), logits_to_keep=1).logits[0, -1]
@@ -44,15 +44,15 @@ def check(
     contrasted: Callable[[Any], dict[str, Any]],
     combine: Callable[[Tensor, Tensor, int], Tensor],
 ) -> None:
-    """Every step's scores are combine(clean, contrasted, step), and swapping the two would show."""
+    """Check that every step's scores are combine(clean, contrasted, step), and that swapping the two would be noticed."""
     inputs = dict(single(family, ROW))
     output, _ = decode(family, inputs, method)
     other = contrasted(dict(inputs))
     start = inputs["input_ids"].shape[1]
     swapped_differs = False
     for step, scores in enumerate(output.scores):
-        said = output.sequences[:, start : start + step]
-        clean, other_logits = continued(family, inputs, said), continued(family, other, said)
+        answer = output.sequences[:, start : start + step]
+        clean, other_logits = continued(family, inputs, answer), continued(family, other, answer)
         torch.testing.assert_close(scores[0], combine(clean, other_logits, step), atol=2e-4, rtol=1e-4)
         swapped = combine(other_logits, clean, step)
         swapped_differs |= not torch.allclose(scores[0], swapped, atol=1e-2)
@@ -104,7 +104,7 @@ def test_icd_contrasts_with_the_disturbed_prompt(family: str, place: str) -> Non
 
 
 def as_turns(system: str) -> str:
-    """The template of a chat whose system message is `system` unless another is given, as LLaVA-1.5's prompts have it."""
+    """Return a chat template like LLaVA-1.5's, with `system` as its default system message."""
     return (
         "{% if messages[0].role != 'system' %}" + system + " {% endif %}"
         "{% for turn in messages %}{% if turn.role == 'system' %}{{ turn.content[0].text }} {% else %}"
@@ -132,8 +132,8 @@ def test_icd_replaces_the_system_message() -> None:
     out = revisit.generate(model, **clean, method=method, processor=processor, **options)
     start = clean["input_ids"].shape[1]
     for step, scores in enumerate(out.scores):
-        said = out.sequences[:, start : start + step]
-        own, other = continued("llava", clean, said), continued("llava", disturbed, said)
+        answer = out.sequences[:, start : start + step]
+        own, other = continued("llava", clean, answer), continued("llava", disturbed, answer)
         cutoff = own.max() + torch.tensor(0.1).log()
         want = (2 * own - other).masked_fill(own < cutoff, -torch.inf)
         kept = want.isfinite() & scores[0].isfinite()  # the loop forbids the end of the text
@@ -184,8 +184,8 @@ def test_code_contrasts_with_the_description(family: str) -> None:
     def described(inputs: dict[str, Any]) -> dict[str, Any]:
         text = families.PLACEHOLDER[family].rstrip("\n") + "\nList what you see."
         asked = processor(text=[text], images=[[families.image(2, (56, 28))]], return_tensors="pt")
-        said = model.generate(**asked, max_new_tokens=4, do_sample=False, eos_token_id=families.VOCAB + 1)
-        words = said[0, asked["input_ids"].shape[1] :]
+        output = model.generate(**asked, max_new_tokens=4, do_sample=False, eos_token_id=families.VOCAB + 1)
+        words = output[0, asked["input_ids"].shape[1] :]
         ids = inputs["input_ids"][0]
         at = int((ids == image_token).nonzero()[0])
         new = torch.cat([ids[:at], words, ids[at:][ids[at:] != image_token]])[None]
@@ -196,7 +196,7 @@ def test_code_contrasts_with_the_description(family: str) -> None:
 
 
 def eager_attentions(family: str, inputs: dict[str, Any]) -> tuple[Tensor, ...]:
-    """The model's own attention weights, (heads, T, T) of each layer."""
+    """Return the model's own attention weights, (heads, T, T) for each layer."""
     model, _ = families.build(family)
     model.set_attn_implementation("eager")
     try:
@@ -208,7 +208,7 @@ def eager_attentions(family: str, inputs: dict[str, Any]) -> tuple[Tensor, ...]:
 
 
 def sid_logits(family: str, inputs: dict[str, Any], tokens: Tensor, layer: int, keep: int) -> list[Tensor]:
-    """The contrasted run of SID, step by step with a cache: the mask as written down, for every query.  -> steps × (V,)"""
+    """Return the logits of SID's contrasted run, step by step with a cache and an explicit mask.  -> steps × (V,)"""
     model, _ = families.build(family)
     image = inputs["input_ids"][0] == model.config.image_token_id
     columns, length = image.nonzero().squeeze(-1), len(image)
@@ -217,10 +217,10 @@ def sid_logits(family: str, inputs: dict[str, Any], tokens: Tensor, layer: int, 
 
     def mask(_module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         queries, total = (args[0] if args else kwargs["hidden_states"]).shape[1], attention[-1].shape[-1]
-        said = attention[-1][0].mean(0)[-1]
+        newest = attention[-1][0].mean(0)[-1]
         hidden = torch.zeros(total, dtype=torch.bool)
         hidden[columns] = True
-        hidden[columns[said[columns].argsort(stable=True)[:keep]]] = False
+        hidden[columns[newest[columns].argsort(stable=True)[:keep]]] = False
         blocked = ~torch.ones(queries, total, dtype=torch.bool).tril(total - queries) | hidden
         own = torch.ones(queries, total, dtype=torch.bool).triu(total - queries).tril(total - queries)
         blocked &= ~(
@@ -255,8 +255,8 @@ def test_sid_masks_all_but_the_least_attended(family: str) -> None:
     """At every step and for every query: a hidden vision token does not even attend to itself."""
     inputs = dict(single(family, ROW))
     output, _ = decode(family, inputs, SID(layer=1, keep=2))
-    said = output.sequences[0, inputs["input_ids"].shape[1] :]
-    steps = sid_logits(family, inputs, said[:-1], 1, 2)
+    answer = output.sequences[0, inputs["input_ids"].shape[1] :]
+    steps = sid_logits(family, inputs, answer[:-1], 1, 2)
     for scores, clean, induced in zip(output.scores, output.logits, steps, strict=True):
         torch.testing.assert_close(scores[0], contrast(clean[0], induced, 0.5, 0.1), atol=2e-4, rtol=1e-4)
         assert not torch.allclose(scores[0], contrast(induced, clean[0], 0.5, 0.1), atol=1e-2)
@@ -323,7 +323,7 @@ def test_the_newest_visible_column() -> None:
 
 
 class LargestIntegers(TorchDispatchMode):
-    """How many whole numbers the largest tensor of them has that is made inside."""
+    """Record the size of the largest integer tensor that is made inside the context."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -336,7 +336,7 @@ class LargestIntegers(TorchDispatchMode):
         return made
 
 
-def test_hiding_columns_makes_no_integers_of_every_query_and_column() -> None:
+def test_hiding_columns_makes_no_integer_tensor_of_all_queries_and_columns() -> None:
     q = n = 40
     call = Call(3, torch.zeros(2, 1, q, 4), torch.zeros(2, 1, n, 4), torch.zeros(2, 1, n, 4), None, 1.0, None)
     hidden = torch.zeros(1, n).bool()
@@ -347,7 +347,7 @@ def test_hiding_columns_makes_no_integers_of_every_query_and_column() -> None:
     causal = torch.ones(q, n).tril().bool()
     assert torch.equal(seen[0, 0], causal)
     expected = causal & ~hidden
-    expected[range(5), range(5)] = True  # who would see nothing sees itself
+    expected[range(5), range(5)] = True  # a query that would see nothing sees itself
     assert torch.equal(seen[1, 0], expected)
 
 
@@ -364,8 +364,8 @@ def test_descriptions_do_not_depend_on_other_methods_of_a_chain(first: str) -> N
     code._DESCRIPTIONS.clear()
     chain = Chain([as_method(first), alone])
     outputs = [decode(family, inputs, chain)[0] for _ in range(2)]
-    (written,) = code._DESCRIPTIONS[model].values()
-    assert written == expected
+    (described,) = code._DESCRIPTIONS[model].values()
+    assert described == expected
     assert torch.equal(outputs[0].sequences, outputs[1].sequences)
     for before, after in zip(outputs[0].scores, outputs[1].scores, strict=True):
         torch.testing.assert_close(before, after, atol=0, rtol=0)

@@ -61,7 +61,7 @@ def test_a_name_that_is_not_a_model_type_gets_no_layers(name: str) -> None:
         ReVisiT.recommended(name)
 
 
-def test_a_model_type_that_only_transformers_knows_gets_the_papers_default() -> None:
+def test_a_model_type_without_an_entry_gets_the_papers_default() -> None:
     assert ReVisiT.recommended("gpt2").layers == "last"
 
 

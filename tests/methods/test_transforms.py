@@ -106,12 +106,16 @@ def test_colors_are_drawn_from_the_published_ranges() -> None:
     assert (high > [1.95, 1.95, 1.95, 0.48]).all()
 
 
-def test_one_of_six_is_drawn_with_equal_chances() -> None:
-    original, names = dict(ritual.TRANSFORMS), Counter[str]()
-    for seed in range(600):
-        generator = torch.Generator().manual_seed(seed)
-        names[list(original)[int(torch.randint(6, (), generator=generator))]] += 1
-        drawn = ritual.draw_transform("random", torch.Generator().manual_seed(seed), (8, 8))
+@pytest.mark.parametrize("name", ritual.TRANSFORMS)
+def test_every_transformation_keeps_the_size(name: str) -> None:
+    for seed in range(20):
+        drawn = ritual.draw_transform(name, torch.Generator().manual_seed(seed), (8, 8))
         assert drawn(torch.rand(1, 3, 8, 8)).shape == (1, 3, 8, 8)
-    assert len(names) == 6
-    assert max(abs(count - 100) for count in names.values()) < 4 * math.sqrt(100)
+
+
+def test_one_of_six_is_drawn_with_equal_chances(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {name: lambda *_, name=name: name for name in ritual.TRANSFORMS}
+    monkeypatch.setattr(ritual, "TRANSFORMS", names)
+    drawn = Counter(ritual.draw_transform("random", torch.Generator().manual_seed(n), (8, 8)) for n in range(600))
+    assert set(drawn) == set(names)
+    assert max(abs(count - 100) for count in drawn.values()) < 4 * math.sqrt(100)
