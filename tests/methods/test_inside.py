@@ -311,6 +311,12 @@ def test_vistas_own_prefills_are_not_taken_for_the_prompts() -> None:
         torch.testing.assert_close(first.scores[0], last.scores[0])
 
 
+def test_vista_adds_no_token_that_a_method_before_it_has_cut() -> None:
+    cut, _ = decode("llava", single("llava", ROW), revisit.VCD())
+    late, _ = decode("llava", single("llava", ROW), revisit.Chain([revisit.VCD(), VISTA(strength=0, share=1)]))
+    assert torch.equal(late.scores[0].isfinite(), cut.scores[0].isfinite())
+
+
 @pytest.mark.parametrize("method", [VISTA(layers=(9,)), MemVR(layers=(9,)), ONLY(layer=9)], ids=lambda m: m.name)
 def test_missing_layers_raise(method: Method) -> None:
     with pytest.raises(RevisitError, match="layer 9 does not exist"):

@@ -90,7 +90,9 @@ class VISTA(Method):
 
         def step(input_ids: Tensor, logits: Tensor) -> Tensor:
             late = exits.take(run.raw).mean(1)  # (rows, V)
-            return run.decode_by(input_ids, logits, (1 - self.share) * logits + self.share * late, late, has_image)
+            scores = (1 - self.share) * logits + self.share * late
+            scores = scores.masked_fill(logits == -torch.inf, -torch.inf)  # NaN with share 1, after a cut in a chain
+            return run.decode_by(input_ids, logits, scores, late, has_image)
 
         return step
 
