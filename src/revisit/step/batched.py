@@ -64,23 +64,23 @@ class BatchedStep(Step):
     @torch.no_grad()
     def take(self, inputs: StepInput) -> StepOutput:
         logits, states, uniform, ended, written = inputs
-        logp, counts, width = log_probabilities(logits), states.counts, states.blocks().states.shape[-1]
+        logp, blocks = log_probabilities(logits), states.blocks()
         sizes = count(logp, self.rule, ended)
         set_sizes: list[int] = sizes.tolist()
-        parts = split(set_sizes, counts, room_for(sum(counts), width, logits.device))
+        room = room_for(sum(states.counts), blocks.states.shape[-1], logits.device)
+        parts = split(set_sizes, states.counts, room)
+        if len(parts) == 1:
+            candidates = find_candidates(logp, sizes, max(set_sizes))
+            return finish(logits, candidates, blocks, self.head, self.rule, uniform, written)
+        del blocks  # may be a copy, and each part has its own
         outputs = []
         for part in parts:
-            index = None if len(parts) == 1 else to_device(np.array(part), logits.device)
-            raw, logs, counted, draws, tokens = (rows_of(x, index) for x in (logits, logp, sizes, uniform, written))
-            candidates = find_candidates(logs, counted, max(set_sizes[row] for row in part))
-            blocks = states.blocks() if index is None else states.blocks(part)
-            outputs.append(finish(raw, candidates, blocks, self.head, self.rule, draws, tokens))
-        return outputs[0] if len(outputs) == 1 else merge(outputs, parts)
-
-
-def rows_of(values: Any, index: Tensor | None) -> Any:
-    """Return some rows of a tensor, all without an index; anything else is the same for all rows."""
-    return values[index] if isinstance(values, Tensor) and index is not None else values
+            index = to_device(np.array(part), logits.device)
+            candidates = find_candidates(logp[index], sizes[index], max(set_sizes[row] for row in part))
+            draws = uniform[index] if isinstance(uniform, Tensor) else uniform
+            tokens = None if written is None else written[index]
+            outputs.append(finish(logits[index], candidates, states.blocks(part), self.head, self.rule, draws, tokens))
+        return merge(outputs, parts)
 
 
 def room_for(blocks: int, width: int, device: torch.device) -> int:
@@ -170,19 +170,17 @@ def finish(
     else:
         fused = reference.fuse(candidates.log_p, log_q, rule.fusion, weights, rule.normalize)
 
-    touched = (
-        candidates.inside[:, :1] if blocks.seen is None else candidates.inside[:, :1] & blocks.seen[:, None]
-    )  # (B, 1)
-    several = (
-        candidates.inside[:, 1:2] if candidates.inside.shape[1] > 1 else candidates.sizes[:, None] > 1
-    )  # the likeliest come first
+    touched = candidates.inside[:, :1]  # (B, 1)
+    if blocks.seen is not None:
+        touched = touched & blocks.seen[:, None]
+    # The likeliest tokens come first, so the second one tells whether there are several.
+    several = candidates.inside[:, 1:2] if candidates.inside.shape[1] > 1 else candidates.sizes[:, None] > 1
     applied = several & selected[:, :1]
     final = torch.where(applied, fused, candidates.log_p)
     kept = torch.where(touched, final.to(logits.dtype), logits.gather(-1, candidates.ids))
     scores = torch.where(touched, MINUS_INFINITY, logits).scatter_(-1, candidates.ids, kept)
-    before = candidates.log_p.gather(
-        -1, final.argmax(-1, keepdim=True)
-    )  # (B, 1), of the token that is now the likeliest
+    likeliest = final.argmax(-1, keepdim=True)
+    before = candidates.log_p.gather(-1, likeliest)  # (B, 1)
     changed = (before < candidates.log_p[:, :1])[:, 0]  # never where nothing was applied
     return StepOutput(scores, candidates.sizes, applied[:, 0], changed, index[:, 0], weights, blocks.seen)
 
