@@ -43,7 +43,7 @@ class Case:
     items: list[Tensor]  # (n, d) each
     head: LinearHead
     rule: Rule
-    copies: int
+    rows_per_item: int
     uniform: float
     written: Tensor  # (B, n)
 
@@ -52,32 +52,32 @@ def draw(seed: int) -> Case:
     """Draw the case of a seed."""
     dice, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     vocabulary, width = dice.choice([1, 2, 3, 7, 50, 400]), dice.choice([1, 3, 8, 33])
-    copies, dtype = dice.choice([1, 1, 2]), dice.choice([torch.float32] * 4 + [torch.bfloat16, torch.float16])
+    rows_per_item, dtype = dice.choice([1, 1, 2]), dice.choice([torch.float32] * 4 + [torch.bfloat16, torch.float16])
     items = [_states(dice, generator, width) for _ in range(dice.choice([1, 1, 2, 3]))]
     weight = torch.randn(vocabulary, width, generator=generator) * dice.choice([0.1, 1, 1, 3])
     if dice.random() < 0.1:
         weight[dice.randrange(vocabulary)] = dice.choice([math.nan, math.inf, 1e19, 1e30, 0.0])
-    logits = torch.stack([_logits(dice, generator, vocabulary) for _ in range(len(items) * copies)])
+    logits = torch.stack([_logits(dice, generator, vocabulary) for _ in range(len(items) * rows_per_item)])
     head = LinearHead(weight.to(dtype), transform=torch.tanh if dice.random() < 0.05 else None)
     rule, uniform = _rule(dice), dice.random()
     rule = rule.replace(once=dice.choice([0.0, 0.4, 1.0]))
     written = torch.randint(-1, vocabulary, (len(logits), dice.choice([0, 1, 5, 40])), generator=generator)
     written[:, ::3] = logits.nan_to_num(0).argmax(-1, keepdim=True)  # the likeliest token, several times
-    return Case(logits, [item.to(dtype) for item in items], head, rule, copies, uniform, written)
+    return Case(logits, [item.to(dtype) for item in items], head, rule, rows_per_item, uniform, written)
 
 
-def batch(items: int = 3, copies: int = 1, width: int = 16) -> tuple[Tensor, list[Tensor], LinearHead]:
+def batch(items: int = 3, rows_per_item: int = 1, width: int = 16) -> tuple[Tensor, list[Tensor], LinearHead]:
     """Return logits, states of different length and a head, for tests of one property."""
     generator = torch.Generator().manual_seed(items)
     states = [torch.randn(5 + 7 * number, width, generator=generator) for number in range(items)]
     head = LinearHead(torch.randn(300, width, generator=generator))
-    return torch.randn(items * copies, 300, generator=generator) * 2, states, head
+    return torch.randn(items * rows_per_item, 300, generator=generator) * 2, states, head
 
 
 def reference_scores(
     logits: Tensor, states: list[Tensor], head: LinearHead, rule: Rule, written: Tensor | None = None
 ) -> Tensor:
-    """Return the reference's scores of all rows; consecutive rows are copies of an item.  -> (B, V)"""
+    """Return the reference's scores of all rows; consecutive rows belong to one item.  -> (B, V)"""
     padded = PaddedStates.of_items(states, len(logits) // len(states))
     return reference.ReferenceStep(head, rule).take(StepInput(logits, padded, written=written)).scores
 
@@ -151,7 +151,7 @@ def _states(dice: random.Random, generator: torch.Generator, width: int) -> Tens
 
 def batched(case: Case) -> StepOutput:
     """Take all rows at once, with places for exactly the largest set."""
-    states = PaddedStates.of_items(case.items, case.copies)
+    states = PaddedStates.of_items(case.items, case.rows_per_item)
     return BatchedStep(case.head, case.rule).take(StepInput(case.logits, states, case.uniform, written=case.written))
 
 
@@ -161,7 +161,7 @@ def compiled(case: Case) -> StepOutput | None:
     head = LinearHead(case.head.weight.float(), transform=case.head.transform)
     if not kernel.suits(head, case.rule):
         return None
-    step, states = kernel.CompiledStep(head, case.rule), PaddedStates.of_items(items, case.copies)
+    step, states = kernel.CompiledStep(head, case.rule), PaddedStates.of_items(items, case.rows_per_item)
     step.take(StepInput(case.logits.flip(0), states))
     return step.take(StepInput(case.logits, states, written=case.written))
 
@@ -172,7 +172,7 @@ def interpreted(case: Case) -> StepOutput | None:
 
     if not case.rule.usual or case.head.plain_weight is None:
         return None
-    step, states = triton.TritonStep(case.head, case.rule), PaddedStates.of_items(case.items, case.copies)
+    step, states = triton.TritonStep(case.head, case.rule), PaddedStates.of_items(case.items, case.rows_per_item)
     small = triton.Tiles(16, warps=4, width=16, stages=1, tokens=16, vocabulary=64, projections=2, projected=16)
     tiles = small if len(case.logits) % 2 else triton.tiles_for(*states.mask.shape, states.states.dtype)
     return step.launch(case.logits, states.table, torch.empty_like(case.logits), tiles, written=case.written)
@@ -187,7 +187,7 @@ def compare(case: Case, step: StepOutput) -> list[str]:
 
 
 def _compare_row(case: Case, step: StepOutput, row: int) -> str:
-    logits, states, rule = case.logits[row], case.items[row // case.copies], case.rule
+    logits, states, rule = case.logits[row], case.items[row // case.rows_per_item], case.rule
     expected = reference.refine_row(logits, states, case.head, rule, case.uniform, case.written[row])
     got = step.scores[row]
     if expected is None:

@@ -47,7 +47,7 @@ def test_random_steps_are_the_references(backend: str, seed: int) -> None:
 
 @pytest.mark.parametrize("implementation", [None, "reference", "torch", pytest.param("compiled", marks=built)])
 def test_refine_logits(implementation: Implementation | None) -> None:
-    logits, states, head = batch(copies=2)
+    logits, states, head = batch(rows_per_item=2)
     scores = refine_logits(states, head.weight, logits, implementation=implementation)
     torch.testing.assert_close(scores, reference_scores(logits, states, head, Rule()), atol=1e-5, rtol=1e-5)
     assert torch.equal(refine_logits(states, head, logits), refine_logits(states, head.weight, logits))
@@ -55,7 +55,7 @@ def test_refine_logits(implementation: Implementation | None) -> None:
 
 @pytest.mark.parametrize("implementation", ["reference", "torch", pytest.param("compiled", marks=built)])
 def test_refine_logits_limits_written_tokens(implementation: Implementation) -> None:
-    logits, states, head = batch(copies=2)
+    logits, states, head = batch(rows_per_item=2)
     method = ReVisiT(once=0.7)
     written = logits.topk(9).indices[:, ::2]
     written[3, 1:] = -1  # a shorter answer

@@ -262,7 +262,7 @@ def test_torch_computes_all_steps_if_the_first_differs(broken: str, monkeypatch:
 
 
 def test_the_first_step_agrees_and_is_checked_once() -> None:
-    logits, states, head = batch(copies=2)
+    logits, states, head = batch(rows_per_item=2)
     step, padded = kernels.TritonStep(head, Rule(neighbors=2)), PaddedStates.of_items(states, 2)
     output = step.take(StepInput(logits, padded))
     assert {

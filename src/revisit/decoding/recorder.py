@@ -131,12 +131,14 @@ class Recorder:
         for row in self._active(input_ids) if self.trace.record else ():
             self.trace.rows[row].records.append(self._of_scores(input_ids, logits[row], logits[row], None))
 
-    def note_step(self, input_ids: Tensor, output: StepOutput, items: Sequence[VisionStates], copies: int) -> None:
-        """Count, and on request record, a step of ReVisiT; consecutive rows are `copies` of one item."""
+    def note_step(
+        self, input_ids: Tensor, output: StepOutput, items: Sequence[VisionStates], rows_per_item: int
+    ) -> None:
+        """Count, and on request record, a step of ReVisiT; `rows_per_item` consecutive rows belong to one item."""
         self.count(input_ids, output.sizes, output.applied, output.changed, output.seen)
         for row in self._active(input_ids) if self.trace.record else ():
             if (detail := output.details[row]) is not None:  # None for a row that was left unchanged
-                record = self._of_detail(input_ids, detail, items[row // copies])
+                record = self._of_detail(input_ids, detail, items[row // rows_per_item])
                 self.trace.rows[row].records.append(record)
 
     def limit(self, in_phase: Tensor, input_ids: Tensor, logits: Tensor) -> None:

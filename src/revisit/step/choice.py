@@ -37,7 +37,7 @@ def refine_logits(
     Args:
         states: Hidden states of each item's vision tokens, (items, n, d) or a list of (n, d); n = 0 without an image.
         head: The LM head's (V, d) weight, or a `LinearHead` with its bias, scale and cap.
-        logits: (B, V) of the step. B is a multiple of the items: consecutive rows are copies of one item (beams).
+        logits: (B, V) of the step. B is a multiple of the items: consecutive rows belong to one item (beams).
         method: A `ReVisiT` with the settings; the paper's by default. select="random" draws from torch's generator.
         implementation: "reference", "torch", "compiled" (CPUs) or "triton" (GPUs); by default the one that `choose` selects.
         written: (B, n) tokens generated so far, -1 where a row has fewer; required by the setting `once`.
@@ -55,7 +55,7 @@ def refine_logits(
     if getattr(rule, "phase", "both") != "both":
         raise RevisitError("refine_logits takes one step and cannot tell thoughts from the answer: leave out phase.")
     step = choose(projection, rule, logits.device, implementation)
-    padded = PaddedStates.of_items(items, copies=len(logits) // len(items))
+    padded = PaddedStates.of_items(items, rows_per_item=len(logits) // len(items))
     draws = torch.rand(len(logits), 1, dtype=torch.double, device=logits.device) if rule.select == "random" else 0.0
     tokens = None if written is None else written.to(logits.device, torch.long)
     return step.take(StepInput(logits, padded, draws, written=tokens)).scores

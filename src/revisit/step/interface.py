@@ -169,19 +169,19 @@ class StateBlocks:
 
     @staticmethod
     def pooled(
-        pool: Tensor, lengths: Tensor, table: Tensor, slots: Tensor | None = None, copies: int = 1
+        pool: Tensor, lengths: Tensor, table: Tensor, slots: Tensor | None = None, rows_per_block: int = 1
     ) -> PooledBlocks:
         """Return the blocks of a pool (G, S, d) with `lengths` (G,) states each; row b has the blocks table[b].
 
-        The table (B, M) has block numbers in the order of the states, then -1. At most `copies` rows share their blocks, and
+        The table (B, M) has block numbers in the order of the states, then -1. At most `rows_per_block` rows share their blocks, and
         row b is number slots[b] of them. The whole pool is read: pass only the part in use.
         """
         mask = torch.arange(pool.shape[1], device=pool.device) < lengths[:, None]
         slots = torch.zeros(len(table), dtype=torch.long, device=table.device) if slots is None else slots
         owner = torch.arange(len(table), device=table.device)[:, None].expand_as(table)
-        place = table.remainder(len(pool) + 1) * copies + slots[:, None]  # -1 goes to the spare block
-        spare = torch.zeros((len(pool) + 1) * copies, dtype=torch.long, device=pool.device)
-        rows = spare.scatter(0, place.flatten(), owner.flatten()).view(-1, copies)[:-1]
+        place = table.remainder(len(pool) + 1) * rows_per_block + slots[:, None]  # -1 goes to the spare block
+        spare = torch.zeros((len(pool) + 1) * rows_per_block, dtype=torch.long, device=pool.device)
+        rows = spare.scatter(0, place.flatten(), owner.flatten()).view(-1, rows_per_block)[:-1]
         return PooledBlocks(pool, mask, rows, (table >= 0).any(-1), table=table, slots=slots)
 
     def by_block(self, values: Tensor) -> Tensor:
@@ -223,7 +223,7 @@ class BlockTable(NamedTuple):
     states: Tensor  # (G, S, d); states that are NaN cannot be selected
     blocks: Tensor  # (B, M) int32: the blocks of each row in order; numbers after the last are not read
     counts: Tensor  # (B,) int32: number of states of each row, 0 without an image
-    copies: int = 1  # consecutive rows that share their blocks
+    rows_per_item: int = 1  # consecutive rows that share their blocks
 
     @property
     def longest(self) -> int:
@@ -232,20 +232,20 @@ class BlockTable(NamedTuple):
 
 
 class PaddedStates:
-    """Row states in one padded tensor, as in transformers: consecutive rows are copies of an item (beams).
+    """Row states in one padded tensor, as in transformers: consecutive rows belong to one item (beams).
 
     Args:
         states: (items, n, d). Padding becomes NaN, in place, and so is never selected.
         mask: (items, n), False for padding.
-        copies: Number of rows that share an item.
+        rows_per_item: Number of rows that belong to each item.
     """
 
-    def __init__(self, states: Tensor, mask: Tensor, copies: int = 1) -> None:
-        self.states, self.mask, self.copies = states, mask, copies
-        self.counts = [1] * (len(states) * copies)
+    def __init__(self, states: Tensor, mask: Tensor, rows_per_item: int = 1) -> None:
+        self.states, self.mask, self.rows_per_item = states, mask, rows_per_item
+        self.counts = [1] * (len(states) * rows_per_item)
 
     @classmethod
-    def of_items(cls, items: Sequence[Tensor], copies: int = 1) -> PaddedStates:
+    def of_items(cls, items: Sequence[Tensor], rows_per_item: int = 1) -> PaddedStates:
         """Pad the (n, d) states of each item; n may differ, and is 0 for an item without an image."""
         longest = max(1, *(len(item) for item in items))
         states = items[0].new_zeros(len(items), longest, items[0].shape[-1])
@@ -253,7 +253,7 @@ class PaddedStates:
         for number, item in enumerate(items):
             states[number, : len(item)] = item
             mask[number, : len(item)] = True
-        return cls(states, mask.to(states.device), copies)
+        return cls(states, mask.to(states.device), rows_per_item)
 
     @functools.cached_property
     def _items(self) -> list[ItemStates]:
@@ -264,11 +264,11 @@ class PaddedStates:
     @functools.cached_property
     def _blocks(self) -> StateBlocks:
         states = self.states.float() if self.states.is_cpu else self.states  # half precision is slow on CPUs
-        rows = torch.arange(len(states) * self.copies, device=states.device).view(-1, self.copies)
+        rows = torch.arange(len(states) * self.rows_per_item, device=states.device).view(-1, self.rows_per_item)
         if bool(self.mask.all()):
             return StateBlocks(states, None, rows)
         states.masked_fill_(~self.mask[..., None], math.nan)  # a mask would have to be read in every step
-        return StateBlocks(states, None, rows, seen=self.mask.any(-1).repeat_interleave(self.copies))
+        return StateBlocks(states, None, rows, seen=self.mask.any(-1).repeat_interleave(self.rows_per_item))
 
     @functools.cached_property
     def table(self) -> BlockTable:
@@ -276,11 +276,11 @@ class PaddedStates:
         places = torch.arange(1, self.mask.shape[1] + 1, device=self.mask.device)
         counts = torch.where(self.mask, places, 0).amax(-1)  # (items,)
         items = torch.arange(len(self.states), device=self.mask.device)
-        blocks, counts = (values.repeat_interleave(self.copies).int() for values in (items, counts))
-        return BlockTable(self.states.contiguous(), blocks[:, None], counts, self.copies)
+        blocks, counts = (values.repeat_interleave(self.rows_per_item).int() for values in (items, counts))
+        return BlockTable(self.states.contiguous(), blocks[:, None], counts, self.rows_per_item)
 
     def item(self, row: int) -> ItemStates:
-        return self._items[row // self.copies]
+        return self._items[row // self.rows_per_item]
 
     def blocks(self, rows: Sequence[int] | None = None) -> StateBlocks:
         if rows is None:
@@ -288,7 +288,7 @@ class PaddedStates:
         index = to_device(np.array(rows), self.states.device)
         own = torch.arange(len(rows), device=index.device)[:, None]  # each row has a block of its own
         seen = None if self._blocks.seen is None else self._blocks.seen[index]
-        return StateBlocks(self._blocks.states[index // self.copies], None, own, seen)
+        return StateBlocks(self._blocks.states[index // self.rows_per_item], None, own, seen)
 
 
 def to_device(numbers: np.ndarray, device: torch.device) -> Tensor:

@@ -491,7 +491,7 @@ def launches(
     adaptive = rule.weight if isinstance(rule.weight, str) else ""
     values = {
         **buffers, "logits": logits, "rows": rows, "ended": ended, "head": head, "V": vocabulary, "stride": logits.stride(0),
-        "states": states.states, "table": states.blocks, "counts": states.counts, "copies": states.copies,
+        "states": states.states, "table": states.blocks, "counts": states.counts, "copies": states.rows_per_item,
         "N": states.longest, "S": size, "D": width, "blocks": states.blocks.shape[1], "parts": parts, "tiles": state_tiles,
         "scores": out.scores, "score_stride": out.scores.stride(0), "sizes": out.sizes, "applied": out.applied,
         "changed": out.changed, "state": out.states, "weights": out.weights, "log_alpha": math.log(rule.alpha), "gap": gap,
@@ -513,7 +513,7 @@ def launches(
     yield launch(pack, parts, batch, TILE=tiles.vocabulary, TILES=few, warps=8)
     if values["marks"] is not None:
         yield launch(mark, triton.cdiv(values["length"], 128), batch, TOKENS=128)
-    grid = (states.copies, state_tiles, batch // states.copies)
+    grid = (states.rows_per_item, state_tiles, batch // states.rows_per_item)
     sizes = {"STATES": tiles.states, "TOKENS": tiles.tokens, "WIDTH": tiles.width}
     yield launch(compare, *grid, **sizes, WIDE=INTERPRETED, warps=tiles.warps, stages=tiles.stages)
     yield launch(select, batch, STATES=tiles.states, TILES=MANY_TILES if state_tiles > FEW_TILES else FEW_TILES)
