@@ -1,9 +1,9 @@
 """ReVisiT's step for a whole batch at once, in torch, on any device.
 
 It supports every setting, and is used where neither the compiled nor the Triton step applies. The states of all rows are one
-tensor (`StateBlocks`), in the model's dtype on a GPU. The candidates of every row are its likeliest tokens, as many as the
-largest plausible set has; implausible ones are masked. One gather of head rows and one batched product give the logits of all
-vision tokens. Nothing loops over images, and the host reads nothing but the sizes of the sets.
+tensor (`StateBlocks`), in the model's dtype on a GPU. The candidates of every row are its likeliest tokens, as many as there
+are in the largest plausible set; implausible ones are masked. One gather of head rows and one batched product give the logits
+of all vision tokens. Nothing loops over images, and the host reads only the sizes of the sets.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Candidates(NamedTuple):
     ids: Tensor  # (B, K)
     inside: Tensor  # (B, K) whether each is plausible
     log_p: Tensor  # (B, K) the output distribution over the plausible ones, -inf elsewhere
-    sizes: Tensor  # (B,) plausible tokens, also beyond K; 0 for ended rows and logits that are not a distribution
+    sizes: Tensor  # (B,) plausible tokens, which may be more than K; 0 for ended rows and logits that are not a distribution
 
 
 # Numbers of the LM head that are copied at a time for the candidates of all blocks: a CPU's cache, and 1 GB on a GPU.
@@ -55,8 +55,8 @@ USUAL = 128  # candidates for which all blocks are compared at once
 class BatchedStep(Step):
     """The step of all rows at once; the rows may change from step to step.
 
-    The host reads the sizes of the plausible sets, and all rows are computed at once if their candidates fit the room. Rows with
-    much larger sets are computed after the others, so that one flat distribution does not enlarge the step of all rows.
+    Rows with much larger plausible sets are computed after the others, so that one flat distribution does not enlarge the step
+    of all rows.
     """
 
     name = "torch"
@@ -84,12 +84,12 @@ class BatchedStep(Step):
 
 
 def room_for(blocks: int, width: int, device: torch.device) -> int:
-    """Return the largest product of blocks and candidates to compare at once, given the number of blocks and their width."""
+    """Return the largest product of blocks and candidates to compare at once, for this many blocks of states (S, width)."""
     return max(blocks * USUAL, (CPU_HEAD_NUMBERS if device.type == "cpu" else HEAD_NUMBERS) // width)
 
 
 def split(sizes: Sequence[int], counts: Sequence[int], room: int) -> list[list[int]]:
-    """Split rows into parts whose blocks times largest set fit the room, small sets first; a row that needs more is alone."""
+    """Split rows into parts whose blocks times largest set fit the room, small sets first; a row that needs more is a part."""
     parts: list[list[int]] = [[]]
     blocks = 0
     for row in sorted(range(len(sizes)), key=lambda row: sizes[row]):
@@ -102,7 +102,7 @@ def split(sizes: Sequence[int], counts: Sequence[int], room: int) -> list[list[i
 
 
 def merge(outputs: Sequence[StepOutput], parts: Sequence[Sequence[int]]) -> StepOutput:
-    """Return the outputs of parts of the rows as one, in the order of the rows."""
+    """Merge the outputs of parts of the rows, in the order of the rows."""
     index = to_device(np.argsort(np.concatenate(parts)), outputs[0].scores.device)
     fields: list[Any] = [torch.cat(x)[index] if isinstance(x[0], Tensor) else x[0] for x in zip(*outputs, strict=True)]
     return StepOutput(*fields)
@@ -114,7 +114,7 @@ def merge(outputs: Sequence[StepOutput], parts: Sequence[Sequence[int]]) -> Step
 def refine_batch(
     logits: Tensor, blocks: StateBlocks, head: Projection, rule: Rule, capacity: int, ended: Tensor | None = None
 ) -> StepOutput:
-    """Take one step of all rows without waiting for the device; rows whose plausible sets exceed the capacity are wrong."""
+    """Take one step of all rows without waiting for the device; wrong for rows with more than `capacity` plausible tokens."""
     logp = log_probabilities(logits)
     candidates = find_candidates(logp, count(logp, rule, ended), capacity)
     return finish(logits, candidates, blocks, head, rule)
@@ -132,7 +132,7 @@ def count(logp: Tensor, rule: Rule, ended: Tensor | None) -> Tensor:
 
 
 def find_candidates(logp: Tensor, sizes: Tensor, capacity: int) -> Candidates:
-    """Return the likeliest tokens in `capacity` places; the plausible ones are the first of each row."""
+    """Return the `capacity` likeliest tokens of each row, the plausible ones first."""
     top, ids = logp.topk(max(1, min(capacity, logp.shape[-1])))  # (B, K), descending
     inside = torch.arange(top.shape[1], device=top.device) < sizes[:, None]
     return Candidates(ids, inside, torch.where(inside, top, MINUS_INFINITY).log_softmax(-1), sizes)
@@ -186,7 +186,7 @@ def finish(
 
 
 def contains(written: Tensor, ids: Tensor, vocabulary: int) -> Tensor:
-    """Return the mask of ids that are among the written tokens of their row; -1 is no token.  (B, n), (B, K) -> (B, K)"""
+    """Return the mask of ids that are among their row's written tokens, where -1 is no token.  (B, n), (B, K) -> (B, K)"""
     marks = torch.zeros(len(ids), vocabulary + 1, dtype=torch.bool, device=ids.device)
     return marks.scatter_(1, written.remainder(vocabulary + 1), True).gather(1, ids)
 
@@ -270,14 +270,14 @@ def select(distances: Tensor, sizes: Tensor, rule: Rule, uniform: float | Tensor
     """Return the selected states of every row, the best first, and the mask of those that can be selected.  (B, N) -> (B, n), (B, n)"""
     if rule.select == "random":
         finite = distances < math.inf
-        wanted = (uniform * finite.sum(-1, keepdim=True).double()).long()  # index among the usable ones
-        first = ((finite.cumsum(-1) - 1 == wanted) & finite).int().argmax(-1, keepdim=True)
+        place = (uniform * finite.sum(-1, keepdim=True).double()).long()  # among the usable ones
+        first = ((finite.cumsum(-1) - 1 == place) & finite).int().argmax(-1, keepdim=True)
         return first, finite.gather(-1, first)
     least = distances.amin(-1, keepdim=True)
     if rule.select != "soft" and rule.neighbors == 1:
-        equal = distances - least <= 0.5 * reference.resolution(least, sizes[:, None], rule)  # inf − inf is not
-        found, first = equal.max(-1, keepdim=True)
-        return first, found
+        equal = distances - least <= 0.5 * reference.resolution(least, sizes[:, None], rule)  # False for inf − inf
+        any_usable, first = equal.max(-1, keepdim=True)
+        return first, any_usable
     steps, order = reference.quantized_distance(distances, least, sizes[:, None], rule).sort(dim=-1, stable=True)
     count = order.shape[1] if rule.select == "soft" else rule.neighbors
     return order[:, :count], steps[:, :count] < math.inf  # inf and NaN come last

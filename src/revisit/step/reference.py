@@ -99,7 +99,7 @@ def jsd(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 def official_divergence(log_p: Tensor, log_q: Tensor, q: Tensor | None = None) -> Tensor:
-    """Return what the released code calls JSD: the mean (not the sum) over tokens of ½·M·(ln M − ln P) + ½·M·(ln M − ln Q).
+    """Return the released code's "JSD": the mean (not the sum) over tokens of ½·M·(ln M − ln P) + ½·M·(ln M − ln Q).
 
     `q` is Q itself, if it was rounded on its own and is not the exponential of `log_q`.
     """
@@ -189,7 +189,7 @@ def quantized_distance(distance: Tensor, least: Tensor, size: int | Tensor, rule
 
 
 def resolution(least: Tensor, size: int | Tensor, rule: Rule) -> Tensor | float:
-    """Return the resolution of float32 near the least distance."""
+    """Return the resolution of float32 near the least distance; 0 compares the numbers as they are."""
     if rule.model_dtype:
         return 0.0
     if rule.divergence == "official":

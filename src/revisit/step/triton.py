@@ -1,4 +1,4 @@
-"""ReVisiT's usual step as seven Triton kernels, for CUDA and ROCm devices.
+"""ReVisiT's usual step as Triton kernels, for CUDA and ROCm devices.
 
 `reference.py` defines the result; this file computes it for a whole batch (Jensen–Shannon divergence, product of experts,
 any weight, any number of neighbors, `once`). Read it top to bottom: `launches` yields the kernels in order, and each kernel is
@@ -7,7 +7,7 @@ one line of the algorithm.
     maxima    largest logit and normalizer of each tile of the vocabulary           (B, tiles)
     count     plausible tokens of each tile, and their sum of probabilities         (B, tiles)
     pack      plausible tokens in vocabulary order, with log P; scores outside them (B, V)
-    mark      those among them that the answer already contains, only for `once`    (B, V)
+    mark      plausible tokens that the answer already contains, only for `once`    (B, V)
     compare   divergence of every vision state; states are read from memory once    (B, N)
     select    the nearest vision states                                             (B, n)
     project   log Q of the selected states                                          (B, V)
@@ -482,7 +482,7 @@ def launches(
         out: Written to; `out.scores` may be `logits` itself.
         tiles: Sizes of the programs.
         ended: (B,) rows that keep their logits.
-        rows: (B,) int32; None for all rows in order.
+        rows: (B,) integers; None for all rows in order.
         gap: How far below its logit the score of a token outside the plausible set is.
         written: (B, n) tokens generated so far, -1 for none; only `once` needs them.
     """
@@ -524,9 +524,8 @@ def launches(
 
 # -- the step ------------------------------------------------------------------------------------------------------
 
-CLOSE = (
-    0.01  # largest difference of divergences from the reference's at first use; scores may differ five times as much
-)
+# At first use, divergences may differ from the reference's by this much, and scores by five times as much.
+CLOSE = 0.01
 COMPARED = 4  # rows of the first step that are compared
 # (device, dtypes, tiles, …) -> whether the first step agreed with the reference's
 _WORKS: dict[tuple[Any, ...], bool] = {}
@@ -553,7 +552,7 @@ class TritonStep(Step):
     """The kernels above.
 
     They were compiled for many GPUs and tested in Triton's interpreter, not on every device. So the first step with each device
-    and dtype is compared with the reference's; if they differ or Triton fails, a warning is given and torch computes all steps.
+    and dtype is compared with the reference; if the two differ or Triton fails, a warning is issued and torch computes all steps.
     """
 
     name = "triton"
@@ -611,7 +610,7 @@ class TritonStep(Step):
         if key not in _WORKS:
             try:
                 problem = self._compare(inputs if rows is None else inputs._replace(logits=logits[rows]))
-            except Exception as error:  # of the compiler, the driver, the device
+            except Exception as error:  # from the compiler, the driver or the device
                 problem = f"{type(error).__name__}: {str(error).strip()[:200]}"
             _WORKS[key] = problem is None
             if problem is not None:
@@ -643,7 +642,7 @@ class TritonStep(Step):
             if len(ours) != len(theirs) or not torch.allclose(ours, theirs, rtol=0, atol=CLOSE):
                 return f"divergences of row {row} differ"
             same = torch.equal(*(reference.select(values, size, self.rule)[0] for values in (ours, theirs)))
-            # Divergences nearly equal may be selected in another order.
+            # Divergences that are nearly equal may be selected in another order.
             if same and not torch.allclose(out.scores[row, want.ids].float(), want.final, rtol=CLOSE, atol=5 * CLOSE):
                 return f"scores of row {row} differ"
         return None

@@ -1,4 +1,4 @@
-"""The usual step as one call of compiled code (kernel.c), for float32 and bfloat16 models on a CPU.
+"""ReVisiT's usual step in C (kernel.c), for float32 and bfloat16 models on a CPU.
 
 It is optional: torch computes the step if the library was not built or is turned off (`REVISIT_KERNEL=0`), and also, with one
 warning, if the library cannot be loaded or was built from another source.
@@ -25,7 +25,7 @@ from revisit.step.rule import Rule
 
 HERE = Path(__file__).resolve().parent
 ENABLED = settings.compiled_step()
-COLUMNS = 16384  # most columns that are kept for an item
+COLUMNS = 16384  # most columns in an item's cache
 ADAPTIVE = {"agreement": 1, "uncertainty": 2, "both": 3}
 
 
