@@ -77,15 +77,14 @@ def scatter(result: RowDetail | None, logits: Tensor) -> Tensor:
     return scores
 
 
-def plausible(logits: Tensor, alpha: float | Tensor, largest: Tensor | None = None) -> Tensor:
+def plausible(logits: Tensor, alpha: float | Tensor) -> Tensor:
     """Return the plausible tokens, those with p >= alpha · max p > 0; alpha 0 keeps all with p > 0.  (..., V) -> (..., V)
 
-    Works on logits and on log-probabilities. `alpha` may differ by row, (..., 1), and so may `largest`, the row's maximum
-    where it is known.
+    Works on logits and on log-probabilities. `alpha` may differ by row, (..., 1).
     """
     if not isinstance(alpha, Tensor) and alpha == 0:
         return logits > -math.inf
-    largest = logits.amax(-1, keepdim=True) if largest is None else largest
+    largest = logits.amax(-1, keepdim=True)
     return logits >= largest + (alpha.log() if isinstance(alpha, Tensor) else math.log(alpha))
 
 
