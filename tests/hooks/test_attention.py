@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 
 import pytest
@@ -62,18 +63,18 @@ def test_hooks_ignore_other_threads_which_may_end_first() -> None:
     assert model.config.text_config._attn_implementation == "sdpa"
 
 
-def test_unknown_kernels_raise() -> None:
+def test_an_unknown_kernel_raises_and_leaves_the_other_layers_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     model, _ = families.build("llava")
-    config = model.model.language_model.config
+    decoder = model.model.language_model
+    config = copy.deepcopy(decoder.config)
     config._attn_implementation = "flash_attention_2"
-    try:
-        with (
-            pytest.raises(RevisitError, match="load the model with attn_implementation='sdpa' or 'eager'"),
-            watching(ModelParts.of(model), lambda call: None, "SID"),
-        ):
-            pass
-    finally:
-        config._attn_implementation = "sdpa"
+    monkeypatch.setattr(decoder.layers[1].self_attn, "config", config)
+    with (
+        pytest.raises(RevisitError, match="load the model with attn_implementation='sdpa' or 'eager'"),
+        watching(ModelParts.of(model), lambda call: None, "SID"),
+    ):
+        pass
+    assert decoder.config._attn_implementation == "sdpa"
 
 
 def test_columns_need_the_whole_prompt() -> None:

@@ -136,15 +136,13 @@ def watching(parts: ModelParts, attention_hook: AttentionHook, method_name: str)
         )
     hooks = _here.__dict__.setdefault("hooks", [])
     entry = (modules, attention_hook)
-    for config in configs.values():
-        _enter(config, method_name, parts)
-    hooks.append(entry)
-    try:
-        yield
-    finally:
-        hooks.remove(entry)
+    with contextlib.ExitStack() as stack:
         for config in configs.values():
-            _leave(config)
+            _enter(config, method_name, parts)
+            stack.callback(_leave, config)
+        hooks.append(entry)
+        stack.callback(hooks.remove, entry)
+        yield
 
 
 def _enter(config: PretrainedConfig, method_name: str, parts: ModelParts) -> None:
@@ -187,7 +185,7 @@ def _with_hooks(name: str) -> Callable[..., Any]:
         kernel = registry.get_interface(name, eager)
         scaling = kwargs.get("scaling")
         scaling = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-        extra_term = next((name for name in EXTRA_TERMS if kwargs.get(name) is not None), "")
+        extra_term = next((term for term in EXTRA_TERMS if kwargs.get(term) is not None), "")
         afterwards = []
         for modules, attention_hook in () if paused() else getattr(_here, "hooks", ()):
             if id(module) in modules:
