@@ -17,7 +17,7 @@ from revisit.decoding.recorder import EndedRows, Recorder
 from revisit.decoding.trace import Trace
 from revisit.errors import RevisitError
 from revisit.hooks.attention import AttentionHook, Call, watching
-from revisit.hooks.branch import CACHE, Branches, StandIn
+from revisit.hooks.branch import CACHE, Branches, ModelWrapper
 from revisit.hooks.early_exits import EarlyExits
 from revisit.hooks.states import Capture, VisionStates, no_image
 from revisit.models.families import IMAGE_INPUTS, resolve_layers
@@ -295,7 +295,9 @@ class Run:
 
         Hooks treat these forwards as contrasted ones. Close the generator before the next step: it crops the KV cache.  -> (rows, n)
         """
-        if not self.input_ids.shape[1] or (self.loop_model is not self.model and type(self.loop_model) is not StandIn):
+        if not self.input_ids.shape[1] or (
+            self.loop_model is not self.model and type(self.loop_model) is not ModelWrapper
+        ):
             raise RevisitError(
                 f"{type(self.method).__name__} looks ahead, which needs the prompt as input_ids and a KV cache without a contrasted run: "
                 "use it alone, or in a chain without contrastive methods."
@@ -324,7 +326,7 @@ class Run:
 
     def reorder(self, rows: Tensor) -> None:
         """Continue each row from another one of its item: row i from row rows[i].  (rows,)"""
-        self._stand_in()
+        self._wrap_model()
         if (cache := self.model_kwargs.get(CACHE)) is not None:
             self.model_kwargs[CACHE] = self.loop_model._reorder_cache(cache, rows)
 
@@ -334,12 +336,12 @@ class Run:
             raise RevisitError(
                 f"{type(self.method).__name__} follows beams, which transformers reorders with their KV cache: leave out use_cache=False."
             )
-        self._stand_in()
+        self._wrap_model()
         self.reorder_hooks.append(hook)
 
-    def _stand_in(self) -> None:
-        if not isinstance(self.loop_model, StandIn):
-            self.loop_model = StandIn(self)
+    def _wrap_model(self) -> None:
+        if not isinstance(self.loop_model, ModelWrapper):
+            self.loop_model = ModelWrapper(self)
 
 
 def _continue(model: Any, ids: Tensor, kwargs: dict[str, Any], new: int, run: int) -> tuple[Tensor, dict[str, Any]]:

@@ -19,12 +19,12 @@ from transformers.generation.candidate_generator import AssistedCandidateGenerat
 
 from revisit.decoding.run import Run
 from revisit.errors import RevisitError, brief
-from revisit.hooks.branch import StandIn
+from revisit.hooks.branch import ModelWrapper
 from revisit.hooks.states import hooks_paused
 from revisit.models.parts import describe
 
 
-class Speculation(StandIn):
+class Speculation(ModelWrapper):
     """Wraps the model in assisted generation: drafts without the method, and counts accepted steps only."""
 
     def __init__(self, run: Run, processors: LogitsProcessorList) -> None:

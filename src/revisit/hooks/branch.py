@@ -40,7 +40,7 @@ COPIED_OPTIONS = (
 )
 
 
-class StandIn:
+class ModelWrapper:
     """A wrapper of the model that observes beam reordering."""
 
     def __init__(self, run: Run) -> None:
@@ -146,7 +146,7 @@ def last_states(run: Run, inputs: dict[str, Any] | None) -> list[Tensor]:
     return outputs
 
 
-class Branches(StandIn):
+class Branches(ModelWrapper):
     """A wrapper of the model for the decoding loop that runs all branches and returns the clean rows."""
 
     def __init__(self, run: Run) -> None:

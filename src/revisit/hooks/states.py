@@ -199,7 +199,7 @@ def saved_positions(model: Model, *, clear: bool = False) -> Iterator[None]:
 
 
 # Vision states of the prompts in KV caches: a later call that reuses a cache does not compute them in its prefill.
-_OF_CACHE: weakref.WeakKeyDictionary[Cache, list[VisionStates]] = weakref.WeakKeyDictionary()
+_STATES_OF_CACHE: weakref.WeakKeyDictionary[Cache, list[VisionStates]] = weakref.WeakKeyDictionary()
 
 
 def run_lengths(positions: Tensor) -> list[int]:
@@ -256,7 +256,7 @@ class Capture:
         self.cache = cache
         self.cached = 0 if cache is None else int(cache.get_seq_length())  # positions that the first forward skips
         self._start, self._width = self.cached, 0  # first position and number of positions of the running forward
-        self.earlier = _OF_CACHE.get(cache) if cache is not None else None  # items of the cache's last prompt
+        self.earlier = _STATES_OF_CACHE.get(cache) if cache is not None else None  # items of the cache's last prompt
         self.store: Tensor | None = None  # (items, |J|, N, d), padded to the largest item
         self._indices: dict[torch.device, tuple[Tensor, Tensor]] = {}
         self._hooks = Hooks(stack, force_eager=True)
@@ -300,7 +300,7 @@ class Capture:
             return  # another chunk follows
         self.last = hidden[:: self.copies, -1].clone()
         if self.cache is not None:
-            _OF_CACHE[self.cache] = self.items
+            _STATES_OF_CACHE[self.cache] = self.items
 
     def _keep(self, layer: int, hidden: Tensor) -> None:
         """Store the vision tokens' part of one layer's (rows, q, d) states."""
