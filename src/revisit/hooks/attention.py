@@ -26,7 +26,7 @@ from revisit.models.parts import ModelParts, describe, multiply
 
 KERNELS = ("eager", "sdpa")
 PREFIX = "revisit_"
-# Arguments of kernels whose softmax has further terms than q·k and the mask.
+# Arguments by which a kernel's softmax gets other terms than q·k and the mask.
 EXTRA_TERMS = ("position_bias", "sinks", "s_aux")
 
 _lock = threading.Lock()
@@ -42,7 +42,7 @@ class Call:
     query: Tensor  # (rows, heads, q, d)
     key: Tensor  # (rows, key heads, columns, d)
     value: Tensor
-    # (rows or 1, 1, q, columns): True or 0 where visible; None: all for one query, else causal from column 0 on
+    # (rows or 1, 1, q, columns): True or 0 where visible. None: one query attends to all columns, several attend causally.
     mask: Tensor | None
     scaling: float
     softcap: float | None
@@ -63,7 +63,7 @@ class Call:
         if self.softcap is not None:
             scores = torch.tanh(scores / self.softcap) * self.softcap
         if self.mask is None and q == 1 and self.query.shape[2] in (1, scores.shape[-1]):
-            return scores  # the newest attends to everything
+            return scores  # the last query attends to every column
         seen = self.visible() if self.mask is None else self.mask
         seen = seen[..., -q:, : scores.shape[-1]]  # (rows or 1, 1, q, columns)
         return scores.masked_fill(~seen, -torch.inf) if seen.dtype == torch.bool else scores + seen.float()
@@ -73,7 +73,7 @@ class Call:
         return self.scores()[:, :, 0].softmax(-1)
 
     def attend(self, scores: Tensor, where: Tensor | None = None) -> Callable[[Tensor], Tensor]:
-        """Return a change of the kernel's output that makes the last queries of the first rows attend by these scores.
+        """Return a function that changes the kernel's output: the last queries of the first rows attend by these scores.
 
         Args:
             scores: Before the softmax.  (rows, heads, q, columns)

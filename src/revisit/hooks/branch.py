@@ -70,9 +70,9 @@ class Branch:
     """One contrasted run: its prompt, the arguments that generate() prepared for it, and the logits of its newest position."""
 
     ids: Tensor  # (rows, T') the contrast prompt
-    kwargs: dict[str, Any]  # that the loop would pass to the model
+    kwargs: dict[str, Any]  # keyword arguments that the loop would pass to the model
     config: GenerationConfig
-    live: slice | None = None  # its rows in the running forward, None while it is not part of it
+    live: slice | None = None  # its rows in the running forward; None if the forward does not contain it
     shift: int = 0  # columns of padding before its prompt in the cache
     logits: Tensor | None = None  # (rows, V)
 
@@ -87,7 +87,7 @@ class Branch:
 
 
 def add_branch(run: Run, inputs: dict[str, Any] | None, *, stacked: bool) -> Branch:
-    """Add a contrasted run of another prompt with these inputs; None for the same prompt again."""
+    """Add a contrasted run of the prompt with these inputs; None for the call's prompt again."""
     branch = Branch(*loop_arguments(run, inputs))
     if not isinstance(run.loop_model, Branches):
         run.loop_model = Branches(run)
@@ -98,7 +98,7 @@ def add_branch(run: Run, inputs: dict[str, Any] | None, *, stacked: bool) -> Bra
 def loop_arguments(run: Run, inputs: dict[str, Any] | None) -> tuple[Tensor, dict[str, Any], GenerationConfig]:
     """Return a prompt as generate() prepares it for its loop: encoded images, positions, cache, repeated for beams.
 
-    Without inputs, it is the prompt of this call.
+    Without `inputs`, return the prompt of this call.
     """
     check_empty_cache(run)
     if inputs is None:
@@ -128,7 +128,7 @@ def loop_arguments(run: Run, inputs: dict[str, Any] | None) -> tuple[Tensor, dic
 
 
 def last_states(run: Run, inputs: dict[str, Any] | None) -> list[Tensor]:
-    """Run a prompt separately and return the output of every decoder layer at its last token; None for the call's prompt.
+    """Run a prompt, by default the call's, on its own and return the output of every decoder layer at its last token.
 
     -> layers × (rows, d)
     """
@@ -172,8 +172,8 @@ class Branches(ModelWrapper):
         outputs: CausalLMOutputWithPast = prefill(self._model, input_ids, generation_config, model_kwargs, **kwargs)
         for branch in self._branches:
             with self._alone(branch):
-                own = prefill(self._model, branch.ids, branch.config, branch.kwargs, **kwargs)
-            self._keep(branch, own)
+                contrasted = prefill(self._model, branch.ids, branch.config, branch.kwargs, **kwargs)
+            self._keep(branch, contrasted)
         return outputs
 
     def __call__(self, return_dict: bool = True, **inputs: Any) -> CausalLMOutputWithPast:
@@ -184,8 +184,8 @@ class Branches(ModelWrapper):
             outputs: CausalLMOutputWithPast = self._model(**inputs, return_dict=True)
             for branch, part in zip(self._branches, parts[1:], strict=True):
                 with self._alone(branch):
-                    own = self._model(**part, return_dict=True)
-                self._keep(branch, own)
+                    contrasted = self._model(**part, return_dict=True)
+                self._keep(branch, contrasted)
             return outputs
         shifts = [self._run.clean_shift, *(branch.shift for branch in self._branches)]
         merged = merge(parts, shifts)
@@ -194,8 +194,8 @@ class Branches(ModelWrapper):
             branch.live = slice(number * self._rows, (number + 1) * self._rows)
         outputs = self._model(**{**merged, CACHE: self._cache}, return_dict=True)
         assert outputs.logits is not None
-        for branch, own in zip(self._branches, outputs.logits.split(self._rows)[1:], strict=True):
-            branch.live, branch.logits = None, own[:, -1].float()
+        for branch, logits in zip(self._branches, outputs.logits.split(self._rows)[1:], strict=True):
+            branch.live, branch.logits = None, logits[:, -1].float()
             branch.kwargs = self._model._update_model_kwargs_for_generation({}, branch.kwargs)
         return self._clean(outputs)
 
@@ -203,11 +203,10 @@ class Branches(ModelWrapper):
         if self.stacked:
             offsets = torch.arange(1 + len(self._branches), device=rows.device) * self._rows
             rows = (offsets[:, None] + rows).flatten()  # (branches·rows,)
-            cache.reorder_cache(rows)  # type: ignore[arg-type]
-            return
-        for branch in self._branches:
-            branch.kwargs[CACHE].reorder_cache(rows)
-        cache.reorder_cache(rows)  # type: ignore[arg-type]
+        else:
+            for branch in self._branches:
+                branch.kwargs[CACHE].reorder_cache(rows)
+        super().reorder(cache, rows)
 
     # -- parts ---------------------------------------------------------------------------------------------------
 
@@ -235,7 +234,7 @@ class Branches(ModelWrapper):
         return prepared
 
     def _join(self, parts: list[dict[str, Any]]) -> bool:
-        """Append the other branches' cached rows to the clean ones, padded on the left; return False if that is not possible."""
+        """Append the cached rows of all branches to the clean ones, padded on the left; return False if that is not possible."""
         caches: list[Any] = [part.get(CACHE) for part in parts]
         if any(cache is None for cache in caches):
             return False
@@ -293,10 +292,10 @@ def merge(parts: list[dict[str, Any]], shifts: list[int]) -> dict[str, Any] | No
         columns = longest[CACHE].get_seq_length() + longest["input_ids"].shape[1]
         padded = []
         for mask, part, shift in zip(masks, parts, shifts, strict=True):
-            own = part["input_ids"].new_ones(rows, columns - shift) if mask is None else mask
-            if not isinstance(own, Tensor) or own.ndim != 2:
+            mask = part["input_ids"].new_ones(rows, columns - shift) if mask is None else mask
+            if not isinstance(mask, Tensor) or mask.ndim != 2:
                 return None
-            padded.append(_pad_left(own.long(), shift))
+            padded.append(_pad_left(mask.long(), shift))
         merged["attention_mask"] = torch.cat(_on_one_device(padded))
     for name in dict.fromkeys(name for part in parts for name in part):
         if name in (CACHE, "attention_mask"):
@@ -318,7 +317,7 @@ def merge(parts: list[dict[str, Any]], shifts: list[int]) -> dict[str, Any] | No
 
 
 def _on_one_device(values: list[Tensor]) -> list[Tensor]:
-    """Move all values to the device of the first; those of a branch may be on another, that of the vision tower."""
+    """Move all values to the first one's device; a branch's values may be on the vision tower's device."""
     return [value.to(values[0].device) for value in values]
 
 

@@ -1,4 +1,4 @@
-"""Changes of the processed pixels of a prompt, image by image, which do not depend on the batch.
+"""Changes to the processed pixels of a prompt, image by image, independent of the batch.
 
 Random numbers come from a generator that is seeded by the image's pixels: neither its position in the batch nor the state of
 the global generator matters, and the same image and seed give the same result on every device.
@@ -108,7 +108,7 @@ def tiles_of_images(entries: int, mask: Tensor) -> list[int]:
 
 
 def check_empty_cache(run: Run) -> None:
-    """Raise RevisitError if the call's KV cache holds a part of the prompt: it has none for the contrasted run."""
+    """Raise RevisitError if the call's KV cache holds a part of the prompt, which the contrasted run would lack."""
     cache = run.model_kwargs.get("past_key_values")
     if cache is not None and cache.get_seq_length() > 0:
         raise RevisitError(
@@ -223,7 +223,7 @@ def _sizes(run: Run, pixels: Tensor) -> list[list[int] | None]:
 
 
 def _change(image: Tensor, change: Change, seed: int, size: list[int] | None = None) -> Tensor:
-    """Change one image: the tiles of a padded stack (1, tiles, ...) one by one, and padding not at all."""
+    """Change one image, each tile of a padded stack (1, tiles, ...) on its own; padding stays unchanged."""
     image = image.detach().to("cpu", torch.float32)
     if size is not None:
         whole = image.clone()

@@ -1,7 +1,7 @@
 """Hidden states of a running model: forward hooks, the states of the prompt's vision tokens, and teacher forcing.
 
-Hooks belong to one thread and are removed when the call ends. Those that capture vision tokens keep only the chosen layers,
-and are removed after the prefill, so that later steps run the model without hooks.
+Hooks act in one thread and are removed when the call ends. Those that capture vision tokens keep only the chosen layers, and
+are removed after the prefill, so that later steps run the model without hooks.
 """
 
 from __future__ import annotations
