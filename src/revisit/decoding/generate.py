@@ -11,7 +11,7 @@ from transformers import GenerationConfig
 
 from revisit.decoding.loop import wrong_arguments
 from revisit.decoding.method import Method, MethodLike, as_method
-from revisit.decoding.settings import Drawing
+from revisit.decoding.settings import CallOptions
 from revisit.errors import RevisitError
 from revisit.models import families
 from revisit.models.families import IMAGE_INPUTS
@@ -74,7 +74,9 @@ def generate(
     chosen = as_method(method, model)
     if chosen.name != "greedy" and families.of(getattr(model.config, "model_type", "")).unsupported:
         raise RevisitError(unsupported(model.config, describe(model)))  # its generate() ignores custom_generate
-    Drawing.read({"num_beams": beam_count(model, kwargs)}, "generate")  # transformers copies the prompt for each beam
+    CallOptions.read(
+        {"num_beams": beam_count(model, kwargs)}, "generate"
+    )  # transformers copies the prompt for each beam
     kwargs |= {"trace": trace, "processor": processor}
     absent = ("trace", "processor", *IMAGE_INPUTS)  # transformers does not expect None for these
     kwargs = {name: value for name, value in kwargs.items() if value is not None or name not in absent}

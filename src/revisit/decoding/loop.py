@@ -208,7 +208,7 @@ def checked(run: Run, method: Method, step: StepFunction) -> StepFunction:
         run.recorder.check_scores(logits, scores)
         if in_phase:
             rows = in_phase(input_ids)
-            run.recorder.limit(rows, input_ids, logits)
+            run.recorder.note_phase(rows, input_ids, logits)
             scores = scores.where(rows[:, None], logits)
         return scores
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 from transformers.generation.configuration_utils import GenerationMode
 
-from revisit.decoding.settings import Drawing
+from revisit.decoding.settings import CallOptions
 from revisit.errors import RevisitError
 from revisit.models import families
 from revisit.models.parts import context_length, describe, text_config
@@ -34,7 +34,7 @@ def check_options(
         RevisitError: An option is out of range, or cannot be combined with the method.
     """
     names = ("num_beams", "temperature", "top_p") if config.do_sample else ("num_beams",)
-    Drawing.read({name: value for name in names if (value := getattr(config, name)) is not None}, "generate")
+    CallOptions.read({name: value for name in names if (value := getattr(config, name)) is not None}, "generate")
     assistant = arguments.get("assistant_model")
     mode = config.get_generation_mode(assistant)
     if mode not in MODES:

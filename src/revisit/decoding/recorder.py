@@ -141,7 +141,7 @@ class Recorder:
                 record = self._of_detail(input_ids, detail, items[row // rows_per_item])
                 self.trace.rows[row].records.append(record)
 
-    def limit(self, in_phase: Tensor, input_ids: Tensor, logits: Tensor) -> None:
+    def note_phase(self, in_phase: Tensor, input_ids: Tensor, logits: Tensor) -> None:
         """Count the last step as outside the phase for the rows where `in_phase` (rows,) is false."""
         self._unread[-1]["in_phase"] = in_phase
         if not self.trace.record:

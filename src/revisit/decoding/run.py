@@ -46,7 +46,7 @@ class Run:
     into: InitVar[Trace]  # emptied, and filled with the steps of the method
     stack: ExitStack  # closed when the call ends, however it ends
     user_mask: Tensor | None = None  # the caller's vision_mask
-    given_processor: Processor | None = None  # the caller's processor
+    user_processor: Processor | None = None  # the caller's processor
     contrasting: bool = False  # whether the running forward has no clean rows
     clean_shift: int = 0  # columns of padding that the KV cache has before the clean prompt
 
@@ -72,7 +72,7 @@ class Run:
     @property
     def processor(self) -> Processor:
         """The model's processor: the one passed to the call, or the one found; RevisitError if there is none."""
-        return self.given_processor or processor_of(self.model, type(self.method).__name__)
+        return self.user_processor or processor_of(self.model, type(self.method).__name__)
 
     @property
     def trace(self) -> Trace:

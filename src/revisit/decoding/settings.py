@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class Drawing(Settings):
+class CallOptions(Settings):
     """Options that are checked in every call of generate."""
 
     temperature: Temperature | None = None
@@ -21,7 +21,7 @@ class Drawing(Settings):
     num_beams: Beams = 1
 
 
-class Decoding(Drawing):
+class Decoding(CallOptions):
     """Length, sampling and beams of an answer. Without `temperature`, decoding is greedy or beam search."""
 
     max_new_tokens: Count = 512
