@@ -31,6 +31,7 @@ from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GENERATION_MODES_MAPPING, GenerateDecoderOnlyOutput
 
 from revisit.decoding.options import check_context, check_options
+from revisit.decoding.recorder import EndedRows, Recorder
 from revisit.decoding.run import Run
 from revisit.decoding.speculation import Speculation
 from revisit.decoding.trace import Trace
@@ -87,12 +88,12 @@ def decode_call(
         )
     check_context(model, input_ids, model_kwargs.get("inputs_embeds"))
     with ExitStack() as stack, _errors_in_one_sentence(model, config):
-        trace = Trace() if trace is None else trace
-        run = Run(method, model, input_ids, model_kwargs, inputs, config, trace, stack, vision_mask, processor)
-        find_phase(run, method)  # raises also for a method with a loop of its own
-        run.recorder.ended.extend(criteria)
+        ended = EndedRows(criteria, input_ids.shape[1], config.num_beams > 1)
+        recorder = Recorder(Trace() if trace is None else trace, method, len(input_ids), ended, stack)
+        run = Run(method, model, input_ids, model_kwargs, inputs, config, recorder, stack, vision_mask, processor)
+        find_phase(run, method)  # also checks methods with a loop of their own
         if stop_strings is not None:
-            run.recorder.ended.append(StopStringCriteria(run.processor.tokenizer, stop_strings))  # type: ignore[arg-type]
+            ended.append(StopStringCriteria(run.processor.tokenizer, stop_strings))  # type: ignore[arg-type]
         loop = Loop(run, mode, LogitsProcessorList(processors), arguments)
         return loop.finish(method.decode(run, loop))
 
@@ -216,7 +217,7 @@ def checked(run: Run, method: Method, step: StepFunction) -> StepFunction:
 
 
 def find_phase(run: Run, method: Method) -> Callable[[Tensor], Tensor] | None:
-    """Return a function of input_ids that returns which rows are in the method's phase, (rows,); None if all always are."""
+    """Return a function from input_ids to the mask of rows in the method's phase, (rows,); None if all rows always are."""
     if method.phase == "both":
         return None
     if method.changes_forward:
@@ -251,7 +252,7 @@ def _errors_in_one_sentence(model: Model, config: GenerationConfig) -> Iterator[
                 "prefill_chunk_size."
             ) from error
         *_, (last, _) = walk_tb(error.__traceback__)
-        # such as a bias for tokens that do not exist, or speculative decoding of several prompts
+        # Such as a bias for tokens that do not exist, or speculative decoding of several prompts.
         if last.f_code.co_filename == logits_process.__file__ or last.f_code.co_name == "_assisted_decoding":
             raise wrong_arguments(error) from error
         raise

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import StoppingCriteriaList
+from transformers import StoppingCriteria, StoppingCriteriaList
 
 from revisit.decoding.trace import RowTrace, StepRecord, Trace, add_text
 from revisit.errors import RevisitError
@@ -28,10 +28,10 @@ COUNTERS = ("sizes", "applied", "changed", "seen", "ended", "in_phase", "unusabl
 
 
 class EndedRows(StoppingCriteriaList):  # type: ignore[misc]
-    """The call's stopping criteria, which keep track, on the device, of the rows that have ended."""
+    """The call's stopping criteria, which also keep a mask of the rows that have ended, on the device."""
 
-    def __init__(self, prompt_length: int, beams: bool) -> None:
-        super().__init__()
+    def __init__(self, criteria: Sequence[StoppingCriteria], prompt_length: int, beams: bool) -> None:
+        super().__init__(criteria)
         self.prompt_length, self.beams = prompt_length, beams
         self._ended: Tensor | None = None  # (rows,)
 
@@ -52,7 +52,7 @@ class EndedRows(StoppingCriteriaList):  # type: ignore[misc]
 
 
 class Recorder:
-    """Fills a trace. A chain has one recorder for the whole and one for each of its methods."""
+    """Records the steps of a method in its trace. A chain has one recorder for the whole and one for each of its methods."""
 
     def __init__(self, trace: Trace, method: Method, rows: int, ended: EndedRows, stack: ExitStack) -> None:
         self.trace, self.ended, self.stack = trace, ended, stack
@@ -83,9 +83,9 @@ class Recorder:
         changed: Tensor | None = None,
         seen: Tensor | None = None,
     ) -> None:
-        """Count one step of all rows from (rows,) tensors, without reading them now and without work for the device.
+        """Count one step of all rows. The (rows,) tensors are read later, and nothing is computed on the device.
 
-        A set is not counted if its size is 0 or the row has no image (`seen` is false).
+        A plausible set is not counted if its size is 0 or the row has no image (`seen` is false).
         """
         self.counted = True
         if len(self._unread) == FLUSH_STEPS:
@@ -109,7 +109,7 @@ class Recorder:
             base: (rows, V) logits before the method.
             scores: (rows, V) scores after it; a row's plausible set is where they are finite.
             other: (rows, V) logits that were contrasted with.
-            acted: (rows,) where the method had something to do; everywhere by default.
+            acted: (rows,) whether the method acted on each row; on all by default.
             layer: (rows,) index into the trace's layers of the layer that each row used.
         """
         sizes = scores.isfinite().sum(-1)
@@ -246,7 +246,7 @@ class Recorder:
         return input_ids.shape[1] - self.ended.prompt_length + 1
 
     def _of_scores(self, input_ids: Tensor, base: Tensor, scores: Tensor, other: Tensor | None) -> StepRecord:
-        """Return the candidates of one step with distributions over the row's plausible set."""
+        """Return the record of one step, with distributions over the row's plausible set."""
         outside = ~scores.isfinite()
         size = int((~outside).sum())
         before, after = (x.masked_fill(outside, -torch.inf).softmax(-1) for x in (base.float(), scores.float()))
@@ -265,7 +265,7 @@ class Recorder:
         )
 
     def _of_detail(self, input_ids: Tensor, detail: RowDetail, states: VisionStates) -> StepRecord:
-        """Return the candidates of one step of ReVisiT, and the vision token that it selected."""
+        """Return the record of one step of ReVisiT, with the vision token that it selected."""
         final = detail.final.softmax(-1)
         best = final.argsort(descending=True, stable=True)[: self.trace.candidates]
         order = with_favorite(best, detail.base.argmax())

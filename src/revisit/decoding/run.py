@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Generator
 from contextlib import ExitStack
-from dataclasses import InitVar, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
-from revisit.decoding.recorder import EndedRows, Recorder
+from revisit.decoding.recorder import Recorder
 from revisit.decoding.trace import Trace
 from revisit.errors import RevisitError
 from revisit.hooks.attention import AttentionHook, Call, watching
@@ -43,26 +43,22 @@ class Run:
     model_kwargs: dict[str, Any]  # keyword arguments that the loop passes to the model
     inputs: dict[str, Any]  # arguments of generate() before any preparation (pixels, grid sizes, ...)
     generation_config: GenerationConfig
-    into: InitVar[Trace]  # emptied, and filled with the steps of the method
+    recorder: Recorder  # of the method that is running now
     stack: ExitStack  # closed when the call ends, however it ends
     user_mask: Tensor | None = None  # the caller's vision_mask
     user_processor: Processor | None = None  # the caller's processor
-    contrasting: bool = False  # whether the running forward has no clean rows
-    clean_shift: int = 0  # columns of padding that the KV cache has before the clean prompt
 
-    def __post_init__(self, into: Trace) -> None:
+    def __post_init__(self) -> None:
         config = self.generation_config
         self.raw: Tensor  # (rows, V) the model's own logits at this step; set before a method's step
-        self.copies: int = max(
-            config.num_beams, config.num_return_sequences
-        )  # consecutive rows that belong to one item
+        self.copies: int = max(config.num_beams, config.num_return_sequences)  # consecutive rows of one item
         self.loop_model: Any = self.model  # the model, or a wrapper of it, that the loop runs
+        self.contrasting = False  # whether the running forward has no clean rows
+        self.clean_shift = 0  # columns of padding before the clean prompt in the KV cache
         self.reorder_hooks: list[Callable[[Tensor], None]] = []
-        self._exits = False  # whether a method reads early layers
+        self._reads_early_layers = False
         self._unreached: set[str] = set()  # methods whose attention hooks have not been called yet
-        self._length = 0  # tokens of each row that `forward` has run
-        ended = EndedRows(self.input_ids.shape[1], self.beams)
-        self.recorder = Recorder(into, self.method, len(self.input_ids), ended, self.stack)
+        self._length = 0  # tokens per row at the last call of `forward`
 
     @cached_property
     def parts(self) -> ModelParts:
@@ -71,7 +67,7 @@ class Run:
 
     @property
     def processor(self) -> Processor:
-        """The model's processor: the one passed to the call, or the one found; RevisitError if there is none."""
+        """The processor passed to the call, or else the model's; RevisitError if there is none."""
         return self.user_processor or processor_of(self.model, type(self.method).__name__)
 
     @property
@@ -115,10 +111,10 @@ class Run:
         if self.user_mask is not None:
             mask = self.user_mask.to(self.input_ids.device).bool()
             length = embeds.shape[1] if embeds is not None and only_embeds else self.input_ids.shape[1]
-            wanted = (self.input_ids.shape[0] // self.copies, length)
-            if tuple(mask.shape) != wanted:
+            shape = (self.input_ids.shape[0] // self.copies, length)
+            if tuple(mask.shape) != shape:
                 raise RevisitError(
-                    f"vision_mask must have the shape of the prompts, {wanted} (batch, length), not {tuple(mask.shape)}."
+                    f"vision_mask must have the shape of the prompts, {shape} (batch, length), not {tuple(mask.shape)}."
                 )
             return mask.repeat_interleave(self.copies, dim=0)
         if only_embeds:
@@ -131,14 +127,14 @@ class Run:
         return vision_mask(self.input_ids, self.parts.vision_ids)
 
     def real_tokens(self, mask: Tensor) -> Tensor:
-        """Return the mask of the prompt's positions that are not padding, for its vision mask.  (rows, T) -> (rows, T)"""
+        """Return the mask of prompt positions that are not padding; `mask` is the vision mask.  (rows, T) -> (rows, T)"""
         attended = self.model_kwargs.get("attention_mask")
         return torch.ones_like(mask) if attended is None else attended[:, : mask.shape[1]].bool().to(mask.device)
 
     # -- hooks --------------------------------------------------------------------------------------------------
 
     def capture(self, mask: Tensor, layers: str | tuple[int, ...], *, final_norm: bool = False) -> Capture:
-        """Capture the states of the vision tokens at these layers during the prefill; "last" and the other sets work too."""
+        """Capture the vision tokens' states at these layers, or a set of layers such as "last", during the prefill."""
         known = resolve_layers(layers, self.parts.depth, self.parts.tied)  # raises for layers that do not exist
         self.trace.layers = layers = known if isinstance(layers, str) else layers
         cache = self.model_kwargs.get("past_key_values")
@@ -171,7 +167,7 @@ class Run:
         if not prompt_only and slides and window and self.generation_config.max_length > window:
             raise RevisitError(
                 f"{name} works on attention, and some layers of {describe(self.model)} see only the last {window} tokens, fewer "
-                f"than the {self.generation_config.max_length} that this call may reach: ask for fewer new tokens, or use another method."
+                f"than the {self.generation_config.max_length} that this call may reach: use a smaller max_new_tokens, or another method."
             )
 
         def reached(call: Call) -> Callable[[Tensor], Tensor] | None:
@@ -192,11 +188,11 @@ class Run:
     def early_exits(self, layers: tuple[int, ...], *, final_norm: bool = False) -> EarlyExits:
         """Project the last position's states at these layers through the LM head, at every step."""
         self.trace.layers = layers
-        if self._exits:
+        if self._reads_early_layers:
             raise RevisitError(
                 "Only one method of a chain can read early layers (DoLa, DeCo, VISTA): remove the others."
             )
-        self._exits = True
+        self._reads_early_layers = True
         return EarlyExits(
             self.parts,
             layers,
@@ -242,8 +238,7 @@ class Run:
         """Run the model on the tokens that the KV cache does not hold yet.
 
         Args:
-            input_ids: (rows, length) the prompt and all tokens chosen so far: at least one token more than at the last call,
-                unless `crop` came between.
+            input_ids: (rows, length) the prompt and all tokens chosen so far; longer than at the last `forward` or `crop`.
 
         Returns:
             The model's own logits for the next token.  (rows, V), float32
@@ -291,7 +286,7 @@ class Run:
         self.recorder.step_back(length)
 
     def look_ahead(self, input_ids: Tensor, token: Tensor) -> Generator[Tensor]:
-        """Generate the tokens that greedy decoding continues with: the given first token (rows,), then one more each time.
+        """Yield the greedy continuation from a first token (rows,), one token longer each time.
 
         Hooks treat these forwards as contrasted ones. Close the generator before the next step: it crops the KV cache.  -> (rows, n)
         """
@@ -308,7 +303,7 @@ class Run:
         kwargs = dict(self.model_kwargs)  # of the prompt
         cache: Cache | None = kwargs.get(CACHE)
         ids, known = torch.cat([input_ids, token[:, None]], dim=1), self.input_ids.shape[1]
-        ahead = 0  # tokens that the KV cache holds more
+        ahead = 0  # tokens in the KV cache after `input_ids`
         crops = cache is not None and all(type(layer) is DynamicLayer for layer in cache.layers)
         self.contrasting, before = True, self.contrasting
         try:
@@ -325,7 +320,7 @@ class Run:
                 cache.crop(-ahead)
 
     def reorder(self, rows: Tensor) -> None:
-        """Continue each row from another one of its item: row i from row rows[i].  (rows,)"""
+        """Continue row i from row rows[i], which belongs to the same item.  (rows,)"""
         self._wrap_model()
         if (cache := self.model_kwargs.get(CACHE)) is not None:
             self.model_kwargs[CACHE] = self.loop_model._reorder_cache(cache, rows)
@@ -344,12 +339,12 @@ class Run:
             self.loop_model = ModelWrapper(self)
 
 
-def _continue(model: Any, ids: Tensor, kwargs: dict[str, Any], new: int, run: int) -> tuple[Tensor, dict[str, Any]]:
-    """Run the last `run` tokens, all of them without a KV cache; `new` tokens were added since the arguments were prepared.
+def _continue(model: Any, ids: Tensor, kwargs: dict[str, Any], new: int, count: int) -> tuple[Tensor, dict[str, Any]]:
+    """Run the last `count` tokens, or all without a KV cache; `new` tokens were added since `kwargs` were prepared.
 
-    -> (rows, positions, V), and the arguments for the next tokens
+    -> (rows, positions, V), and the keyword arguments for the next tokens
     """
     kwargs = model._update_model_kwargs_for_generation({}, kwargs, num_new_tokens=new)
-    length = run if kwargs.get("use_cache", True) else None
+    length = count if kwargs.get("use_cache", True) else None
     inputs = model.prepare_inputs_for_generation(ids, next_sequence_length=length, **kwargs)
     return model(**inputs, return_dict=True).logits, kwargs
