@@ -44,7 +44,7 @@ def test_a_row_of_a_batch_equals_its_single_run(family: str, name: str) -> None:
 UNSUPPORTED = {  # part of the error message -> families for which some methods raise it
     "needs the attention of every decoder layer, and only 1 of the 4": families.RECURRENT,
     "is unknown: use another method": ("gemma4", "kimi_k25", "lfm2_vl", "minicpmv4_6", "molmo2"),
-    "needs to know which tokens open and close an image": ("minicpmv4_6",),
+    "needs the tokens that open and close an image": ("minicpmv4_6",),
 }
 
 

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from revisit.decoding.method import Method
     from revisit.models.types import Inputs, Model, Processor
 
-# (row, token) -> whether the row ends here; called for every token of a row until the row has ended. With beams it is called
-# after the search, when the tokens are known.
+# (row, token) -> whether the row ends here; called for every token of a row until the row has ended, with beams after the search.
 OnToken = Callable[[int, int], bool]
 
 
@@ -48,7 +47,7 @@ class Decoded:
     tokens: tuple[int, ...]
     finish: Literal["stop", "length"]
     traces: tuple[RowTrace, ...]  # one per beam
-    thought: str = ""  # what a model that thinks wrote between its thought tokens
+    thought: str = ""  # text between the thought tokens of a model that thinks
     unclosed: bool = False  # whether it ended within a thought
 
     def counters(self) -> dict[str, float]:
@@ -75,15 +74,14 @@ def decode_prompts(
 ) -> list[Decoded]:
     """Answer prompts about images. Prompts without an image are decoded plainly, whatever the method."""
     answers: dict[int, Decoded] = {}
-    for rows, used in (
-        ([row for row, own in enumerate(images) if own], method),
-        ([row for row, own in enumerate(images) if not own], METHODS.get("greedy")),
-    ):
+    with_image = [row for row in range(len(prompts)) if images[row]]
+    without = [row for row in range(len(prompts)) if not images[row]]
+    for rows, used in ((with_image, method), (without, METHODS.get("greedy"))):
         if rows:
             inputs = prepare(processor, [prompts[row] for row in rows], [images[row] for row in rows], model.device)
-            own_seeds = None if seeds is None else [seeds[row] for row in rows]
-            found = decode_batch(model, processor, inputs, used, [decoding or Decoding()] * len(rows), own_seeds)
-            answers.update(zip(rows, found, strict=True))
+            row_seeds = None if seeds is None else [seeds[row] for row in rows]
+            decoded = decode_batch(model, processor, inputs, used, [decoding or Decoding()] * len(rows), row_seeds)
+            answers.update(zip(rows, decoded, strict=True))
     return [answers[row] for row in range(len(prompts))]
 
 
@@ -104,7 +102,7 @@ def decode_batch(
     Args:
         model: The model.
         processor: Its processor.
-        inputs: What the processor returned for the prompts.
+        inputs: The processor's outputs for the prompts.
         method: The decoding method.
         decodings: The settings of each row; all rows must have the same number of beams.
         seeds: The seed of each row; its number by default.
@@ -114,7 +112,7 @@ def decode_batch(
         **more: Passed to `generate`, for example a cache that holds the prompts.
     """
     (beams,) = {decoding.num_beams for decoding in decodings} or {1}
-    if beams == 1 and (beams := method.own_beams) > 1 and _draws(decodings):
+    if beams == 1 and (beams := method.own_beams) > 1 and _any_sampled(decodings):
         raise RevisitError(
             f"{method.name} uses beam search, not sampling: remove the temperature, or use another method."
         )
@@ -141,7 +139,7 @@ def decode_batch(
         max_new_tokens=max(limits),
         pad_token_id=processor.tokenizer.pad_token_id,
         logits_processor=LogitsProcessorList(
-            [*processors, *([RowSampling(decodings, seeds)] if _draws(decodings) else [])]
+            [*processors, *([RowSampling(decodings, seeds)] if _any_sampled(decodings) else [])]
         ),
         stopping_criteria=criteria,
     )
@@ -169,7 +167,7 @@ def decode_batch(
 def decode_texts(
     processor: Processor, thoughts: Thoughts | None, tokens: Sequence[Sequence[int]], opened: Sequence[bool]
 ) -> list[tuple[str, str, bool]]:
-    """Return each row's answer, its thought, and whether it ended within a thought; without special tokens and blanks around.
+    """Return each row's answer, its thought, and whether it ended within a thought; without special tokens and surrounding blanks.
 
     `opened` is true for rows whose prompt ends within a thought.
     """
@@ -239,7 +237,7 @@ class RowSampling(LogitsProcessor):  # type: ignore[misc]
         return scores
 
 
-def _draws(decodings: Sequence[Decoding]) -> bool:
+def _any_sampled(decodings: Sequence[Decoding]) -> bool:
     return any(decoding.temperature is not None for decoding in decodings)
 
 

@@ -34,7 +34,7 @@ def generate(
 ) -> GenerateOutput | Tensor:
     """Generate text with a decoding method: `model.generate(...)` with one more argument, `method`.
 
-    `model.generate(..., custom_generate=method)` does the same for a method that is not given by its name.
+    `model.generate(..., custom_generate=method)` does the same with a `Method`, not with its name or class.
 
     Examples:
         >>> model, processor = revisit.load("llava-hf/llava-1.5-7b-hf")
@@ -70,7 +70,7 @@ def generate(
     if args and isinstance(args[0], Mapping):
         raise RevisitError("Pass the inputs as keyword arguments, with two stars: generate(model, **inputs, ...).")
     if "custom_generate" in kwargs:
-        raise RevisitError("revisit.generate sets custom_generate itself: pass the method as method=….")
+        raise RevisitError("revisit.generate sets custom_generate itself: pass the method with method= instead.")
     chosen = as_method(method, model)
     if chosen.name != "greedy" and families.of(getattr(model.config, "model_type", "")).unsupported:
         raise RevisitError(unsupported(model.config, describe(model)))  # its generate() ignores custom_generate

@@ -28,7 +28,7 @@ CHUNKS_SINCE = "5.23"  # of transformers: earlier versions lose the image betwee
 def check_options(
     method: Method, model: Model, config: GenerationConfig, arguments: Mapping[str, Any]
 ) -> GenerationMode:
-    """Return transformers' decoding mode for the arguments of `generate()`.
+    """Check the arguments of `generate()`, and return transformers' decoding mode for them.
 
     Raises:
         RevisitError: An option is out of range, or cannot be combined with the method.

@@ -1,4 +1,4 @@
-"""Variants of a prompt: without its image, or with tokens of a method in it."""
+"""Variants of a prompt: without its image, or with a method's own tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from revisit.models import families
 from revisit.models.prompts import Message, render
 from revisit.models.types import Processor
 
-# An edited prompt (n,): the columns of the old prompt that stay, and `new_tokens`, which are negative.
+# An edited prompt (n,): columns of the old prompt that are kept, and `new_tokens`, which are negative.
 Edit = Tensor
 # (an item's number, its token ids (n,), which of them are vision tokens (n,)) -> the edit; without padding
 EditItem = Callable[[int, Tensor, Tensor], Edit]
@@ -71,8 +71,8 @@ def edited(run: Run, mask: Tensor, edit_item: EditItem, *, pixels: bool) -> dict
         raise RevisitError(f"{type(run.method).__name__}: the prompt has no text, only an image; add a question.")
     pad = run.generation_config.pad_token_id
     padding = -1 - pad if isinstance(pad, int) and pad >= 0 else -1
-    left = partial(pad_sequence, batch_first=True, padding_side="left")
-    source = left(edits, padding_value=padding)  # (items, longest)
+    pad_left = partial(pad_sequence, batch_first=True, padding_side="left")
+    source = pad_left(edits, padding_value=padding)  # (items, longest)
     old, column = source >= 0, source.clamp_min(0)
     per_token = {
         name: value.gather(1, column.to(value.device)).where(old.to(value.device), 0)
@@ -83,11 +83,11 @@ def edited(run: Run, mask: Tensor, edit_item: EditItem, *, pixels: bool) -> dict
         **(inputs if pixels else {}),
         **per_token,
         "input_ids": torch.where(old, ids.gather(1, column), -1 - source),
-        "attention_mask": left([torch.ones_like(edit) for edit in edits]),
+        "attention_mask": pad_left([torch.ones_like(edit) for edit in edits]),
     }
 
 
-# -- words of a method in a prompt -----------------------------------------------------------------------------------
+# -- a method's words in a prompt ------------------------------------------------------------------------------------
 
 
 def image_edges(run: Run) -> tuple[int, ...]:
@@ -95,8 +95,8 @@ def image_edges(run: Run) -> tuple[int, ...]:
     family = families.of(run.model.config.model_type)
     if family.image_edges is None:
         raise RevisitError(
-            f"{type(run.method).__name__} needs to know which tokens open and close an image in the prompts of "
-            f"{type(run.model).__name__}, which are unknown for this family: use another method."
+            f"{type(run.method).__name__} needs the tokens that open and close an image in the prompts of "
+            f"{type(run.model).__name__}, which are not declared for this model family: use another method."
         )
     return tuple(sorted(families.edge_ids(run.processor.tokenizer, family))) if family.image_edges else ()
 

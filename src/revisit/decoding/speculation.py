@@ -1,8 +1,8 @@
 """Speculative decoding: transformers' assisted generation with a decoding method.
 
-One forward of the model verifies several drafted tokens, and the method refines the logits of each of their positions. The
-drafts come from an assistant model, from the prompt (prompt lookup) or from the model's own early layers; the method has no
-part in them, so they decide how many tokens are accepted and never which.
+One forward of the model verifies several drafted tokens, and the method refines the logits at each of their positions. Drafts
+come from an assistant model, from the prompt (prompt lookup) or from the model's own early layers, without the method. They
+affect how many tokens are accepted, never which ones.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from revisit.models.parts import describe
 
 
 class Speculation(ModelWrapper):
-    """Wraps the model in assisted generation: drafts without the method, and counts accepted steps only."""
+    """A wrapper of the model for assisted generation: drafts without the method, and counts accepted steps only."""
 
     def __init__(self, run: Run, processors: LogitsProcessorList) -> None:
         super().__init__(run)
@@ -56,12 +56,12 @@ class Speculation(ModelWrapper):
         if not isinstance(generator, AssistedCandidateGenerator):
             yield
             return
-        inputs, assistant, given = generator.assistant_kwargs, generator.assistant_model, self._run.inputs
-        if assistant is not self._model:  # it encodes the image and places the tokens itself
+        inputs, assistant, prompt = generator.assistant_kwargs, generator.assistant_model, self._run.inputs
+        if assistant is not self._model:  # it encodes the image and computes the positions itself
             accepted = inspect.signature(assistant.forward).parameters
-            own = {"mm_encoder_outputs", "position_ids", *(name for name in given if name not in accepted)}
-            inputs = {name: value for name, value in inputs.items() if name not in own}
-            pixels = {name: value for name, value in given.items() if name in accepted and name != "input_ids"}
+            dropped = {"mm_encoder_outputs", "position_ids", *(name for name in prompt if name not in accepted)}
+            inputs = {name: value for name, value in inputs.items() if name not in dropped}
+            pixels = {name: value for name, value in prompt.items() if name in accepted and name != "input_ids"}
             generator.assistant_kwargs = pixels | inputs
         tokens, generator.num_assistant_tokens = generator.num_assistant_tokens, 1
         generator.generation_config.is_assistant = False
@@ -71,7 +71,7 @@ class Speculation(ModelWrapper):
         generator.assistant_kwargs = {n: v for n, v in generator.assistant_kwargs.items() if n in kept}
 
     def _draft_early(self, generator: EarlyExitCandidateGenerator, input_ids: Tensor) -> Any:
-        """Draft with the first decoder layers; transformers finds them in models without a text configuration only."""
+        """Draft with the first decoder layers, which transformers finds only in models without a text configuration."""
         decoder, count = self._model.get_decoder(), generator.assistant_early_exit
         layers, depth = decoder.layers, decoder.config.num_hidden_layers
         try:

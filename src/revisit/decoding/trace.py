@@ -22,20 +22,20 @@ class StepRecord:
     """One step of one row: its candidates, the likeliest (after the method) first, and how the method chose."""
 
     step: int  # from 1
-    token: int | None  # that was chosen; None with beams
-    ids: list[int]  # of the candidates: the plausible set, or its best part
+    token: int | None  # the chosen token; None with beams
+    ids: list[int]  # the candidates: the plausible set, or the best of it
     base: list[float]  # probability before the method
     vision: list[float] | None  # probability in the selected vision token, or in the contrasted run, if there was one
     final: list[float]  # probability after the method
     plausible_tokens: int  # size of the plausible set
     layer: int | None = None  # index into the decoder's hidden states: 0 is the projector's output
-    vision_token: int | None = None  # index of the selected one in the row, from 0
+    vision_token: int | None = None  # the selected vision token of the row, from 0
     divergence: float | None = None
     divergences: Tensor | None = field(default=None, repr=False)  # (layers, vision tokens), float32 on the CPU
     weight: float | None = None  # of the vision side in the fusion
-    thought: bool = False  # whether it belongs to a thought, of a model that thinks; filled in by `ask`
-    text: str | None = None  # of the chosen token; None if no processor was found
-    texts: list[str] | None = None  # of `ids`
+    thought: bool = False  # whether the step belongs to a thought, in a model that thinks; filled in by `ask`
+    text: str | None = None  # text of `token`; None if no processor was found
+    texts: list[str] | None = None  # texts of `ids`
     patch_row: int | None = None  # of the selected vision token in its image, from 1; filled in by `ask`
     patch_col: int | None = None
 
@@ -67,7 +67,7 @@ class RowTrace:
     vision_tokens: int = 0
     step_count: int = 0  # steps until the row ended
     applied: int = 0  # steps at which the method had an effect
-    changed: int = 0  # steps at which its arg-max differs from the model's
+    changed: int = 0  # steps at which its best token differs from the model's
     outside: int = 0  # steps outside the method's phase, which it left unchanged
     plausible_tokens: list[int] = field(default_factory=list)
     records: list[StepRecord] = field(default_factory=list)
@@ -92,13 +92,15 @@ class Trace:
     layers: tuple[int, ...] = ()
     links: list[Trace] = field(default_factory=list)  # in a chain, the counters of each of its methods
     drafted: int = 0  # tokens that speculative decoding drafted
-    accepted: int = 0  # those of them that were decoded; each saved a forward
+    accepted: int = 0  # drafted tokens that were accepted; each saved a forward
 
     def __repr__(self) -> str:
         if not self.rows:
             return f"Trace(record={self.record}, nothing decoded yet)"
-        found = self.summary()
-        counts = ", ".join(f"{name}={found[name]}" for name in ("rows", "vision_tokens", "steps", "applied", "changed"))
+        totals = self.summary()
+        counts = ", ".join(
+            f"{name}={totals[name]}" for name in ("rows", "vision_tokens", "steps", "applied", "changed")
+        )
         return f"Trace({self.method.get('name', '')!r}, {counts}{', recorded' if self.record else ''})"
 
     def summary(self) -> dict[str, Any]:
