@@ -212,10 +212,12 @@ def test_several_images_images_after_text_and_rows_without_image() -> None:
     revisit.generate(model, **two, method=METHOD, trace=trace, max_new_tokens=3, do_sample=False)
     assert trace.rows[0].vision_tokens == 32
     mixed = processor(text=["<image> hello", "just words"], images=[[images[2]]], padding=True, return_tensors="pt")
-    trace = Trace()
+    trace = Trace(record=True)
     out = revisit.generate(model, **mixed, method=METHOD, trace=trace, max_new_tokens=4, do_sample=False)
     assert [row.vision_tokens for row in trace.rows] == [16, 0]
     assert trace.rows[1].applied == 0
+    assert [len(row.records) for row in trace.rows] == [row.step_count for row in trace.rows]
+    assert all(record.base == record.final and record.vision is None for record in trace.rows[1].records)
     assert trace.summary()["rows_without_image"] == 1
     words = processor(text=["just words"], return_tensors="pt")
     plain = model.generate(**words, max_new_tokens=4, do_sample=False)

@@ -38,10 +38,9 @@ def check_options(
     assistant = arguments.get("assistant_model")
     mode = config.get_generation_mode(assistant)
     if mode not in MODES:
-        name = str(getattr(mode, "value", mode)).replace("_", " ")
         raise RevisitError(
-            f"Decoding methods work with greedy search, sampling, beams and speculation, not with {name}: remove the options that "
-            "enable it."
+            "Decoding methods work with greedy search, sampling, beams and speculation, not with "
+            f"{mode.value.replace('_', ' ')}: remove the options that enable it."
         )
     if mode in BEAMS and arguments.get("streamer") is not None:
         raise RevisitError("Beam search cannot be streamed: remove the streamer, or decode without beams.")

@@ -137,9 +137,12 @@ class Recorder:
         """Count, and on request record, a step of ReVisiT; `rows_per_item` consecutive rows belong to one item."""
         self.count(input_ids, output.sizes, output.applied, output.changed, output.seen)
         for row in self._active(input_ids) if self.trace.record else ():
-            if (detail := output.details[row]) is not None:  # None for a row that was left unchanged
+            detail, scores = output.details[row], output.scores[row]
+            if detail is None:  # the row was left unchanged
+                record = self._of_scores(input_ids, scores, scores, None)
+            else:
                 record = self._of_detail(input_ids, detail, items[row // rows_per_item])
-                self.trace.rows[row].records.append(record)
+            self.trace.rows[row].records.append(record)
 
     def note_phase(self, in_phase: Tensor, input_ids: Tensor, logits: Tensor) -> None:
         """Count the last step as outside the phase for the rows where `in_phase` (rows,) is false."""
