@@ -48,7 +48,7 @@ def test_a_row_in_a_batch_equals_the_row_alone(family: str) -> None:
 
 
 def deepstack_layers(model: Any) -> range:
-    """Hidden states to which the model adds image features."""
+    """Return the hidden states to which the model adds image features."""
     vision = getattr(model.config, "vision_config", None)
     return range(1, 1 + len(getattr(vision, "deepstack_visual_indexes", None) or ()))
 
@@ -229,7 +229,7 @@ def test_several_images_images_after_text_and_rows_without_image() -> None:
 def test_video_tokens_are_vision_tokens() -> None:
     model, _ = families.build("qwen2_5_vl")
     pad, start, end = (families.token_id(f"<|{name}|>") for name in ("video_pad", "vision_start", "vision_end"))
-    ids = torch.tensor([[start, *[pad] * 8, end, 80, 90]])  # two frames pairs of 4 × 4 patches, merged 2 × 2
+    ids = torch.tensor([[start, *[pad] * 8, end, 80, 90]])  # two pairs of frames of 4 × 4 patches, merged 2 × 2
     generator = torch.Generator().manual_seed(0)
     inputs = {
         "input_ids": ids,
@@ -491,7 +491,7 @@ def test_a_method_that_returns_nan_or_leaves_no_token_raises(method: Any, option
         decode("llava", batch("llava", [0, 1]), method, **options)
 
 
-def test_nan_of_a_row_that_has_ended_and_of_the_model_itself_is_no_error_of_the_method() -> None:
+def test_nan_in_an_ended_row_or_from_the_model_itself_raises_nothing() -> None:
     class Second(StoppingCriteria):  # type: ignore[misc]
         def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
             return torch.tensor([False, True])

@@ -38,9 +38,9 @@ def inputs(family: str = "llava", rows: int = 1) -> dict[str, Any]:
 def test_a_method_that_needs_beams_gets_them(family: str) -> None:
     model, _ = families.build(family)
     method, options = OPERA(beams=3), {"max_new_tokens": 4, "do_sample": False}
-    asked = ours(model, method, **inputs(family, 2), num_beams=3, **options)
-    assert torch.equal(ours(model, method, **inputs(family, 2), **options), asked)
-    assert torch.equal(theirs(model, method, **inputs(family, 2), **options), asked)
+    requested = ours(model, method, **inputs(family, 2), num_beams=3, **options)
+    assert torch.equal(ours(model, method, **inputs(family, 2), **options), requested)
+    assert torch.equal(theirs(model, method, **inputs(family, 2), **options), requested)
 
 
 @ENTRY_POINTS

@@ -145,7 +145,7 @@ def test_sampled_drafts_have_the_distribution_of_the_method() -> None:
 
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "gemma3"])
-def test_an_assistant_of_its_own_sees_the_image_and_one_without_images_drafts_too(family: str) -> None:
+def test_a_separate_assistant_gets_the_image_and_a_text_model_drafts_too(family: str) -> None:
     model, _ = families.build(family)
     inputs, twin = one(family), copy.deepcopy(model)
     tokens, _ = decode(family, inputs, "greedy")

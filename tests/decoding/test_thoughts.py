@@ -22,7 +22,7 @@ from revisit.explain.record import outputs_of
 from revisit.models.thoughts import Thoughts, find_thoughts
 
 OPEN, CLOSE = "<think>", "</think>"
-# What the head is made to write (T and A are words), whether the prompt ends within a thought, which steps are of a thought.
+# Scripted text (T and A are words), whether the prompt ends within a thought, and which steps belong to a thought.
 SCRIPTS = {
     "generated": ("<TT>AA", False, "011100"),
     "opened in the prompt": ("TT>AAA", True, "111000"),
@@ -35,7 +35,7 @@ SCRIPTS = {
 
 @functools.cache
 def thinking(family: str = "llava") -> tuple[Any, Any, Thoughts]:
-    """A model whose processor has the tokens of a thought."""
+    """Return a model, a processor with tokens for thoughts, and these tokens."""
     model, processor = families.build(family)
     processor = copy.deepcopy(processor)
     processor.tokenizer.add_tokens([OPEN, CLOSE])
@@ -45,7 +45,7 @@ def thinking(family: str = "llava") -> tuple[Any, Any, Thoughts]:
 
 
 class Scripted(LogitsProcessor):
-    """Keep the scores that the method left, and choose the scripted token of each row."""
+    """Keep the method's scores, and choose the scripted token of each row."""
 
     def __init__(self, scripts: list[list[int]], start: int) -> None:
         self.scripts, self.start, self.seen = scripts, start, []  # type: ignore[var-annotated]
@@ -59,7 +59,7 @@ class Scripted(LogitsProcessor):
 
 
 def prompts(names: list[str]) -> tuple[Any, list[list[int]], Thoughts]:
-    """Inputs, scripted tokens of each row, and the tokens of thoughts."""
+    """Return the inputs, the scripted tokens of each row, and the tokens of thoughts."""
     _, processor, thoughts = thinking()
     ids = {"<": thoughts.open, ">": thoughts.close, **{c: processor.tokenizer.convert_tokens_to_ids(c) for c in "TA"}}
     inputs = families.inputs("llava", ["hi"] * len(names), [[families.image(n)] for n in range(len(names))])
@@ -70,7 +70,7 @@ def prompts(names: list[str]) -> tuple[Any, list[list[int]], Thoughts]:
 
 
 def run(method: Any, names: list[str], **kwargs: Any) -> tuple[list[Tensor], Any, Trace]:
-    """The scores that the method left at each step, transformers' output, and the trace."""
+    """Return the scores of the method at each step, transformers' output, and the trace."""
     model, processor, _ = thinking()
     inputs, scripts, _ = prompts(names)
     script, trace = Scripted(scripts, inputs["input_ids"].shape[1]), Trace(record=kwargs.pop("record", False))

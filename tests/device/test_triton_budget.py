@@ -32,7 +32,7 @@ def _device() -> None:
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The kernels that were launched."""
+    """Collect the names of the launched kernels."""
     names: list[str] = []
     monkeypatch.setattr(kernels.Launch, "run", lambda launch: names.append(launch.kernel.__name__))
     monkeypatch.setattr(kernels.TritonStep, "_works", lambda *_, **__: True)

@@ -1,4 +1,4 @@
-"""Vision states are kept once for all rows that share them, and captured even from compiled code."""
+"""Vision states are stored once for all rows that share them, and captured even from compiled code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def two_images() -> Any:
     return families.inputs("llava", ["hi", "what is it?"], [[families.image(0)], [families.image(1)]])
 
 
-def test_states_are_kept_once_and_shared_by_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_are_stored_once_for_all_rows_of_an_item(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Capture] = []
     make = Capture.__init__
 
@@ -46,7 +46,7 @@ def test_states_are_kept_once_and_shared_by_copies(monkeypatch: pytest.MonkeyPat
         assert {x.untyped_storage().data_ptr() for x in item.by_layer.values()} == {states.untyped_storage().data_ptr()}
 
 
-def test_a_compiled_prefill_runs_as_written() -> None:
+def test_compiled_code_runs_eagerly_during_the_prefill() -> None:
     """Code that was compiled before the hooks were installed would bypass them."""
     module = torch.nn.Sequential(torch.nn.Linear(2, 2))
     run = torch.compile(lambda x: module(x), backend="eager")
@@ -68,9 +68,7 @@ def test_a_compiled_prefill_runs_as_written() -> None:
 
 
 @pytest.mark.parametrize("layers", ["last", "all"])
-def test_a_model_that_bypasses_its_modules_raises_that_the_hooks_were_not_reached(
-    layers: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_bypasses_its_modules_raises(layers: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, _ = families.build("llava")
     parts = ModelParts.of(model)
     module, named = (parts.decoder, "its decoder") if layers == "last" else (parts.layers[0], "decoder layer 0")
@@ -83,7 +81,7 @@ def test_a_model_that_bypasses_its_modules_raises_that_the_hooks_were_not_reache
         revisit.generate(model, **two_images(), method=ReVisiT(layers=layers), **OPTIONS)
 
 
-def test_a_model_that_computes_part_of_its_prompt_raises_something_else_than_a_full_cache() -> None:
+def test_a_decoder_that_returns_only_the_last_position_raises() -> None:
     model, _ = families.build("llava")
 
     def last_position(_module: Any, _args: Any, output: Any) -> Any:

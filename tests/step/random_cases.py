@@ -1,12 +1,12 @@
-"""Random steps with every edge case that the reference defines, by a fast implementation and by the reference.
+"""Compare fast implementations with the reference on random steps with every edge case that the reference defines.
 
     python tests/step/random_cases.py --cases 200000 [--seed 0] [--backend batched --backend compiled]
     TRITON_INTERPRET=1 python tests/step/random_cases.py --cases 500 --backend triton
 
 Prints the number of rows of each outcome. "equal": the same vision token was selected, and scores are equal up to rounding.
-"left as it is": both left the row unchanged. "near tie": another vision token was selected whose divergence equals that of the
+"unchanged": both left the row unchanged. "near tie": another vision token was selected whose divergence equals that of the
 reference's choice up to rounding, and the scores are those of that token (with several tokens: between those of any such choice).
-"not taken": the backend does not support the case. "different": a difference, listed with its seed; `--cases 1 --seed S` repeats it.
+"not supported": by the backend. "different": a difference, listed with its seed; `--cases 1 --seed S` repeats it.
 """
 
 from __future__ import annotations
@@ -150,13 +150,13 @@ def _states(dice: random.Random, generator: torch.Generator, width: int) -> Tens
 
 
 def batched(case: Case) -> StepOutput:
-    """Take all rows at once, with places for exactly the largest set."""
+    """Take one step of all rows at once in torch."""
     states = PaddedStates.of_items(case.items, case.rows_per_item)
     return BatchedStep(case.head, case.rule).take(StepInput(case.logits, states, case.uniform, written=case.written))
 
 
 def compiled(case: Case) -> StepOutput | None:
-    """Take rows one by one in C, in two steps of which the second uses kept columns; None if C does not support the case."""
+    """Take two steps in C, the second with cached columns; None if C does not support the case."""
     items = [item.float() for item in case.items]
     head = LinearHead(case.head.weight.float(), transform=case.head.transform)
     if not kernel.suits(head, case.rule):
@@ -167,7 +167,7 @@ def compiled(case: Case) -> StepOutput | None:
 
 
 def interpreted(case: Case) -> StepOutput | None:
-    """Triton's kernels in its interpreter (TRITON_INTERPRET=1), every other case with the smallest tiles."""
+    """Run Triton's kernels in its interpreter (TRITON_INTERPRET=1), every other case with the smallest tiles."""
     from revisit.step import triton
 
     if not case.rule.usual or case.head.plain_weight is None:
@@ -192,7 +192,7 @@ def _compare_row(case: Case, step: StepOutput, row: int) -> str:
     got = step.scores[row]
     if expected is None:
         same = torch.equal(got.nan_to_num(7.0), logits.nan_to_num(7.0)) and not bool(step.applied[row])
-        return "left as it is" if same else "a row was changed that should be left as it is"
+        return "unchanged" if same else "a row was changed that should be left unchanged"
     if int(step.sizes[row]) != expected.size or bool(step.applied[row]) != expected.applied:
         return f"size {int(step.sizes[row])} for {expected.size}, applied {bool(step.applied[row])}"
     if not torch.equal(got > -math.inf, reference.scatter(expected, logits) > -math.inf):
@@ -299,7 +299,7 @@ def _difference(got: Tensor, expected: Tensor, rule: Rule) -> float:
     return float(torch.where(got == expected, 0.0, (got - expected).abs()).max())
 
 
-GOOD = ("equal", "near tie", "left as it is", "not taken")
+GOOD = ("equal", "near tie", "unchanged", "not supported")
 
 
 @torch.no_grad()
@@ -310,7 +310,7 @@ def run(seeds: range, backend: str) -> tuple[collections.Counter[str], list[str]
     for seed in seeds:
         case = draw(seed)
         step = BACKENDS[backend](case)
-        for row, outcome in enumerate(["not taken"] if step is None else compare(case, step)):
+        for row, outcome in enumerate(["not supported"] if step is None else compare(case, step)):
             counts[outcome if outcome in GOOD else "different"] += 1
             if outcome not in GOOD and len(differences) < 20:
                 differences.append(f"seed {seed}, row {row}: {outcome}; {case.rule}")

@@ -40,7 +40,7 @@ built = pytest.mark.skipif(kernel.library() is None, reason="the compiled step w
 @example(seed=20016695)
 @example(seed=20018054)
 @example(seed=50071706)  # divergences of 1e30, one of which has a share
-def test_random_steps_are_the_references(backend: str, seed: int) -> None:
+def test_random_steps_match_the_reference(backend: str, seed: int) -> None:
     counts, differences = random_cases.run(range(seed, seed + 1), backend)
     assert not differences, counts
 

@@ -1,4 +1,4 @@
-"""The compiled step equals the reference with and without kept columns, and is optional."""
+"""The compiled step equals the reference with and without cached columns, and is optional."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_supported_settings(rule: Rule, dtype: torch.dtype, usual: bool) -> None
     assert choose(head, rule, torch.device("cpu")).name == ("compiled" if usual else "torch")
 
 
-def test_exact_steps_are_the_references() -> None:
+def test_exact_settings_use_the_reference() -> None:
     head, cpu, gpu = LinearHead(torch.zeros(9, 4)), torch.device("cpu"), torch.device("cuda")
     assert choose(head, Rule(vocabulary="full"), gpu).name == "reference"
     assert choose(head, Rule(precision="model"), cpu).name == "reference"

@@ -1,4 +1,4 @@
-"""The Triton step in Triton's interpreter gives what the reference gives. Run by `make test-triton`."""
+"""The Triton step equals the reference in Triton's interpreter. Run by `make test-triton`."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def pooled(states: list[torch.Tensor], size: int) -> BlockTable:
 @pytest.mark.parametrize(
     "rule", [Rule(), Rule(select="max", normalize=False), Rule(neighbors=3, weight="both")], ids=str
 )
-def test_blocks_of_a_pool_are_padded_states(rule: Rule) -> None:
+def test_pooled_blocks_match_padded_states(rule: Rule) -> None:
     """Blocks of four states in any order; the second row has no image. Some rows of the logits are replaced in place."""
     logits, states, head = batch(items=4)
     states[1] = states[1][:0]

@@ -1,6 +1,6 @@
 """The Triton step compiles for real GPUs without spilling registers, within their shared memory. Run by `make test-triton`.
 
-`python tests/step/test_triton_compiled.py` prints the table of what was compiled.
+`python tests/step/test_triton_compiled.py` prints a table of the compiled kernels.
 """
 
 from __future__ import annotations
