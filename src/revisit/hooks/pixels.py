@@ -61,19 +61,15 @@ def transformed_images(run: Run, mask: Tensor, draw: DrawTransform, seed: int) -
     inputs = prompt_inputs(run)
     for name, pixels in pixel_inputs(run).items():
         grids = run.inputs.get(PACKED.get(name, ""))
-        packed = grids is not None and pixels.ndim == 2
         if split_images(run, name, pixels)[1] != 0:
             raise _unknown_layout(run)
-        counts = (
-            entries_per_image(pixels, grids)
-            if packed or pixels.ndim != 4
-            else tiles_of_images(len(pixels), mask[:: run.copies])
-        )
+        tiled = pixels.ndim == 4
+        counts = tiles_of_images(len(pixels), mask[:: run.copies]) if tiled else entries_per_image(pixels, grids)
         sizes = _sizes(run, pixels)
         pieces, first = [], 0
         for number, image in enumerate(pixels.split(counts)):
             numbers = image.detach().to("cpu", torch.float32)
-            if packed and grids is not None:
+            if grids is not None and pixels.ndim == 2:
                 views, pack = packed_views(run, numbers, grids[number])
             elif numbers.ndim == 3 or grids is not None:
                 raise _unknown_layout(run)
