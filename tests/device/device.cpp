@@ -1,7 +1,7 @@
-// A device that torch takes for CUDA, made of host memory: for tests of device placement and of what a step asks of a GPU.
+// A device in host memory that torch treats as CUDA, for tests of device placement and of the calls that a step makes on a GPU.
 //
 // Device memory is mapped twice. Tensors carry the address that the host cannot read; operators run on the CPU through the other
-// one. Every operator goes through one fallback, which refuses mixed devices and reports the operator, the bytes it reads and
+// one. Every operator goes through one fallback, which rejects mixed devices and reports the operator, the bytes it reads and
 // writes, and whether a GPU would have made the host wait.
 
 #include <ATen/EmptyTensor.h>
@@ -27,7 +27,7 @@ constexpr c10::DeviceIndex DEVICES = 2;
 constexpr size_t MEMORY = size_t(6) << 30;  // address space; pages become real when they are written
 
 thread_local c10::DeviceIndex current = 0;
-py::object* listener = nullptr;  // called with what the device was asked; never freed, since Python may end first
+py::object* listener = nullptr;  // called with every call of the device; never freed, since Python may end first
 
 // -- memory ---------------------------------------------------------------------------------------------------------------
 
@@ -282,7 +282,7 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) { Call(op
 
 }  // namespace
 
-// -- what torch asks of CUDA ------------------------------------------------------------------------------------------------
+// -- torch's interface to CUDA ----------------------------------------------------------------------------------------------
 
 namespace at {
 struct TestHooks : public CUDAHooksInterface {
