@@ -258,8 +258,8 @@ class ItemDraw(LogitsProcessor):  # type: ignore[misc]
     """Draw each row's token with its own generator, and leave only that token possible.
 
     The draw inverts the cumulative distribution at one uniform number per step, so that an item's answer is the same in any
-    batch. A second call at the same step, as by `OtherProcessors`, uses the same numbers. Rows with no token left pass
-    unchanged, for `OtherProcessors` to find.
+    batch. A second call at the same step, as by `OtherProcessors`, uses the same numbers. Rows with no token left are returned
+    unchanged, so that `OtherProcessors` finds them.
     """
 
     def __init__(self, seeds: Sequence[int]) -> None:

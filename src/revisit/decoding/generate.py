@@ -51,7 +51,7 @@ def generate(
             all methods.
         trace: A `revisit.Trace` to fill with what the method does.
         processor: The model's processor, for methods and options that need one. By default it is the one from `revisit.load`,
-            or is loaded from where the model was loaded from.
+            or is loaded from the model's own name or path.
         **kwargs: Everything else that `model.generate` takes: the processor's outputs, `max_new_tokens`, `do_sample`,
             `num_beams`, a streamer, ... Prompts given as `inputs_embeds` also need `vision_mask`, a (batch, length) mask of
             their vision positions.

@@ -166,7 +166,7 @@ class Method(Settings):
 
 
 def layers_of_32(first: int, last: int, depth: int, least: int = 0) -> tuple[int, ...]:
-    """Return the decoder layers at the relative depth of the published ones, `first` to `last` of LLaVA-7B's 32."""
+    """Return the decoder layers at the relative depth of `first` to `last` of LLaVA-7B's 32, none below `least`."""
     start, end = (min(round(layer * depth / 32), depth - 1) for layer in (first, last))
     return tuple(range(min(max(start, least), end), end + 1))
 
