@@ -74,9 +74,8 @@ def generate(
     chosen = as_method(method, model)
     if chosen.name != "greedy" and families.of(getattr(model.config, "model_type", "")).unsupported:
         raise RevisitError(unsupported(model.config, describe(model)))  # its generate() ignores custom_generate
-    CallOptions.read(
-        {"num_beams": beam_count(model, kwargs)}, "generate"
-    )  # transformers copies the prompt for each beam
+    # Before transformers copies the prompt for each beam.
+    CallOptions.read({"num_beams": beam_count(model, kwargs)}, "generate")
     kwargs |= {"trace": trace, "processor": processor}
     absent = ("trace", "processor", *IMAGE_INPUTS)  # transformers does not expect None for these
     kwargs = {name: value for name, value in kwargs.items() if value is not None or name not in absent}

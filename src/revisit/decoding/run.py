@@ -290,9 +290,8 @@ class Run:
 
         Hooks treat these forwards as contrasted ones. Close the generator before the next step: it crops the KV cache.  -> (rows, n)
         """
-        if not self.input_ids.shape[1] or (
-            self.loop_model is not self.model and type(self.loop_model) is not ModelWrapper
-        ):
+        plain_cache = self.loop_model is self.model or type(self.loop_model) is ModelWrapper
+        if not self.input_ids.shape[1] or not plain_cache:
             raise RevisitError(
                 f"{type(self.method).__name__} looks ahead, which needs the prompt as input_ids and a KV cache without a contrasted run: "
                 "use it alone, or in a chain without contrastive methods."

@@ -18,15 +18,7 @@ from torch import Tensor
 
 from revisit.models.parts import LARGEST_LOGIT, Projection
 from revisit.step import reference
-from revisit.step.interface import (
-    INFINITY,
-    SOFT_TEMPERATURE,
-    StateBlocks,
-    Step,
-    StepInput,
-    StepOutput,
-    to_device,
-)
+from revisit.step.interface import INFINITY, SOFT_TEMPERATURE, StateBlocks, Step, StepInput, StepOutput, to_device
 from revisit.step.rule import AdaptiveWeight, Rule
 
 # Logits of vision tokens that are compared at a time: as many as fit a CPU's cache, and 128 MB on a GPU.
