@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -158,16 +157,11 @@ def test_rows_with_large_sets_are_computed_after_the_others(monkeypatch: pytest.
     monkeypatch.setattr(batched, "find_candidates", watched)
     rule, written = Rule(alpha=1e-3, once=0.5, weight="agreement"), logits.topk(4).indices
     want = reference_scores(logits, states, head, rule, written)
-    requested: list[Any] = []
-
-    class Requested(PaddedStates):
-        def blocks(self, rows: Sequence[int] | None = None) -> StateBlocks:
-            requested.append(rows)
-            return super().blocks(rows)
-
+    requested, blocks = [], PaddedStates.blocks
+    monkeypatch.setattr(PaddedStates, "blocks", lambda self, rows=None: requested.append(rows) or blocks(self, rows))
     for room in (10**6, 300):
         monkeypatch.setattr(batched, "room_for", lambda *_, room=room: room)
-        got = BatchedStep(head, rule).take(StepInput(logits, Requested.of_items(states), written=written))
+        got = BatchedStep(head, rule).take(StepInput(logits, PaddedStates.of_items(states), written=written))
         torch.testing.assert_close(got.scores, want, atol=1e-5, rtol=1e-5)
         assert got.sizes.tolist() == (want > -torch.inf).sum(-1).tolist()
     assert taken == [(3, 300), (2, max(got.sizes[::2].tolist())), (1, 300)]
