@@ -11,7 +11,8 @@ from pathlib import Path
 from revisit import ask
 from revisit.decoding.trace import StepRecord
 from revisit.embedded.samples import sample
-from revisit.explain import page, record
+from revisit.explain import page
+from revisit.explain.decode import Decode, MethodOutput
 from revisit.explain.document import data_uri
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -23,7 +24,7 @@ COLORS = {
 }  # fmt: skip
 
 
-def words(answer: record.MethodOutput, objects: tuple[str, ...]) -> list[list[tuple[str, str]]]:
+def words(answer: MethodOutput, objects: tuple[str, ...]) -> list[list[tuple[str, str]]]:
     """Split into lines of (text, style): an absent object is `bad`, a word that the method changed is `final`."""
     lines: list[list[tuple[str, str]]] = [[]]
     wrong = answer.wrong(objects)
@@ -40,7 +41,7 @@ def words(answer: record.MethodOutput, objects: tuple[str, ...]) -> list[list[tu
 
 
 def paragraph(
-    answer: record.MethodOutput, objects: tuple[str, ...], title: str, top: int, colors: dict[str, str]
+    answer: MethodOutput, objects: tuple[str, ...], title: str, top: int, colors: dict[str, str]
 ) -> tuple[str, int]:
     """Draw a heading and an answer below it; return the drawing and its lower end."""
     drawn = f'<text x="{MARGIN}" y="{top}" font-size="19" fill="{colors["soft"]}">{title}</text>'
@@ -78,7 +79,7 @@ def chart(step: StepRecord, before: str, colors: dict[str, str]) -> str:
     return drawn + key
 
 
-def drawing(decode: record.Decode, theme: str) -> str:
+def drawing(decode: Decode, theme: str) -> str:
     """Return the whole drawing as SVG."""
     colors, (ours, plain) = COLORS[theme], decode.answers
     number = ours.changed[0]

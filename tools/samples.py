@@ -21,7 +21,7 @@ import revisit
 from revisit.embedded import samples
 from revisit.embedded.catalog import BY_NOUN
 from revisit.embedded.scenes import Scene, render, scene
-from revisit.explain import record
+from revisit.explain.decode import instead_of
 
 PROMPT = "Please describe this image in detail."
 SEED, MOST = 1, 500
@@ -40,7 +40,7 @@ def shows_the_method(model: object, processor: object, drawn: Scene) -> bool:
     if with_it or not plain:
         return False
     for step in decode.answers[0].steps:
-        before, after = (record.instead_of(step) or "").strip(), (step.text or "").strip()
+        before, after = (instead_of(step) or "").strip(), (step.text or "").strip()
         if before in BY_NOUN and before not in drawn.nouns and after in drawn.nouns and step.vision_token is not None:
             left, top, right, bottom = decode.layout.region(step.vision_token).box
             across, down = (left + right) / 2, (top + bottom) / 2

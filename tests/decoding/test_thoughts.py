@@ -18,7 +18,7 @@ from revisit import Chain, ReVisiT, RevisitError, Trace
 from revisit.decoding.batch import decode_batch
 from revisit.decoding.settings import Decoding
 from revisit.eval.engines.local import LocalEngine
-from revisit.explain.record import outputs_of
+from revisit.explain.decode import outputs_of
 from revisit.models.thoughts import Thoughts, find_thoughts
 
 OPEN, CLOSE = "<think>", "</think>"

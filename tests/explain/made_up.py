@@ -10,7 +10,7 @@ import torch
 
 import families
 from revisit.decoding.trace import RowTrace, StepRecord, Trace
-from revisit.explain.record import Decode, MethodOutput
+from revisit.explain.decode import Decode, MethodOutput
 from revisit.models.geometry import ImageGrid, Layout
 
 WORDS = re.findall(r"\S+", "A small dog and a red ball lie on the grass near a wooden bench under a tree .")

@@ -16,7 +16,7 @@ from revisit.eval.compare import Comparison, Value
 from revisit.eval.report.comparisons import comparison_sections
 from revisit.eval.report.document import Document, to_html
 from revisit.explain import page
-from revisit.explain.record import Decode
+from revisit.explain.decode import Decode
 
 pytestmark = pytest.mark.browser
 

@@ -13,7 +13,7 @@ import torch
 
 import families
 from revisit.explain import page
-from revisit.explain.record import Decode
+from revisit.explain.decode import Decode
 
 
 def data_of(html: str) -> dict:

@@ -13,9 +13,9 @@ from revisit.decoding.method import as_method
 from revisit.errors import RevisitError
 from revisit.explain import page
 from revisit.explain.check import Check, check_text, settings_of
+from revisit.explain.decode import Decode, MethodOutput, instead_of, outputs_of, patch_words
 from revisit.explain.document import check_page, notebook_frame, write_page
 from revisit.explain.prefill import watch_prefill
-from revisit.explain.record import Decode, MethodOutput, instead_of, outputs_of, patch_words
 from revisit.explain.support import answer_text
 from revisit.models import DESCRIBE
 from revisit.models.config import name_of

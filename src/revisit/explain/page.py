@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from revisit.decoding.trace import StepRecord
+from revisit.explain.decode import Decode, MethodOutput, instead_of, wrong_spans
 from revisit.explain.document import images_payload, script_page, write_page
-from revisit.explain.record import Decode, MethodOutput, instead_of, wrong_spans
 from revisit.words import category
 
 MOST_PATCHES = 5  # listed at every step

@@ -14,9 +14,9 @@ from transformers import LogitsProcessor
 from revisit.decoding.batch import decode_batch
 from revisit.decoding.trace import Trace
 from revisit.explain.check import check_text, settings_of
+from revisit.explain.decode import Decode, method_output, patch_words
 from revisit.explain.page import payload
 from revisit.explain.prefill import watch_prefill
-from revisit.explain.record import Decode, method_output, patch_words
 from revisit.explain.support import ModelText, answer_text, read_texts
 from revisit.models.parts import ModelParts
 from revisit.models.prompts import check_no_image_tokens, encode, end_tokens, render

@@ -189,7 +189,7 @@ def _answer(answer: Answer, scores: Scores | None, item: Item | None) -> dict[st
 
     Answers of an unfinished log, or of a benchmark that is not scored item by item, have no verdict.
     """
-    from revisit.explain.record import wrong_spans
+    from revisit.explain.decode import wrong_spans
 
     entry: dict[str, Any] = {
         "x": answer.text,

@@ -10,13 +10,13 @@ import families
 import revisit
 from revisit import ReVisiT, Trace
 from revisit.decoding.trace import StepRecord
-from revisit.explain import record
+from revisit.explain.decode import Decode, wrong_spans
 from revisit.explain.tokens import token_texts
 from revisit.models.prompts import new_tokens, prepare
 
 
 @pytest.fixture(scope="module")
-def decoded() -> record.Decode:
+def decoded() -> Decode:
     model, processor = families.build("llava")
     image = families.image(1, (90, 60))
     return revisit.ask(
@@ -24,7 +24,7 @@ def decoded() -> record.Decode:
     ).decode
 
 
-def test_an_answer_equals_that_of_generate(decoded: record.Decode) -> None:
+def test_an_answer_equals_that_of_generate(decoded: Decode) -> None:
     model, processor = families.build("llava")
     inputs = prepare(processor, ["hi"], [[families.image(1, (90, 60))]])
     trace = Trace(record=True)
@@ -45,7 +45,7 @@ def test_an_answer_equals_that_of_generate(decoded: record.Decode) -> None:
     assert len(shown.changed) == trace.rows[0].changed
 
 
-def test_plain_decoding_changes_nothing_and_the_layout_covers_the_image(decoded: record.Decode) -> None:
+def test_plain_decoding_changes_nothing_and_the_layout_covers_the_image(decoded: Decode) -> None:
     plain = decoded.answers[1]
     assert plain.name == "greedy"
     assert plain.changed == []
@@ -79,8 +79,8 @@ def test_wrong_words_by_hand() -> None:
     assert answer.wrong([]) == {1, 2, 4}
     assert answer.wrong(None) == set()
     text = "Two dogs and a hot dog on a bench."
-    assert [text[start:end] for start, end in record.wrong_spans(text, ["bench"])] == ["dogs", "hot dog"]
-    assert record.wrong_spans(text, ["dog", "hot dog", "bench"]) == []
+    assert [text[start:end] for start, end in wrong_spans(text, ["bench"])] == ["dogs", "hot dog"]
+    assert wrong_spans(text, ["dog", "hot dog", "bench"]) == []
 
 
 def test_texts_wait_for_complete_characters() -> None:
