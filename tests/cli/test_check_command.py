@@ -17,7 +17,7 @@ from revisit.embedded.samples import sample
 from revisit.embedded.scenes import render, scene
 from revisit.errors import Incomplete
 from revisit.explain import check as check_module
-from revisit.explain.check_files import read_captions
+from revisit.explain.captions import read_captions
 from revisit.explain.files import LineFile, read_lines
 from revisit.words import WORDS
 

@@ -17,8 +17,8 @@ from revisit.explain.document import check_page
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from revisit.explain.captions import Caption
     from revisit.explain.check import Check
-    from revisit.explain.check_files import FileText
     from revisit.models.types import Model, Processor
 
 
@@ -84,7 +84,7 @@ def check(
         raise RevisitError("--images, --out and --field need a file of texts, not a single text.")
     if text is None and (html is not None or as_json or output is None or output.is_file()):
         raise RevisitError("A file of texts needs a folder for its results: use --out DIR, without --html and --json.")
-    from revisit.explain.check_files import read_captions
+    from revisit.explain.captions import read_captions
     from revisit.explain.checkable import need_words
     from revisit.models.images import open_image
 
@@ -109,7 +109,7 @@ def check(
     raise typer.Exit(1 if flagged else 0)
 
 
-def _first_image(captions: list[FileText]) -> tuple[Path, Image]:
+def _first_image(captions: list[Caption]) -> tuple[Path, Image]:
     """Open the first readable image; errors in the others are reported later, one by one."""
     from revisit.models.images import open_image
 
@@ -141,7 +141,7 @@ def _print_check(found: Check, html: Path | None, as_json: bool) -> bool:
 
 def _check_file(
     pair: tuple[Model, Processor],
-    captions: list[FileText],
+    captions: list[Caption],
     output: Path,
     settings: dict[str, Any],
     batch_size: int,
@@ -149,7 +149,7 @@ def _check_file(
 ) -> bool:
     """Check a file of texts; return whether any word is flagged."""
     from revisit.cli.progress import plural, progress_bar
-    from revisit.explain.check_files import check_captions, write_summary
+    from revisit.explain.captions import check_captions, write_summary
 
     with progress_bar() as bar:
         task = bar.add_task("texts", total=len(captions), visible=not quiet)

@@ -26,7 +26,7 @@ SHOWN = 100  # texts on the page, those with the least support first
 
 
 @dataclass(frozen=True)
-class FileText:
+class Caption:
     """One text of a file: its number, its id, and the file of its image."""
 
     number: int
@@ -40,7 +40,7 @@ class FileText:
         return self.number, self.image.name, self.text
 
 
-def read_captions(path: Path, images: Path, field: str | None = None) -> list[FileText]:
+def read_captions(path: Path, images: Path, field: str | None = None) -> list[Caption]:
     """Read the texts of a file in any layout that `revisit score` reads, and find the image of each in a folder."""
     if not images.is_dir():
         raise RevisitError(f"{images} is not a folder of images.")
@@ -48,7 +48,7 @@ def read_captions(path: Path, images: Path, field: str | None = None) -> list[Fi
     files = {file.name: file for file in sorted(images.iterdir()) if file.is_file()}
     by_number = {int(found[1]): file for file in files.values() if (found := re.search(r"(\d+)$", file.stem))}
     return [
-        FileText(number, answer.key(IDS) or str(number), _image(answer, images, files, by_number), answer.text)
+        Caption(number, answer.key(IDS) or str(number), _image(answer, images, files, by_number), answer.text)
         for number, answer in enumerate(answers, 1)
     ]
 
@@ -70,7 +70,7 @@ def _image(answer: AnswerRow, images: Path, files: dict[str, Path], by_number: d
 
 def check_captions(
     model: tuple[Model, Processor],
-    captions: Sequence[FileText],
+    captions: Sequence[Caption],
     out: Path,
     settings: Mapping[str, Any],
     *,
@@ -102,8 +102,8 @@ def check_captions(
 
 
 def _checks(
-    model: tuple[Model, Processor], captions: Sequence[FileText], settings: Mapping[str, Any]
-) -> Iterator[tuple[FileText, Check | str]]:
+    model: tuple[Model, Processor], captions: Sequence[Caption], settings: Mapping[str, Any]
+) -> Iterator[tuple[Caption, Check | str]]:
     """Yield the check of each caption, or its error message; one bad caption does not affect the others."""
     from revisit.explain.check import check_many  # imports torch
 
@@ -128,7 +128,7 @@ def _stored(file: LineFile, settings: dict[str, Any]) -> dict[tuple[int, str, st
     return {(line["number"], line["image"], line["text"]): line for line in file.objects if "number" in line}
 
 
-def write_summary(out: Path, lines: Sequence[dict[str, Any]], captions: Sequence[FileText]) -> None:
+def write_summary(out: Path, lines: Sequence[dict[str, Any]], captions: Sequence[Caption]) -> None:
     """Write the page of the texts with the least support."""
     from revisit.explain.check import Check, page
 
