@@ -437,3 +437,4 @@ def test_wrong_checks_get_one_sentence(running: Running, fields: Any, sentence: 
     assert reply.status_code == (404 if "model" in fields else 400)
     assert sentence in reply.json()["error"]["message"]
     assert "\n" not in reply.json()["error"]["message"]
+    assert reply.json()["error"]["param"] in (None, *fields)

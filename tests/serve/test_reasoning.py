@@ -137,8 +137,9 @@ def test_a_json_answer_follows_a_thought_that_the_prompt_opened() -> None:
 def test_efforts_that_do_not_exist_get_status_400(ask: Any) -> None:
     with pytest.raises(openai.BadRequestError, match="reasoning_effort"):
         ask("E", reasoning_effort="maximal")
-    with pytest.raises(openai.BadRequestError, match="no budget for thoughts"):
+    with pytest.raises(openai.BadRequestError, match="no budget for thoughts") as caught:
         ask("E", extra_body={"thinking_budget": 5})
+    assert caught.value.param == "thinking_budget"
 
 
 def test_options_of_the_chat_template() -> None:

@@ -114,6 +114,7 @@ def test_methods_need_an_image_unless_they_are_plain() -> None:
         (body(png(), decoding={"settings": {"alhpa": 1}}), "Did you mean 'alpha'"),
         (body(png(), decoding={"settings": {"alpha": 5}}), "alpha"),
         (body(png(), stream=True, decoding={"method": "opera", "record": True}), "opera uses beam search"),
+        (body(png(), check=True, decoding={"method": "opera"}), "opera uses beam search"),
         (body(png(), decoding="revisit"), "decoding: Input should be"),
         (body(png(), method="greedy"), "Unknown request field 'method'"),
         (body("/etc/passwd"), "must be a base64 data URI"),

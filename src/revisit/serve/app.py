@@ -145,7 +145,7 @@ class Service:
         try:
             return request, self.decoder.prompt(request)
         except RevisitError as error:
-            raise ApiError(400, str(error), param="messages") from None
+            raise ApiError(400, str(error), param="messages" if text is None else "prompt") from None
 
     async def _first_event(self, ticket: Ticket, request: Request) -> Event:
         while True:

@@ -79,8 +79,8 @@ class Decoder:
         lengths = [length + len(text) for length, text in zip(prompt_lengths, texts, strict=True)]
         for ticket, length in zip(tickets, lengths, strict=True):
             if length > prompt_limit:
-                message = f"The prompt has {length} tokens (images included); at most {prompt_limit} are allowed."
-                ticket.finish(ApiError(400, message, param="messages"))
+                message = f"The request has {length} tokens (images included); at most {prompt_limit} are allowed."
+                ticket.finish(ApiError(400, message, param="messages" if ticket.request.text is None else "text"))
         fitting = [ticket for ticket in tickets if not ticket.finished]
         if fitting and len(fitting) < len(tickets):
             self.decode(fitting, prompt_limit)

@@ -104,8 +104,9 @@ def read_request(
             raise ApiError(400, sentence, param="decoding")
     if chat.check and not sources:
         raise ApiError(400, "A check needs an image; send one.", param="check")
-    if method.own_beams > 1 and (chat.logprobs or chat.schema_of_answer is not None or choice.record):
-        sentence = f"{method.name} uses beam search, which does not support 'logprobs', 'response_format' and 'record': use another method."
+    if method.own_beams > 1 and (chat.logprobs or chat.schema_of_answer is not None or chat.check or choice.record):
+        unsupported = "'logprobs', 'response_format', 'check' or 'record'"
+        sentence = f"{method.name} uses beam search, which does not support {unsupported}; use another method."
         raise ApiError(400, sentence, param="decoding")
     check_work(method, length, limits)
     images: list[Image] = []
@@ -114,7 +115,7 @@ def read_request(
             left = limits.image_pixels - sum(image.width * image.height for image in images)
             images.append(image_from_data_uri(source, max_pixels=left))
     except RevisitError as error:
-        raise ApiError(400, str(error), param="messages") from None
+        raise ApiError(400, str(error), param="messages" if text is None else "image") from None
     return ChatRequest(
         chat,
         images,
@@ -127,7 +128,7 @@ def read_request(
 
 
 def reasoning_options(chat: ChatBody, template: str) -> dict[str, object]:
-    """Return the variables of a chat template for a request's reasoning; raise RevisitError for a template without them."""
+    """Return the chat template's variables for a request's reasoning; raise ApiError if the template does not use them."""
     options: dict[str, object] = {}
     if (effort := chat.reasoning_effort) is not None:
         if "reasoning_effort" in template:
@@ -135,10 +136,12 @@ def reasoning_options(chat: ChatBody, template: str) -> dict[str, object]:
         elif "enable_thinking" in template:
             options["enable_thinking"] = effort not in ("none", "minimal")
         else:
-            raise RevisitError("This model's chat template has no setting for reasoning: leave out 'reasoning_effort'.")
+            sentence = "This model's chat template has no setting for reasoning; leave out 'reasoning_effort'."
+            raise ApiError(400, sentence, param="reasoning_effort")
     if chat.thinking_budget is not None:
         if "thinking_budget" not in template:
-            raise RevisitError("This model's chat template has no budget for thoughts: leave out 'thinking_budget'.")
+            sentence = "This model's chat template has no budget for thoughts; leave out 'thinking_budget'."
+            raise ApiError(400, sentence, param="thinking_budget")
         options["thinking_budget"] = chat.thinking_budget
     return options
 
