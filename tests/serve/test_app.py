@@ -113,7 +113,7 @@ def test_concurrent_requests_share_batches_and_do_not_affect_each_other(
 
     sizes: list[int] = []
     decode = running.service.batcher.decode
-    monkeypatch.setattr(running.service.batcher, "decode", lambda b, n: sizes.append(len(b)) or decode(b, n))
+    monkeypatch.setattr(running.service.batcher, "decode", lambda batch: sizes.append(len(batch)) or decode(batch))
     with concurrent.futures.ThreadPoolExecutor(12) as pool:
         answers = list(pool.map(ask, range(12)))
     wanted = [expected(n, 4 + n, ReVisiT(alpha=0.01), "Tell me " * (n % 4) + "this.") for n in range(12)]
@@ -373,6 +373,14 @@ def test_checking_an_answer_needs_no_forward_pass(running: Running) -> None:
         for check in (None, True):
             running.post(messages=messages(1), max_tokens=6, check=check)
     assert len(passes) == 12
+
+
+def test_a_wrong_recommendation_for_checks_affects_checks_only(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running.service.decoder.model.generation_config, "check", {"layer": 99}, raising=False)
+    assert running.post(messages=messages(1), max_tokens=1, check=True).status_code == 400
+    assert running.post(messages=messages(1), max_tokens=1).status_code == 200
 
 
 def test_the_last_chunk_of_a_stream_has_the_check(client: openai.OpenAI) -> None:

@@ -56,7 +56,7 @@ class Gate:
         self.batches: list[Sequence[Ticket]] = []
         self.open = threading.Event()
 
-    def __call__(self, tickets: Sequence[Ticket], limit: int) -> None:
+    def __call__(self, tickets: Sequence[Ticket]) -> None:
         self.batches.append(list(tickets))
         assert self.open.wait(20)
         for one in tickets:
@@ -112,7 +112,7 @@ async def test_stop_returns_at_its_deadline_while_the_model_runs() -> None:
 
 
 async def test_errors_hide_their_details_and_the_next_batch_runs(caplog: pytest.LogCaptureFixture) -> None:
-    def decode(tickets: Sequence[Ticket], limit: int) -> None:
+    def decode(tickets: Sequence[Ticket]) -> None:
         if not caplog.records:
             raise RuntimeError("secret path")
         tickets[0].finish(REPLY)
@@ -145,7 +145,7 @@ async def test_late_requests_do_not_reach_the_model() -> None:
 
 
 async def test_unanswered_tickets_time_out() -> None:
-    batcher = Batcher(lambda tickets, limit: None, Limits())
+    batcher = Batcher(lambda tickets: None, Limits())
     one = ticket()
     batcher.submit(one)
     assert (await outcome(one)).status == 504
@@ -155,12 +155,12 @@ async def test_unanswered_tickets_time_out() -> None:
 async def test_a_failing_request_affects_no_client_that_has_received_nothing() -> None:
     gate, poison, streamed, whole = Gate(), ticket(), ticket(), ticket(stream=False)
 
-    def decode(tickets: Sequence[Ticket], limit: int) -> None:
+    def decode(tickets: Sequence[Ticket]) -> None:
         if poison in tickets:
             for one in set(tickets) & {streamed, whole}:
-                one.show("x")
+                one.stream("x")
             raise RuntimeError("one of them")
-        gate(tickets, limit)
+        gate(tickets)
 
     batcher = Batcher(decode, Limits(batch=5))
     gate.open.set()

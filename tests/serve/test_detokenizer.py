@@ -45,7 +45,7 @@ def test_pieces_add_up_to_the_answer(text: str, stops: list[str]) -> None:
     whole = text.lstrip()
     seen = next((whole[:i] for i in range(len(whole) + 1) if any(stop in whole[:i] for stop in stops)), None)
     expected = whole.rstrip() if seen is None else seen[: min(seen.find(stop) for stop in stops if stop in seen)]
-    assert shown == row.shown
+    assert shown == row.text
     # Blanks before a stop text may have been waiting for a word that never came.
     assert shown.rstrip() == expected.rstrip()
     assert expected.startswith(shown)

@@ -19,6 +19,7 @@ from revisit.explain.prefill import watch_prefill
 from revisit.explain.support import answer_text
 from revisit.models import DESCRIBE
 from revisit.models.config import name_of
+from revisit.models.geometry import layout_of
 from revisit.models.images import open_images
 from revisit.models.loading import loaded_pair
 from revisit.models.parts import ModelParts
@@ -193,22 +194,23 @@ def ask_many(
             raise RevisitError(f"{each.name} uses beam search and cannot be shown step by step; use another method.")
     options = {"max_new_tokens": max_new_tokens, "do_sample": False, **generate_kwargs}
     layers = sorted({settings_of(loaded)[0], ModelParts.of(loaded).depth})
-    found: list[ExplainedAnswer] = []
+    explained: list[ExplainedAnswer] = []
     for start in range(0, len(opened), batch_size):
         batch = opened[start : start + batch_size]
         inputs = prepare(processor, [question] * len(batch), batch, loaded.device)
         with watch_prefill(loaded, inputs, layers) as states:
             outputs = [outputs_of(loaded, processor, inputs, methods[0], **options)]
         outputs += [outputs_of(loaded, processor, inputs, other, **options) for other in methods[1:]]
-        for row, own in enumerate(batch):
-            answers = [of_method[row] for of_method in outputs]
-            tokens = [step.token for step in answers[0].steps if step.token is not None and not step.thought]
-            text = answer_text(loaded, processor, inputs, row, batch, states[row], answers[0].text, tokens)
+        for row, answers in enumerate(zip(*outputs, strict=True)):
+            layout = layout_of(loaded, processor, batch, inputs, row)
             for step in (step for answer in answers for step in answer.steps):
-                region = None if step.vision_token is None else text.layout.region(step.vision_token)
+                region = None if step.vision_token is None else layout.region(step.vision_token)
                 if region is not None:
                     step.patch_row, step.patch_col = region.row + 1, region.column + 1
-            words = patch_words(states[row], layers[-1], processor.tokenizer)
+            tokens = [step.token for step in answers[0].steps if step.token is not None and not step.thought]
+            text = answer_text(processor.tokenizer, answers[0].text, tokens, batch[row], layout, states[row])
             check = check_text(loaded, processor.tokenizer, text)
-            found.append(ExplainedAnswer(Decode(own, question, name, text.layout, answers, objects, words, check)))
-    return found
+            words = patch_words(states[row], layers[-1], processor.tokenizer)
+            decode = Decode(batch[row], question, name, layout, list(answers), objects, words, check)
+            explained.append(ExplainedAnswer(decode))
+    return explained

@@ -72,25 +72,17 @@ class ModelText:
     @property
     def words(self) -> list[tuple[int, int, list[int]]]:
         """Start, end and token positions of each word."""
-        found = [(*match.span(), tokens_in(self.spans, *match.span())) for match in WORD.finditer(self.text)]
-        return [word for word in found if word[2]]
+        spans = [match.span() for match in WORD.finditer(self.text)]
+        return [(start, end, covered) for start, end in spans if (covered := tokens_in(self.spans, start, end))]
 
 
 def answer_text(
-    model: Model,
-    processor: Processor,
-    inputs: Inputs,
-    row: int,
-    images: Sequence[Sequence[Image]],
-    states: PromptStates,
-    text: str,
-    tokens: Sequence[int],
+    tokenizer: Tokenizer, text: str, tokens: Sequence[int], images: list[Image], layout: Layout, states: PromptStates
 ) -> ModelText:
-    """Return an answer, or its beginning, that the model generated for one row of a batch."""
-    whole, spans = token_spans(processor.tokenizer, tokens)
-    stripped = len(whole) - len(whole.lstrip())
-    shifted = [(start - stripped, end - stripped) for start, end in spans]
-    return ModelText(text, tokens, shifted, list(images[row]), layout_of(model, processor, images, inputs, row), states)
+    """Return an answer that the model generated; `text` is its decoded tokens, stripped, or the beginning of them."""
+    decoded, spans = token_spans(tokenizer, tokens)
+    leading = len(decoded) - len(decoded.lstrip())
+    return ModelText(text, tokens, [(start - leading, end - leading) for start, end in spans], images, layout, states)
 
 
 def read_texts(
@@ -102,7 +94,10 @@ def read_texts(
     texts: Sequence[str],
     layers: Sequence[int],
 ) -> list[ModelText]:
-    """Run texts behind their rendered prompts, which `inputs` encodes, in one forward pass; keep the vision states of `layers`."""
+    """Run each text after its prompt in one forward pass, and keep the vision tokens' states at `layers`.
+
+    `prompts` are rendered, and `inputs` encodes them with their images.
+    """
     encoded = [encode_text(processor, prompt, text) for prompt, text in zip(prompts, texts, strict=True)]
     forced = force(model, inputs, [tokens for tokens, _ in encoded], layers)
     return [
@@ -120,20 +115,20 @@ def encode_text(processor: Processor, prompt: str, text: str) -> tuple[list[int]
     if not getattr(tokenizer, "is_fast", False):
         raise RevisitError("The model's tokenizer has no character offsets; load a fast tokenizer.")
     # An answer begins with a space after "ASSISTANT:", but not after a line break or a special token.
-    blank = "" if prompt[-1:] in ("", ">", "]") or prompt[-1].isspace() or text[0].isspace() else " "
-    whole = tokenizer(prompt + blank + text, add_special_tokens=False, return_offsets_mapping=True)
-    at = len(prompt) + len(blank)
+    space = "" if prompt[-1:] in ("", ">", "]") or prompt[-1].isspace() or text[0].isspace() else " "
+    whole = tokenizer(prompt + space + text, add_special_tokens=False, return_offsets_mapping=True)
+    before = len(prompt) + len(space)
     pairs = [
-        (int(token), (max(a - at, 0), b - at))
-        for token, (a, b) in zip(whole["input_ids"], whole["offset_mapping"], strict=True)
-        if b > at
+        (int(token), (max(start - before, 0), end - before))
+        for token, (start, end) in zip(whole["input_ids"], whole["offset_mapping"], strict=True)
+        if end > before
     ]
     return [token for token, _ in pairs], [span for _, span in pairs]
 
 
 @torch.no_grad()
 def token_support(head: Head, states: Tensor, ids: Sequence[int]) -> dict[int, tuple[float, int]]:
-    """Map each token to its support by the vision tokens' states (n, d), and to the vision token that supports it most."""
+    """Map each token to its support by the vision tokens' states (n, d), and the vision token that supports it most."""
     columns = torch.tensor(list(ids), device=head.device)
     parts = [(logits[:, columns] - logits.logsumexp(-1, keepdim=True)).exp() for logits in logit_slices(head, states)]
     best = torch.cat(parts).topk(min(TOP, len(states)), dim=0)  # (n, ids) -> (top, ids)
@@ -142,30 +137,28 @@ def token_support(head: Head, states: Tensor, ids: Sequence[int]) -> dict[int, t
 
 def support(text: ModelText, layer: int, tokenizer: Tokenizer, is_checked: Callable[[str], bool]) -> list[Word]:
     """Return the words of a text with their support at a layer; `is_checked` selects the words to check."""
-    places = text.words
-    if not places:
+    words = [(text.text[start:end], start, end, text.tokens[positions[0]]) for start, end, positions in text.words]
+    if not words:
         return []
-    words = [text.text[start:end] for start, end, _ in places]
-    checked = [is_checked(word) for word in words]
+    checked = [is_checked(word) for word, *_ in words]
     # A word of several tokens has the support of its first one, which distinguishes most words.
     firsts = [
-        first_tokens(tokenizer, word, text.tokens[at[0]]) if own else [text.tokens[at[0]]]
-        for word, own, (*_, at) in zip(words, checked, places, strict=True)
+        first_tokens(tokenizer, word, token) if checkable else [token]
+        for (word, _, _, token), checkable in zip(words, checked, strict=True)
     ]
-    supports = token_support(
-        text.states.head, text.states.vision[layer], sorted({token for group in firsts for token in group})
-    )
+    ids = sorted({token for tokens in firsts for token in tokens})
+    supports = token_support(text.states.head, text.states.vision[layer], ids)
     found = []
-    for word, own, first, (start, end, _) in zip(words, checked, firsts, places, strict=True):
-        value, nearest = max(supports[token] for token in first)
-        patch = _patch(text.layout, nearest) if own else {}
-        found.append(Word(word, start, end, value, own, nearest, **patch))
+    for (word, start, end, _), checkable, tokens in zip(words, checked, firsts, strict=True):
+        value, vision_token = max(supports[token] for token in tokens)
+        patch = _patch(text.layout, vision_token) if checkable else {}
+        found.append(Word(word, start, end, value, checkable, vision_token, **patch))
     return found
 
 
-def _patch(places: Layout, vision_token: int) -> dict[str, Any]:
+def _patch(layout: Layout, vision_token: int) -> dict[str, Any]:
     """Return the patch of a vision token as fields of a `Word`."""
-    region = places.region(vision_token)
+    region = layout.region(vision_token)
     if region is None:
         return {}
     box = [round(edge, 1) for edge in region.box]
@@ -173,5 +166,5 @@ def _patch(places: Layout, vision_token: int) -> dict[str, Any]:
 
 
 def first_tokens(tokenizer: Tokenizer, word: str, token: int) -> list[int]:
-    """Return a word's first token as it was used, and in lower case inside a sentence, the form that vision tokens favor."""
+    """Return a word's first token as written, and that of its lower-case form after a space, which vision tokens favor."""
     return list(dict.fromkeys([token, *word_tokens(tokenizer, word.lower())[:1]]))

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -47,7 +48,7 @@ class Service:
         self.decoder, self.name, self.method, self.limits = decoder, name, method, limits
         self.api_key, self.hosts = api_key, hosts
         self.page: str | None = None  # served at / by `revisit ui`, whose requests may be recorded
-        self.batcher = Batcher(decoder.decode, limits)
+        self.batcher = Batcher(partial(decoder.decode, prompt_limit=limits.prompt_tokens), limits)
         self._readers = ThreadPoolExecutor(READERS, "reader")
         self._reading: list[int] = []  # sizes of the requests that are being received or checked
 

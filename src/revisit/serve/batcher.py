@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 BATCH_WAIT = 0.01  # seconds that a batch waits for further requests
 END_WAIT = 5.0  # seconds to wait for the model's thread at shutdown
 Event = Piece | Reply | ApiError
-Decode = Callable[[Sequence["Ticket"], int], None]
+Decode = Callable[[Sequence["Ticket"]], None]
 
 
 class Abandoned(Exception):
@@ -53,13 +53,13 @@ class Ticket:
         return self.gone or time.monotonic() > self.deadline
 
     @property
-    def kind(self) -> object:
-        """The key that all requests of a batch share."""
+    def batch_key(self) -> object:
+        """Requests with equal keys can share a batch."""
         request = self.request
         return request.method, request.chat.check is None, request.text is None, request.record
 
-    def show(self, text: str, logprobs: Sequence[JsonValue] = (), thought: str = "") -> None:
-        """Send text that is final, if the answer is streamed."""
+    def stream(self, text: str, logprobs: Sequence[JsonValue] = (), thought: str = "") -> None:
+        """Send text that later tokens cannot change, if the client requested a stream."""
         if self.request.chat.stream and (text or logprobs or thought):
             self.sent = True
             self._send(Piece(text, logprobs, thought))
@@ -131,7 +131,7 @@ class Batcher:
 
     def _run(self, batch: list[Ticket]) -> None:
         try:
-            self.decode(batch, self.limits.prompt_tokens)
+            self.decode(batch)
         except Abandoned:
             pass
         except BaseException as error:  # the thread must outlive any batch
@@ -160,7 +160,7 @@ class Batcher:
             first = self.waiting[0]
             size = max(1, self.limits.batch // first.request.method.own_beams)
             until = time.monotonic() + BATCH_WAIT
-            while sum(ticket.kind == first.kind for ticket in self.waiting) < size and not self._stopping:
+            while sum(ticket.batch_key == first.batch_key for ticket in self.waiting) < size and not self._stopping:
                 left = until - time.monotonic()
                 if left <= 0:
                     break
@@ -170,7 +170,7 @@ class Batcher:
             for ticket in self.waiting:
                 if ticket.abandoned:
                     ticket.finish(timed_out())
-                elif len(batch) < size and ticket.kind == first.kind:
+                elif len(batch) < size and ticket.batch_key == first.batch_key:
                     batch.append(ticket)
                 else:
                     others.append(ticket)

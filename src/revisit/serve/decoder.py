@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from revisit.explain.decode import Decode, method_output, patch_words
 from revisit.explain.page import payload
 from revisit.explain.prefill import watch_prefill
 from revisit.explain.support import ModelText, answer_text, read_texts
+from revisit.models.geometry import layout_of
 from revisit.models.parts import ModelParts
 from revisit.models.prompts import check_no_image_tokens, encode, end_tokens, render
 from revisit.models.thoughts import thoughts_of
@@ -70,7 +71,7 @@ class Decoder:
         effort = reasoning_options(request.chat, template)
         return render(self.processor, messages, **effort)
 
-    def decode(self, tickets: Sequence[Ticket], prompt_limit: int) -> None:
+    def decode(self, tickets: Sequence[Ticket], *, prompt_limit: int) -> None:
         """Answer all tickets, or raise; a ticket whose prompt is too long fails alone."""
         prompts, images = [t.prompt for t in tickets], [list(t.request.images) for t in tickets]
         inputs = encode(self.processor, prompts, images, self.model.device)
@@ -83,7 +84,7 @@ class Decoder:
                 ticket.finish(ApiError(400, message, param="messages" if ticket.request.text is None else "text"))
         fitting = [ticket for ticket in tickets if not ticket.finished]
         if fitting and len(fitting) < len(tickets):
-            self.decode(fitting, prompt_limit)
+            self.decode(fitting, prompt_limit=prompt_limit)
         elif fitting:
             run = self._generate if tickets[0].request.text is None else self._check
             with stoppable(self.model, tickets):
@@ -98,21 +99,26 @@ class Decoder:
         return from_tokenizer(tokenizer, eos_token=sorted(self.end))
 
     def _generate(self, tickets: Sequence[Ticket], inputs: Inputs, lengths: Sequence[int]) -> None:
-        requests, method, thoughts = [ticket.request for ticket in tickets], tickets[0].request.method, self.thoughts
-        logprobs = LogProbabilities(self.processor.tokenizer)
+        """Answer the requests of a batch."""
+        requests = [ticket.request for ticket in tickets]
+        method, record, thoughts = requests[0].method, requests[0].record, self.thoughts
+        tokenizer = self.processor.tokenizer
+        logprobs = LogProbabilities(tokenizer)
         opened = [thoughts is not None and thoughts.open_at_end(ids) for ids in inputs["input_ids"].tolist()]
-        rows = [BatchRow(self, ticket, opened[row], partial(logprobs.entry, row)) for row, ticket in enumerate(tickets)]
+        rows = [BatchRow(self, ticket, opened[n], partial(logprobs.entry, n)) for n, ticket in enumerate(tickets)]
         processors: list[LogitsProcessor] = []
         if any(request.chat.logprobs for request in requests):
             processors.append(logprobs)
         if any(request.grammar for request in requests):
             close = [thoughts.close if thoughts is not None and row.thinking else None for row in rows]
             processors.append(JsonAnswers([request.grammar for request in requests], self.grammar_tokenizer, close))
-        watched = requests[0].record or requests[0].chat.check is not None
-        layers = sorted({settings_of(self.model)[0], ModelParts.of(self.model).depth})
-        trace = Trace(record=requests[0].record)
-        with watch_prefill(self.model, inputs, layers) if watched else nullcontext() as seen:
-            found = decode_batch(
+        trace = Trace(record=record)
+        states, layers = None, list[int]()
+        with ExitStack() as stack:
+            if record or requests[0].chat.check is not None:
+                layers = sorted({settings_of(self.model)[0], ModelParts.of(self.model).depth})
+                states = stack.enter_context(watch_prefill(self.model, inputs, layers))
+            answers = decode_batch(
                 self.model,
                 self.processor,
                 inputs,
@@ -124,30 +130,30 @@ class Decoder:
                 processors=processors,
             )
         images = [list(request.images) for request in requests]
-        for number, (row, length, answer) in enumerate(zip(rows, lengths, found, strict=True)):
+        for n, (row, answer) in enumerate(zip(rows, answers, strict=True)):
             if not row.end():
                 continue
-            request, check = requests[number], None
             counters = {name: int(count) for name, count in answer.counters().items() if name != "plausible_tokens"}
             decoding: Json = {"method": method.name, **counters}
-            if seen is not None:
-                shown, tokens = row.text.shown, row.text.tokens
-                text = answer_text(self.model, self.processor, inputs, number, images, seen[number], shown, tokens)
-                check = None if request.chat.check is None else self._checked(request, text)
-                if request.chat.decoding is not None and request.record:
-                    output = method_output(trace, number, answer.tokens, self.processor, thoughts, opened[number])
-                    words = patch_words(text.states, layers[-1], self.processor.tokenizer)
-                    objects = request.chat.decoding.objects
-                    decoding["page"] = payload(Decode(images[number], "", "", text.layout, [output], objects, words))
-            row.ticket.finish(row.reply(length, decoding, check))
+            check = None
+            if states is not None:
+                layout = layout_of(self.model, self.processor, images, inputs, n)
+                text = answer_text(tokenizer, row.answer.text, row.answer.tokens, images[n], layout, states[n])
+                check = None if requests[n].chat.check is None else self._checked(requests[n], text)
+                if (choice := requests[n].chat.decoding) is not None and choice.record:
+                    output = method_output(trace, n, answer.tokens, self.processor, thoughts, opened[n])
+                    words = patch_words(states[n], layers[-1], tokenizer)
+                    # The page itself has the prompt and the name of the model.
+                    decoding["page"] = payload(Decode(images[n], "", "", layout, [output], choice.objects, words))
+            row.ticket.finish(row.reply(lengths[n], decoding, check))
 
     def _check(self, tickets: Sequence[Ticket], inputs: Inputs, lengths: Sequence[int]) -> None:
         """Check the texts of requests, in one forward pass."""
         requests, prompts = [ticket.request for ticket in tickets], [ticket.prompt for ticket in tickets]
         texts, images = [request.text or "" for request in requests], [list(request.images) for request in requests]
         layer = settings_of(self.model)[0]
-        found = read_texts(self.model, self.processor, inputs, prompts, images, texts, [layer])
-        for ticket, text, length in zip(tickets, found, lengths, strict=True):
+        read = read_texts(self.model, self.processor, inputs, prompts, images, texts, [layer])
+        for ticket, text, length in zip(tickets, read, lengths, strict=True):
             ticket.finish(Reply(text.text, "stop", length, 0, check=self._checked(ticket.request, text)))
 
     def _checked(self, request: ChatRequest, text: ModelText) -> Json:
@@ -168,7 +174,7 @@ class BatchRow:
         self.tokens = 0
         self.logprobs: list[JsonValue] = []
         self.thought = IncrementalDetokenizer(decode)
-        self.text = IncrementalDetokenizer(decode, ticket.request.chat.stop or ())
+        self.answer = IncrementalDetokenizer(decode, ticket.request.chat.stop or ())
         self.finish: str | None = None
 
     def add(self, token: int) -> bool:
@@ -180,37 +186,37 @@ class BatchRow:
             return True
         if thoughts is not None and token in (thoughts.open, thoughts.close):
             self.thinking = token == thoughts.open
-            self.ticket.show("", thought=self.thought.finish())
+            self.ticket.stream("", thought=self.thought.finish())
         elif self.thinking:
-            self.ticket.show("", thought=self.thought.feed(token))
+            self.ticket.stream("", thought=self.thought.feed(token))
         else:
             logprobs = [self._logprobs(token, chat.top_logprobs or 0)] if chat.logprobs else []
             self.logprobs += logprobs
-            self.ticket.show(self.text.feed(token), logprobs)
-        if self.text.stopped:
+            self.ticket.stream(self.answer.feed(token), logprobs)
+        if self.answer.stopped:
             self.finish = "stop"
         elif self.tokens >= self.ticket.request.decoding.max_new_tokens:
             self.finish = "length"
         return self.finish is not None or self.ticket.abandoned
 
     def end(self) -> bool:
-        """Send the text that was held back; return whether the answer is complete: the batcher reports timeouts."""
+        """Send the text that was held back; return False for an abandoned answer, which the batcher reports as a timeout."""
         if self.finish is None and self.ticket.abandoned:
             return False
-        self.ticket.show("", thought=self.thought.finish())
-        self.ticket.show(self.text.finish())
+        self.ticket.stream("", thought=self.thought.finish())
+        self.ticket.stream(self.answer.finish())
         return True
 
     def reply(self, prompt_tokens: int, decoding: Json, check: Json | None) -> Reply:
         """Return the finished answer."""
         return Reply(
-            self.text.shown,
+            self.answer.text,
             self.finish or "length",
             prompt_tokens,
             self.tokens,
             decoding,
             check,
             self.logprobs,
-            self.thought.shown,
+            self.thought.text,
             len(self.thought.tokens),
         )

@@ -15,7 +15,7 @@ class IncrementalDetokenizer:
     def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = ()) -> None:
         self.decode, self.stops = decode, tuple(stops)
         self.tokens: list[int] = []
-        self.shown = ""
+        self.text = ""
         self.stopped = False
 
     def feed(self, token: int) -> str:
@@ -35,15 +35,15 @@ class IncrementalDetokenizer:
         if stops:
             self.stopped, text = True, text[: min(stops)]
         elif not final:
-            text = text.rstrip("\ufffd").rstrip()  # blanks wait for the next word: an answer does not end in one
-            text = text[: len(text) - self._open(text)].rstrip()
+            text = text.rstrip("\ufffd").rstrip()  # held back until the next word: an answer does not end in a space
+            text = text[: len(text) - self._stop_prefix(text)].rstrip()
         else:
             text = text.rstrip()
-        new = text[len(self.shown) :] if text.startswith(self.shown) else ""
-        self.shown += new
+        new = text[len(self.text) :] if text.startswith(self.text) else ""
+        self.text += new
         return new
 
-    def _open(self, text: str) -> int:
-        """Return the length of the longest end of the text that begins a stop text."""
+    def _stop_prefix(self, text: str) -> int:
+        """Return the length of the longest suffix of the text that a stop text begins with."""
         begun = (size for stop in self.stops for size in range(1, len(stop)) if text.endswith(stop[:size]))
         return max(begun, default=0)
