@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect
 from revisit.decoding.method import Method
 from revisit.errors import RevisitError
 from revisit.serve.batcher import Batcher, Event, Ticket, timed_out
-from revisit.serve.errors import ApiError, printable, server_error
+from revisit.serve.errors import ApiError, excerpt, server_error
 from revisit.serve.limits import LOOPBACK, Limits
 from revisit.serve.replies import Json, Piece, Reply, chunk, completion, encode, event, last_chunks
 from revisit.serve.requests import ChatRequest, parse_body, read_request, unknown_model
@@ -50,7 +50,7 @@ class Service:
         self.page: str | None = None  # served at / by `revisit ui`, whose requests may be recorded
         self.batcher = Batcher(partial(decoder.decode, prompt_limit=limits.prompt_tokens), limits)
         self._readers = ThreadPoolExecutor(READERS, "reader")
-        self._reading: list[int] = []  # sizes of the requests that are being received or checked
+        self._reading: list[int] = []  # sizes in bytes of the requests that are being received or checked
 
     def close(self) -> None:
         """Abandon all requests and end the threads."""
@@ -58,19 +58,19 @@ class Service:
         self._readers.shutdown(wait=False, cancel_futures=True)
 
     def check_host(self, request: Request) -> None:
-        """Reject other names in the Host header, which pages of other sites use to reach a local server (DNS rebinding)."""
+        """Reject unknown names in the Host header, with which pages of other sites could reach a local server (DNS rebinding)."""
         header = request.headers.get("host", "")
         try:
             name = urlsplit(f"//{header}").hostname or ""
         except ValueError:
             name = ""
         if "*" not in self.hosts and name not in self.hosts:
-            shown = printable(header, 100)
-            message = f"This server does not accept the host {shown!r}; its operator can add it with --allow-host."
+            quoted = repr(excerpt(header, 100))
+            message = f"This server does not accept the host {quoted}; its operator can add it with --allow-host."
             raise ApiError(403, message, code="unknown_host")
 
     def check_access(self, request: Request) -> None:
-        """Reject other host names, and requests without the key in the header `Authorization: Bearer KEY`."""
+        """Reject unknown host names, and requests without the header `Authorization: Bearer KEY`."""
         self.check_host(request)
         scheme, _, sent = request.headers.get("authorization", "").partition(" ")
         key = sent.strip().encode("utf-8", "surrogateescape") if scheme.lower() == "bearer" else b""
@@ -160,7 +160,7 @@ class Service:
                     raise ClientDisconnect from None
 
     async def _stream(self, ticket: Ticket, current: Event) -> AsyncIterator[bytes]:
-        """Yield the answer as server-sent events, from the first event on; errors are events, too."""
+        """Yield the answer as server-sent events, beginning with `current`; errors are events, too."""
         request = ticket.request
         try:
             yield event(chunk(request))
@@ -202,11 +202,11 @@ def build(service: Service) -> FastAPI:
 
     @app.exception_handler(HTTPException)
     async def unknown_route(request: Request, error: HTTPException) -> JSONResponse:
-        route = printable(f"{request.method} {request.scope['path']}", 100)
+        route = excerpt(f"{request.method} {request.scope['path']}", 100)
         return await reject(request, ApiError(error.status_code, f"{route}: {error.detail}."))
 
     @app.exception_handler(ClientDisconnect)
-    async def left(request: Request, error: ClientDisconnect) -> Response:
+    async def client_left(request: Request, error: ClientDisconnect) -> Response:
         return Response(status_code=499)
 
     @app.exception_handler(Exception)

@@ -1,7 +1,7 @@
 """The queue of requests, and the one thread that runs the model on batches of them.
 
-Requests share a batch if they share a decoding method and either all or none of them are checked or recorded; everything else
-applies row by row.
+Requests share a batch if they have the same decoding method, and if all or none of them are checked or recorded; other options
+apply row by row.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Ticket:
         self.request, self.prompt = request, prompt
         self.deadline = time.monotonic() + seconds
         self.events: asyncio.Queue[Event] = asyncio.Queue()
-        self.sent = False  # whether a piece of the answer was sent to the client
+        self.sent = False  # whether a piece of the answer was sent
         self.finished = False
         self.gone = False  # set when the client no longer waits for the answer
         self.image_bytes = sum(3 * image.width * image.height for image in request.images)
@@ -140,8 +140,8 @@ class Batcher:
             ticket.finish(timed_out())  # no effect on finished tickets
 
     def _recover(self, batch: list[Ticket], error: BaseException) -> None:
-        """Retry each request whose client has received nothing, alone: only one of them may be at fault."""
-        if not isinstance(error, RevisitError):  # clients receive those
+        """Retry, one by one, the requests whose clients have received nothing: only one of them may be at fault."""
+        if not isinstance(error, RevisitError):  # which clients receive
             logger.error("A batch of %d failed: %s: %s", len(batch), type(error).__name__, error, exc_info=error)
         error.__traceback__ = None  # its frames hold the batch's tensors
         for ticket in batch:

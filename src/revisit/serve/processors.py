@@ -28,7 +28,7 @@ class LogProbabilities(LogitsProcessor):  # type: ignore[misc]
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer, self.length = tokenizer, -1
-        self.kept: list[Tensor] = []  # (rows, vocabulary); the second is the model's own, for rows with no token left
+        self.kept: list[Tensor] = []  # (rows, vocabulary); the second, if any, is the fallback to the model's own
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         if input_ids.shape[1] != self.length:

@@ -1,7 +1,7 @@
 """Answers in the form of the OpenAI chat protocol, whole and streamed.
 
-`decoding` and `check` are additions: counters of the method (with `record`, the data of the page), and the words of the answer
-with their support.
+The fields `decoding` (the method's counters and, with `record`, the data of the page) and `check` (the words of the answer with
+their support) are additions.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def last_chunks(request: ChatRequest, reply: Reply) -> list[Json]:
 
 
 def _choice(finish: str | None = None, logprobs: Sequence[JsonValue] = (), **content: Json) -> Json:
-    shown: Json | None = {"content": [*logprobs], "refusal": None} if logprobs else None
-    return {"index": 0, **content, "finish_reason": finish, "logprobs": shown}
+    listed: Json | None = {"content": [*logprobs], "refusal": None} if logprobs else None
+    return {"index": 0, **content, "finish_reason": finish, "logprobs": listed}
 
 
 def _check(reply: Reply) -> Json:

@@ -1,4 +1,4 @@
-"""Turn the body of a request into a request that can be decoded, cheap checks first."""
+"""Validate requests, cheap checks first, and decode their images."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError, unknown
 from revisit.methods.greedy import Greedy
 from revisit.models.images import image_from_data_uri
-from revisit.serve.errors import ApiError, printable
+from revisit.serve.errors import ApiError, excerpt
 from revisit.serve.limits import Limits
 from revisit.serve.processors import grammar
 from revisit.serve.schema import NEUTRAL, ChatBody, CheckBody, DecodingChoice
@@ -40,7 +40,7 @@ class ChatRequest:
     method: Method
     decoding: Decoding
     seed: int = 0
-    text: str | None = None  # the text to check instead of an answer of the model
+    text: str | None = None  # to check, instead of generating an answer
     grammar: str | None = None  # of the answer
     id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
     created: int = field(default_factory=lambda: int(time.time()))
@@ -63,15 +63,15 @@ def parse_body(body: bytes, kind: type[ChatBody | CheckBody], model: str) -> Cha
 
 
 def _first_error(error: ValidationError, kind: type[ChatBody | CheckBody]) -> ApiError:
-    """Return the first error in a body as a sentence; an unknown field is compared with the known ones."""
+    """Return the first error in a body as a sentence, with a suggestion for an unknown field."""
     first = error.errors(include_url=False, include_input=False)[0]
     where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).removeprefix(".")
     message = first["msg"].removeprefix("Value error, ").rstrip(".")
-    sentence = f"{printable(where, 100)}: {message}." if where else f"{message}."
+    sentence = f"{excerpt(where, 100)}: {message}." if where else f"{message}."
     if first["type"] == "extra_forbidden" and where in NEUTRAL:
         sentence = f"Only {where}={json.dumps(NEUTRAL[where])} is supported; leave out {where!r}."
     elif first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
-        sentence = str(unknown("request field", printable(where, 60), kind.model_fields))
+        sentence = str(unknown("request field", excerpt(where, 60), kind.model_fields))
     return ApiError(400, sentence, param=where or None)
 
 
@@ -79,7 +79,7 @@ def unknown_model(name: str, served: str) -> ApiError:
     """Return the error for a request to a model that is not served."""
     return ApiError(
         404,
-        f"There is no model {printable(name, 100)!r} here; this server has {served!r}.",
+        f"There is no model {excerpt(name, 100)!r} here; this server has {served!r}.",
         param="model",
         code="model_not_found",
     )
@@ -93,7 +93,7 @@ def read_request(
     limits: Limits,
     model: Model | str,
 ) -> ChatRequest:
-    """Turn a valid body into a request that can be decoded, or into a check of `text`, or raise ApiError."""
+    """Turn a valid body into a request for an answer, or for a check of `text`; raise ApiError if it cannot be fulfilled."""
     sources, choice = chat.images, chat.decoding or DecodingChoice()
     length = min(chat.max_completion_tokens or chat.max_tokens or DEFAULT_NEW_TOKENS, limits.new_tokens)
     method = default
@@ -104,7 +104,7 @@ def read_request(
             raise ApiError(400, sentence, param="decoding")
     if chat.check and not sources:
         raise ApiError(400, "A check needs an image; send one.", param="check")
-    if method.own_beams > 1 and (chat.logprobs or chat.schema_of_answer is not None or chat.check or choice.record):
+    if method.own_beams > 1 and (chat.logprobs or chat.answer_schema is not None or chat.check or choice.record):
         unsupported = "'logprobs', 'response_format', 'check' or 'record'"
         sentence = f"{method.name} uses beam search, which does not support {unsupported}; use another method."
         raise ApiError(400, sentence, param="decoding")
@@ -119,11 +119,11 @@ def read_request(
     return ChatRequest(
         chat,
         images,
-        method=method if sources else Greedy(),  # without images, all methods decode plainly
+        method=method if sources else Greedy(),  # without images, all methods are plain decoding
         decoding=_decoding(chat, length),
         seed=chat.seed if chat.seed is not None else secrets.randbits(62),
         text=text,
-        grammar=_grammar(chat.schema_of_answer),
+        grammar=_grammar(chat.answer_schema),
     )
 
 

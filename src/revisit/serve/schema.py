@@ -52,17 +52,13 @@ class Body(BaseModel):
         return value
 
 
-def _listed(value: object) -> object:
-    return [value] if isinstance(value, str) else value
-
-
 def _words(value: object) -> object:
     if value not in ("objects", "content") and not (isinstance(value, list) and value):
         raise ValueError("words must be 'objects', 'content' or a list of words")
     return value
 
 
-OneOrMore = BeforeValidator(_listed)  # a text alone means a list of one
+OneOrMore = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)  # a string is a list of one
 Name = Annotated[str, Field(max_length=64)]
 StopText = Annotated[str, Field(min_length=1, max_length=256)]
 
@@ -91,7 +87,7 @@ Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
 
 
 class ChatMessage(Body, extra="ignore"):
-    """One turn of the conversation; `name`, and the fields that answers have besides their text, are ignored."""
+    """One turn of the conversation; `name`, and the other fields of an assistant's message, are ignored."""
 
     role: Literal["system", "developer", "user", "assistant"]  # developer means system
     content: Annotated[
@@ -116,7 +112,7 @@ class StreamOptions(Body, extra="ignore"):
 
 
 class DecodingChoice(Body):
-    """The decoding method of this request."""
+    """The decoding method of a request."""
 
     method: Name | None = None
     settings: Annotated[dict[Name, JsonValue], Field(max_length=FIELDS)] = Field(default_factory=dict)
@@ -148,7 +144,7 @@ class ResponseFormat(Body):
     @model_validator(mode="after")
     def _complete(self) -> ResponseFormat:
         if (self.json_schema is None) == (self.type == "json_schema"):
-            raise ValueError('type "json_schema", and no other, needs {"json_schema": {"name": …, "schema": {…}}}')
+            raise ValueError('"json_schema" is needed with type "json_schema", and only then')
         return self
 
 
@@ -176,8 +172,7 @@ class ChatBody(Body):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_effect(cls, value: object) -> object:
-        """Remove the fields that change nothing."""
+    def _without_neutral_fields(cls, value: object) -> object:
         if not isinstance(value, dict):
             return value
         neutral = {name for name, same in NEUTRAL.items() if value.get(name) in (None, same)}
@@ -202,13 +197,13 @@ class ChatBody(Body):
         return messages
 
     @model_validator(mode="after")
-    def _together(self) -> ChatBody:
+    def _complete_logprobs(self) -> ChatBody:
         if self.top_logprobs and not self.logprobs:
             raise ValueError('top_logprobs needs "logprobs": true')
         return self
 
     @property
-    def schema_of_answer(self) -> dict[str, JsonValue] | None:
+    def answer_schema(self) -> dict[str, JsonValue] | None:
         """The JSON schema that the answer must follow."""
         if self.response_format is None or self.response_format.type == "text":
             return None

@@ -34,7 +34,7 @@ def check_exposure(host: str, api_key: str | None, anonymous: bool) -> None:
 
 
 def allowed_hosts(host: str, more: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the names that a server on `host` accepts in the Host header; "*" means any.
+    """Return the names that a server on `host` accepts in the Host header; "*" stands for any.
 
     A server on all addresses (0.0.0.0) accepts any name unless some are listed: it has a key, or it is open on purpose.
     """

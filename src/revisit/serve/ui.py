@@ -21,12 +21,12 @@ from revisit.serve.app import Service
 from revisit.serve.replies import Json
 
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
-# A saved page holds an answer instead of a setup.
+# A saved page contains answers instead of a setup.
 START = "if (data.answers) window.viewer = new Viewer(main, data); else window.studio = new Studio(main, data);"
 
 
 def add_page(app: FastAPI, service: Service) -> None:
-    """Add the page and its sample images to a server. The page needs no key, its requests do."""
+    """Add the page and its sample images to a server. The page needs no key, but its requests do."""
     setup = {
         "model": service.name,
         "methods": method_settings(service.decoder.model),
@@ -50,13 +50,13 @@ def add_page(app: FastAPI, service: Service) -> None:
         """Return a sample image; the first is that of `revisit demo`."""
         service.check_access(request)
         names = list(samples.SAMPLES)
-        shipped = samples.sample(names[number % len(names)])
-        return {"src": data_uri(shipped.image()), "objects": list(shipped.nouns)}
+        chosen = samples.sample(names[number % len(names)])
+        return {"src": data_uri(chosen.image()), "objects": list(chosen.nouns)}
 
 
 def method_settings(model: Model | str) -> list[Json]:
-    """List every method with the settings recommended for a model, and the values of those that are a choice."""
-    found: list[Json] = []
+    """List every method with the settings recommended for a model, and the allowed values of each if they are few."""
+    listed: list[Json] = []
     for name in methods.names():
         cls = methods.find(name)
         try:
@@ -68,5 +68,5 @@ def method_settings(model: Model | str) -> list[Json]:
             hint = cls.model_fields[key].annotation
             choices = ("true", "false") if hint is bool else get_args(hint) if get_origin(hint) is Literal else ()
             settings.append({"name": key, "default": value_text(value), "choices": [*map(str, choices)]})
-        found.append({"name": name, "summary": cls.summary, "settings": settings})
-    return found
+        listed.append({"name": name, "summary": cls.summary, "settings": settings})
+    return listed
