@@ -77,7 +77,7 @@ def test_a_page_per_answer(run: Run, tmp_path: Path) -> None:
         data = page_data(tmp_path / f"out-{number}.html")
         assert data["images"][0]["w"] == width
         assert [answer["method"]["name"] for answer in data["answers"]] == ["revisit", "greedy"]
-        assert len(data["says"]) == 16  # one entry for each vision token
+        assert len(data["predictions"]) == 16  # one entry for each vision token
         assert data["answers"][0]["method"]["alpha"] == 0.05
 
 

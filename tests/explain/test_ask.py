@@ -109,7 +109,7 @@ def test_one_vision_pass_and_one_prefill_for_each_method(tmp_path: Path) -> None
     answer = revisit.ask(pair, sample("demo").path, max_new_tokens=4)
     page = answer.save(tmp_path / "page.html").read_text("utf-8")
     assert (counts.vision, counts.prefills) == (1, 1)
-    assert '"says":[[' in page
+    assert '"predictions":[[' in page
     revisit.ask(pair, sample("demo").path, compare_with=["greedy", "dola"], max_new_tokens=4)
     assert (counts.vision, counts.prefills) == (4, 4)
 
@@ -121,4 +121,4 @@ def test_an_answer_does_not_keep_the_model_alive(tmp_path: Path) -> None:
     del model
     gc.collect()
     assert gone() is None
-    assert '"says":[[' in answer.save(tmp_path / "page.html").read_text("utf-8")
+    assert '"predictions":[[' in answer.save(tmp_path / "page.html").read_text("utf-8")

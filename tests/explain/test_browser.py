@@ -261,36 +261,36 @@ def test_the_lens_page(seen: Any, tmp_path: Path) -> None:
     seen.page.goto(seen.path.as_uri())
     maps, top = looked.readings[1].maps, looked.readings[1].top
     assert maps is not None  # map, patch and sentence begin with the word that has the largest share of a patch
-    loud = int((maps[4] * 255).round().amax(0).argmax())
-    assert seen.page.locator('.words [aria-pressed="true"]').inner_text().split()[0] == "abc"[loud]
-    assert spot(seen.page) == pytest.approx(place(int((maps[4, :, loud] * 255).round().argmax()), 4, 4), abs=0.01)
+    strongest = int((maps[4] * 255).round().amax(0).argmax())
+    assert seen.page.locator('.words [aria-pressed="true"]').inner_text().split()[0] == "abc"[strongest]
+    assert spot(seen.page) == pytest.approx(place(int((maps[4, :, strongest] * 255).round().argmax()), 4, 4), abs=0.01)
     assert "no patch has more of it" in seen.page.locator(".where").inner_text()
     assert "Shares among these 3 words only" in seen.page.locator(".card").inner_text()
     stage = seen.page.locator(".stage").bounding_box()
     seen.page.mouse.click(stage["x"] + stage["width"] * 0.9, stage["y"] + stage["height"] * 0.1)
     assert spot(seen.page) == pytest.approx(place(3, 4, 4), abs=0.01)
     best = looked.readings[1].entries[int(top[4, 3, 0])]
-    word, share = "abc"[loud], f"{100 * float(maps[4, 3, loud]):.1f} %"
+    word, share = "abc"[strongest], f"{100 * float(maps[4, 3, strongest]):.1f} %"
     told = seen.page.locator(".where").inner_text()
     assert told.startswith(f"{word} has {share} of the patch at row 1, column 4 at layer 4")
     assert (f"where {best} is likeliest" in told) == (best != word)
-    highest = int(maps[4, :, loud].argmax())
+    highest = int(maps[4, :, strongest].argmax())
     assert (f"row {highest // 4 + 1}, column {highest % 4 + 1}" in told) == (highest != 3)
     seen.page.keyboard.press("ArrowDown")
     assert spot(seen.page) == pytest.approx(place(7, 4, 4), abs=0.01)
     seen.page.keyboard.press("[")
     assert seen.page.locator("output").inner_text() == "3 of 4"
-    shown = seen.page.locator(".says tr.now td").first.inner_text()
+    shown = seen.page.locator(".predictions tr.now td").first.inner_text()
     assert shown.split() == [
         looked.readings[1].entries[int(top[3, 7, 0])],
         f"{100 * float(looked.readings[1].probabilities[3, 7, 0]):.1f}",
     ]
     seen.page.get_by_role("button", name="all tokens").click()
-    assert seen.page.locator(".says tr").count() == 5
+    assert seen.page.locator(".predictions tr").count() == 5
     assert "is the likeliest token of the patch" in seen.page.locator(".where").inner_text()
     seen.page.set_viewport_size({"width": 390, "height": 844})
-    table = seen.page.locator(".says").bounding_box()
-    cells = [cell.bounding_box() for cell in seen.page.locator(".says tr").first.locator("td").all()]
+    table = seen.page.locator(".predictions").bounding_box()
+    cells = [cell.bounding_box() for cell in seen.page.locator(".predictions tr").first.locator("td").all()]
     assert all(cell["x"] + cell["width"] <= table["x"] + table["width"] + 1 for cell in cells)
     at_rest(seen)
 

@@ -39,7 +39,7 @@ def render(decode: Decode, title: str = "") -> str:
 
 
 def headline(decode: Decode) -> str:
-    """Return what the method did, in one sentence: absent objects that it removed or added, else how many tokens it changed."""
+    """Describe in one sentence which absent objects the method removed or added, or else how many tokens it changed."""
     ours = next((answer for answer in decode.answers if answer.name != "greedy"), None)
     plain = next((answer for answer in decode.answers if answer.name == "greedy"), None)
     if ours is None:
@@ -71,7 +71,7 @@ def payload(decode: Decode) -> dict[str, Any]:
     words = decode.patch_words
     return {
         **images_payload(decode.images, decode.layout),
-        "says": None if words is None else [[[word, _p(p)] for word, p in best] for best in words],
+        "predictions": None if words is None else [[[word, _short(p)] for word, p in best] for best in words],
         "objects": None if decode.objects is None else list(decode.objects),
         "prompt": decode.prompt,
         "model": decode.model,
@@ -104,14 +104,19 @@ def answer_payload(answer: MethodOutput, wrong: set[int]) -> dict[str, Any]:
 
 
 def step_payload(step: StepRecord, method: Mapping[str, Any]) -> tuple[dict[str, Any], bytes | None]:
-    """Return one step with short keys, because there may be thousands, and its heat map as one byte per vision token."""
+    """Return one step, with short keys because there may be thousands, and its heat map with one byte per vision token."""
     texts, shown = step.texts or [], shown_candidates(step)
     entry: dict[str, Any] = {
         "t": step.text or "",
         "v": round(step.shift, 4),
         "k": step.plausible_tokens,
         "c": [
-            [texts[k], _p(step.base[k]), None if step.vision is None else _p(step.vision[k]), _p(step.final[k])]
+            [
+                texts[k],
+                _short(step.base[k]),
+                None if step.vision is None else _short(step.vision[k]),
+                _short(step.final[k]),
+            ]
             for k in shown
         ],
         "o": next((place for place, k in enumerate(shown) if step.ids[k] == step.token), -1),
@@ -124,10 +129,10 @@ def step_payload(step: StepRecord, method: Mapping[str, Any]) -> tuple[dict[str,
     if heat is not None:
         most = max(MOST_PATCHES, int(method.get("neighbors", 1)))
         best = [int(index) for index in np.argsort(heat, kind="stable")[:most] if np.isfinite(heat[index])]
-        entry["p"] = [[index, _p(float(heat[index]))] for index in best]
+        entry["p"] = [[index, _short(float(heat[index]))] for index in best]
     if step.vision_token is not None:
         entry["i"], entry["l"] = step.vision_token, step.layer
-        entry["d"] = None if step.divergence is None else _p(step.divergence)
+        entry["d"] = None if step.divergence is None else _short(step.divergence)
         if step.weight is not None:
             entry["g"] = round(step.weight, 3)
     top = math.log(2) if method.get("divergence", "jsd") == "jsd" else None
@@ -135,7 +140,7 @@ def step_payload(step: StepRecord, method: Mapping[str, Any]) -> tuple[dict[str,
 
 
 def shown_candidates(step: StepRecord) -> list[int]:
-    """Choose the best candidates after the method, always with the chosen token and the best of model and vision token."""
+    """Return the best candidates after the method, and always the chosen token and the best of model and vision token."""
     rest = range(SHOWN_CANDIDATES, len(step.ids))
     seen = step.ids[int(np.argmax(step.vision))] if step.vision else None
     needed = [k for k in rest if step.ids[k] in (step.token, step.instead_of, seen)]
@@ -160,5 +165,5 @@ def quantize(heat: np.ndarray, top: float | None = None) -> bytes:
     return (scaled * 255).round().clip(0, 255).astype("uint8").tobytes()
 
 
-def _p(value: float) -> float:
+def _short(value: float) -> float:
     return float(f"{value:.4g}")

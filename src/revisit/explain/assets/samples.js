@@ -1,4 +1,4 @@
-// The samples of an evaluation: a list that is filtered, and one sample with the answers of all methods side by side.
+// The samples of an evaluation: a list with filters, and one sample with the answers of all methods side by side.
 class SampleBrowser {
   constructor(root, data) {
     this.data = data; this.now = -1; this.kept = []; this.drawn = 0;
@@ -11,7 +11,7 @@ class SampleBrowser {
     this.names = short.map((name, c) => (short.indexOf(name) === short.lastIndexOf(name) ? name : `${name} (${data.columns[c].settings || "defaults"})`));
     this.wrong = make("select", { id: "wrong", "aria-label": "Which method is wrong", onchange: changed }, option("", "Right or wrong"),
       ...this.names.flatMap((name, c) => [option(`${c}`, `${name} is wrong`), option(`${c}only`, `only ${name} is wrong`)]));
-    this.questions = {}; // of each benchmark, every one once
+    this.questions = {}; // the different questions of each benchmark
     data.samples.forEach((sample) => (this.questions[sample.b] ??= new Set()).add(sample.q));
     this.disagree = make("input", { type: "checkbox", id: "disagree", onchange: changed });
     this.text = make("input", { type: "search", id: "text", placeholder: "Search questions and answers", "aria-label": "Search", oninput: () => { clearTimeout(this.timer); this.timer = setTimeout(changed, 120); } });
@@ -27,7 +27,7 @@ class SampleBrowser {
     this.restore();
   }
 
-  totals() { // the score of every method on every benchmark; a score leads to the samples that failed
+  totals() { // the score of every method on every benchmark; clicking a score shows the samples that failed
     const { totals } = this.data, names = Object.keys(totals);
     const axis = (benchmark) => { const every = Object.values(totals[benchmark].of).flatMap((total) => total.at || []); return [Math.min(...every), Math.max(...every)]; };
     const cell = (benchmark, c) => {
@@ -44,7 +44,7 @@ class SampleBrowser {
       }
       return make("td", {}, score);
     };
-    const head = (benchmark) => { // the axis of the dots: its ends, and where better is
+    const head = (benchmark) => { // the ends of the axis, and the direction of better scores
       const { metric } = totals[benchmark], [low, high] = axis(benchmark), ends = Number.isFinite(low) ? ` ${low.toFixed(1)} to ${high.toFixed(1)}` : "";
       return make("th", { scope: "col" }, benchmark, " ", make("small", {}, metric.replace(/ [↑↓]$/, ""), ends, metric.endsWith("↓") ? ", ← better" : metric.endsWith("↑") ? ", better →" : ""));
     };
@@ -53,13 +53,13 @@ class SampleBrowser {
       make("tbody", {}, ...this.names.map((name, c) => make("tr", {}, make("th", { scope: "row", title: this.data.columns[c].settings || null }, name), ...names.map((benchmark) => cell(benchmark, c)))))));
   }
 
-  dots() { // what the marks at the right of each row stand for
+  dots() { // the legend of the dots at the right of each row
     const every = this.data.samples.flatMap((sample) => this.methods(sample).map((c) => this.state(sample.a[c])[0]));
     const shown = [["dot", "right"], ["dot bad", "wrong"], ["dot unscored", "not scored"], ["dot open", "not answered"]].filter(([kind]) => every.includes(kind));
     return make("p", { class: "notes" }, `At the right of each row: ${this.names.join(", ")} (`, ...shown.flatMap(([kind, text], k) => [k ? ", " : "", make("span", { class: kind }), ` ${text}`]), ").");
   }
 
-  methods(sample) { // the columns that were asked, or will be
+  methods(sample) { // the columns that answer this sample
     return Object.keys((this.data.totals[sample.b] || { of: sample.a }).of).map(Number);
   }
 
@@ -87,13 +87,13 @@ class SampleBrowser {
     this.detail.replaceChildren(make("p", {}, "No sample matches these filters."));
   }
 
-  remember(sample) { // the sample and the filters in the address, so that a link shows the same
+  remember(sample) { // put the sample and the filters into the address, so that a link shows the same
     const { value: text } = this.text, named = { sample, benchmark: this.benchmark.value, disagree: this.disagree.checked ? "1" : "", wrong: this.wrong.value, text };
     const address = `#${new URLSearchParams(Object.entries(named).filter(([, value]) => value))}`;
     if (window.location.hash !== address) try { window.history.replaceState(null, "", address); } catch (error) { /* not allowed in a frame */ }
   }
 
-  restore() { // what the address names
+  restore() { // show the sample and the filters in the address
     const named = new URLSearchParams(window.location.hash.slice(1));
     for (const name of ["benchmark", "wrong", "text"]) { this[name].value = named.get(name) || ""; if (this[name].value !== (named.get(name) || "")) this[name].value = ""; }
     this.disagree.checked = window.location.hash ? named.get("disagree") === "1" : this.data.samples.some(({ d }) => d);
@@ -102,7 +102,7 @@ class SampleBrowser {
     this.filter();
   }
 
-  more() { // rows are made as they are scrolled to
+  more() { // add rows to the list as the reader scrolls
     const end = Math.min(this.kept.length, this.drawn + 150);
     for (; this.drawn < end; this.drawn++) {
       const at = this.drawn, sample = this.data.samples[this.kept[at]];

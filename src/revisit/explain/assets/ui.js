@@ -1,5 +1,5 @@
-// The interactive page: choose, ask, read the answers. The viewer does the showing.
-// Answers are streamed chat completions; the last chunk has what the viewer shows in its field `decoding.page`.
+// The interactive page: choose an image and methods, ask, and show the answers in the viewer.
+// Answers are streamed chat completions; `decoding.page` in the last chunk is the data of the viewer.
 async function dataUri(file) {
   return new Promise((resolve, reject) => {
     const reader = new FileReader();
@@ -24,7 +24,7 @@ class Studio {
     this.stop = make("button", { type: "button", class: "quiet", id: "stop", hidden: true, onclick: () => this.halt("Stopped.") }, "Stop");
     this.save = make("button", { type: "button", class: "quiet", id: "save", hidden: true, onclick: () => this.download() }, "Download the page");
     this.sample = make("button", { type: "button", class: "quiet", id: "sample", onclick: () => this.upload(null) }, "Sample image");
-    this.samples = 0; // taken so far: the first is the demo's image
+    this.samples = 0; // number of samples loaded
     this.tell = make("p", { class: "tell", role: "status", "aria-live": "polite" }, "Choose an image to begin.");
     this.chosen = make("div", { class: "methods" });
     this.growing = make("p", { class: "growing", hidden: true, "aria-label": "The answer so far" });
@@ -39,10 +39,10 @@ class Studio {
     });
     document.addEventListener("paste", (event) => { const file = [...event.clipboardData.files][0]; if (file) this.upload(file); });
     this.prompt.addEventListener("keydown", (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.start(); });
-    this.upload(null).then(() => this.image && this.start()); // begin with a sample that is answered
+    this.upload(null).then(() => this.image && this.start()); // begin with the answers about a sample
   }
 
-  takeKey() { // from the address, #key=…, which then forgets it; it lasts as long as the tab
+  takeKey() { // move the key from the address (#key=…) to the storage of the tab
     const key = new URLSearchParams(window.location.hash.slice(1)).get("key");
     if (key) {
       window.sessionStorage.setItem("key", key);
@@ -51,7 +51,7 @@ class Studio {
     return key || window.sessionStorage.getItem("key") || "";
   }
 
-  async ask(path, options = {}) { // the server's answer, or an error with its sentence
+  async ask(path, options = {}) { // return the server's response, or throw its error message
     const response = await fetch(path, { ...options, headers: { ...options.headers, ...(this.key ? { Authorization: `Bearer ${this.key}` } : {}) } });
     if (response.ok) return response;
     const body = await response.json().catch(() => ({}));
@@ -61,9 +61,9 @@ class Studio {
   say(text, bad = false) { this.tell.textContent = text; this.tell.classList.toggle("bad", bad); }
 
   async upload(file) {
-    this.say(file ? `Reading ${file.name || "the image"}…` : "Drawing a sample…");
+    this.say(file ? `Reading ${file.name || "the image"}…` : "Loading a sample…");
     try {
-      if (file && file.size * 4 / 3 > this.setup.bytes) throw new Error(`The file has ${(file.size / 1e6).toFixed(0)} MB; at most ${(this.setup.bytes * 0.75 / 1e6).toFixed(0)} MB are taken.`);
+      if (file && file.size * 4 / 3 > this.setup.bytes) throw new Error(`The file has ${(file.size / 1e6).toFixed(0)} MB; at most ${(this.setup.bytes * 0.75 / 1e6).toFixed(0)} MB are allowed.`);
       const image = file ? { src: await dataUri(file), objects: null } : await (await this.ask(`sample/${this.samples}`)).json();
       const shown = make("img", { src: image.src, alt: "Your image; choose, drop or paste another" });
       try { await shown.decode(); } catch (error) { throw new Error(`'${file ? file.name : "sample"}' is not an image that this browser can show.`); }
@@ -102,7 +102,7 @@ class Studio {
     this.chosen.append(card);
   }
 
-  again() { // a setting changed: ask again, shortly after the last change
+  again() { // ask again, shortly after the last change of a setting
     if (!this.image || !this.viewer) return;
     clearTimeout(this.timer);
     this.timer = setTimeout(() => this.start(), 300);
@@ -160,14 +160,14 @@ class Studio {
     }
   }
 
-  finding() { // the words that `check` flags, with the methods that wrote them
+  finding() { // the flagged words, with the methods that wrote them
     const methods = {};
     for (const { name, check } of this.viewer.data.answers) for (const word of check.flagged) methods[word] = [...new Set([...(methods[word] || []), name])];
     const found = Object.entries(methods).map(([word, names]) => `‘${word}’ (${names.join(", ")})`);
     return found.length ? `Not supported by the image: ${found.join(", ")}` : "The check flags no word";
   }
 
-  take(number, { error, choices, decoding, check }) { // what a chunk adds
+  take(number, { error, choices, decoding, check }) { // process a chunk
     if (error) throw new Error(error.message);
     if (choices.length) this.growing.textContent += choices[0].delta.reasoning_content || choices[0].delta.content || "";
     if (check) this.check = check;
@@ -180,7 +180,7 @@ class Studio {
     this.viewer = new Viewer(this.show, { ...decoding.page, answers: [answer] });
   }
 
-  async download() { // this page with the answers in the place of its setup
+  async download() { // save this page with the answers in place of the setup
     const answers = this.viewer.data.answers.map(({ bytes, ...answer }) => answer);
     const data = JSON.stringify({ ...this.viewer.data, answers, prompt: this.prompt.value, model: this.setup.model });
     const text = await (await this.ask("")).text();

@@ -2,7 +2,6 @@
 // Shows a decode: an image with its patches, answers token by token, and the candidates of one step.
 // `new Viewer(root, data)` draws it, and `addAnswer` adds the answer of another method.
 
-
 function make(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -30,9 +29,9 @@ function contentWords(steps) {
 }
 
 const SPECIAL = /^\s*<.*>\s*$/; // a token such as </s>
-const answered = ({ t, h }) => (h || SPECIAL.test(t) ? " ".repeat(t.length) : t); // without thoughts
+const answered = ({ t, h }) => (h || SPECIAL.test(t) ? " ".repeat(t.length) : t); // spaces in place of thoughts and special tokens
 
-// The heat map is one ramp of luminance over the gray image, from 0 (disagrees) to 1 (agrees); base.css has the same colors in its legend.
+// The heat map is a ramp of luminance over the gray image, from 0 (disagrees) to 1 (agrees); --heat in base.css has the same colors.
 const DARK = [18, 20, 42, 0.25], BRIGHT = [255, 205, 60, 0.8];
 const heatColor = (t) => `rgba(${DARK.map((from, k) => (from + (BRIGHT[k] - from) * Math.max(0, Math.min(1, t))).toFixed(k < 3 ? 0 : 3))})`;
 
@@ -68,11 +67,11 @@ class Stage {
     this.watch.observe(this.frames);
   }
 
-  bare() { // toggle everything drawn over the image
+  bare() { // show or hide everything drawn over the image
     this.imageButton.setAttribute("aria-pressed", String(this.frames.classList.toggle("bare")));
   }
 
-  fit() { // the largest size that neither the column nor the window cuts off
+  fit() { // use the largest size that fits the column and the window
     const narrow = window.innerWidth <= 760;
     const high = narrow ? 0.2 * window.innerHeight : Math.max(220, window.innerHeight - 420) / Math.min(2, this.images.length);
     this.images.forEach((image, i) => {
@@ -132,7 +131,7 @@ class Stage {
     Object.assign(node.style, { left: `${100 * a}%`, top: `${100 * b}%`, width: `${100 * (c - a)}%`, height: `${100 * (d - b)}%` });
   }
 
-  outline(tokens, selected = 0) { // numbered frames from 2, because the highlighted patch is the first; those that the method selected are thicker
+  outline(tokens, selected = 0) { // frames numbered from 2, after the highlighted patch; frames of selected patches are thicker
     this.near = tokens; this.selected = selected;
     this.parts.forEach(({ marks }) => marks.replaceChildren());
     tokens.forEach((token, k) => this.frame(token, k < selected ? "near chosen" : "near", String(k + 2)));
@@ -185,8 +184,8 @@ class Stage {
   }
 }
 
-// What the marks mean; the style sheet hides those that the answers do not have.
-const LEGEND = [["changed", "changed by the method"], ["differs", "not in another answer"], ["wrong", "not in the image"], ["doubted", "flagged by the check"],
+// The legend of the marks; the style sheet hides marks that no answer has.
+const LEGEND = [["changed", "changed by the method"], ["differs", "not in another answer"], ["wrong", "not in the image"], ["flagged", "flagged by the check"],
   ["thought", "part of a thought"]];
 const ACCOUNT = "At every step ReVisiT keeps the plausible next tokens, checks which of those words each image patch supports, selects the patch (or the few patches) that agrees most with the model, and multiplies the two distributions: words that the image does not support become less likely.";
 const KEYS = [["← →", "previous, next step"], ["↑ ↓", "other answer"], ["n p", "next, previous change"], ["Home End", "first, last step"],
@@ -206,13 +205,13 @@ class Viewer {
     const look = (this.look = make("section", { class: `look${data.images.length === 1 ? " single" : ""}`, "aria-label": "Image" }));
     this.answersBox = make("div", { class: "answers" });
     this.why = make("section", { class: "why", "aria-label": "Candidates at this step", tabindex: "0" });
-    this.table = make("div", { class: "sheet" }); // on a phone the candidates are folded under their heading
+    this.table = make("div", { class: "sheet" }); // on a phone, folded under the heading
     this.unfold = make("button", { type: "button", class: "quiet unfold", "aria-expanded": "false", onclick: () => this.fold(!this.why.classList.toggle("open")) }, "Candidates ▴");
     this.stepTitle = make("h2");
     this.why.append(make("div", { class: "handle" }, this.stepTitle, this.unfold), this.table);
-    this.said = make("p", { class: "sr", role: "status", "aria-live": "polite" });
+    this.status = make("p", { class: "sr", role: "status", "aria-live": "polite" });
     this.help = this.makeHelp();
-    root.append(this.guide(), make("div", { class: "viewer" }, look, make("div", { class: "read" }, this.answersBox, this.said), this.why), this.help);
+    root.append(this.guide(), make("div", { class: "viewer" }, look, make("div", { class: "read" }, this.answersBox, this.status), this.why), this.help);
     this.stage = new Stage(look, data.images, data.grids);
     this.stage.parts.forEach(({ stage }, image) => stage.addEventListener("click", (event) => this.pick(image, event)));
     this.heatButton = make("button", { class: "quiet", type: "button", "aria-pressed": "true", title: "Which patches agree with the model at this step (h)", onclick: () => this.toggle("heat") }, "Heat map");
@@ -229,7 +228,7 @@ class Viewer {
     data.answers.forEach((answer, i) => this.addCard(i));
     this.compare();
     this.life = new AbortController();
-    this.follow = true; // until the reader picks a word
+    this.follow = true; // until the reader selects a word
     document.addEventListener("keydown", (event) => this.key(event), { signal: this.life.signal });
     window.addEventListener("hashchange", () => this.goToHash(), { signal: this.life.signal });
     this.first();
@@ -237,7 +236,7 @@ class Viewer {
 
   dispose() { this.life.abort(); this.stage.watch.disconnect(); }
 
-  guide() { // one line: what is in the image, and the marks that occur
+  guide() { // one line: the objects in the image, and the legend
     const { objects } = this.data;
     return make("div", { class: "guide" },
       objects ? make("p", { class: "shown" }, "In the image: ", make("b", {}, objects.join(", ") || "no known object"), ".") : null,
@@ -253,7 +252,7 @@ class Viewer {
       list(TERMS, "b"), make("h2", {}, "Keys"), list(KEYS, "kbd"));
   }
 
-  first() { // begin at the step in the address, else where the first method that changed a token mattered most
+  first() { // select the step in the address, or else the largest change by the first method that changed a token
     if (this.goToHash()) return;
     const changed = this.data.answers.findIndex(({ steps }) => steps.some(({ was }) => was !== undefined));
     let best = null, most = -1;
@@ -273,7 +272,7 @@ class Viewer {
     return true;
   }
 
-  remember(i, s) { // the address of the step that is shown; on the interactive page, once the reader has picked one
+  remember(i, s) { // put the step into the address; on the interactive page, only after the reader has selected one
     if (this.follow && !this.data.prompt) return;
     const address = `#${i ? `answer=${i + 1}&` : ""}step=${s + 1}`;
     if (window.location.hash !== address) try { window.history.replaceState(null, "", address); } catch (error) { /* not allowed in a frame */ }
@@ -314,7 +313,7 @@ class Viewer {
       onfocus: () => this.select(i, s, true, false),
     }, step.t.trim() || (step.t.includes("\n") ? "⏎" : step.t ? "␣" : "·"));
     button.style.setProperty("--shift", (step.v || 0).toFixed(3));
-    // Blanks stand between the buttons, so that lines break where the text would.
+    // Spaces are between the buttons, so that lines break as in plain text.
     const lead = /^\s*/.exec(step.t)[0], breaks = (step.t.match(/\n/g) || []).length;
     card.tokens.append(lead && step.t.trim() ? lead.replace(/\n/g, "") || " " : "", button, ...Array.from({ length: breaks }, () => make("br")));
     card.buttons.push(button);
@@ -353,10 +352,10 @@ class Viewer {
   checked(i, check) { // mark the words that the image does not support
     const answer = this.data.answers[i], text = answer.steps.map(answered).join("");
     answer.check = check;
-    let at = text.trimStart().length - text.length; // places in the checked text, which has no leading blanks
+    let at = text.trimStart().length - text.length; // position in the checked text, which has no leading spaces
     answer.steps.forEach(({ t }, s) => {
       const word = check.words.find(({ flagged, start, end }) => flagged && start < at + t.length && end > at);
-      if (word) this.note(i, s, "doubted", `support by the image ${word.support.toFixed(2)}`);
+      if (word) this.note(i, s, "flagged", `support by the image ${word.support.toFixed(2)}`);
       at += t.length;
     });
     const words = check.words.filter(({ checkable }) => checkable).map(({ text, support }) => `${text} ${support.toFixed(2)}`);
@@ -398,7 +397,7 @@ class Viewer {
     this.reveal();
   }
 
-  reveal() { // on a phone: the word stays in view between the image above and the candidates below
+  reveal() { // on a phone: scroll the word into view between the image above and the candidates below
     if (window.innerWidth > 760 || !this.now) return;
     const word = this.cards[this.now[0]].buttons[this.now[1]].getBoundingClientRect();
     const top = this.look.getBoundingClientRect().bottom + 8, bottom = (this.why.hidden ? window.innerHeight : this.why.getBoundingClientRect().top) - 8;
@@ -440,7 +439,7 @@ class Viewer {
       const spot = place ? this.stage.spot(step.i) : null, also = Math.min(neighbors, step.p ? step.p.length : 1) - 1;
       this.where.append("For ", make("b", {}, visible(step.t.trim())), ` ${spot ? `the patch at ${spot} was selected` : `vision token ${step.i}, which has no place on the image, was selected`}${also ? ` with the ${also} next best` : ""}; layer ${step.l}, divergence ${number(step.d)}${step.g === undefined || step.g === 1 ? "" : `, weight ${number(step.g)}`}.`);
     }
-    this.said.textContent = `${step.t.trim()}. ${this.where.textContent}`;
+    this.status.textContent = `${step.t.trim()}. ${this.where.textContent}`;
   }
 
   pick(image, event) { // a patch was clicked
@@ -448,16 +447,16 @@ class Viewer {
     if (token !== null) this.showPatch(token === this.patch ? null : token);
   }
 
-  showPatch(token) { // what a patch predicts, and the steps at which it was selected
+  showPatch(token) { // show the predictions of a patch, and the steps at which it was selected
     this.patch = token;
     this.stage.ring(token);
     this.patchCard.hidden = token === null;
     if (token === null) return;
-    const says = this.data.says && this.data.says[token];
+    const predicted = this.data.predictions && this.data.predictions[token];
     const steps = this.data.answers.flatMap((answer, i) => answer.steps.flatMap((step, s) => (step.i === token ? [[i, s, step.t.trim()]] : [])));
     this.patchCard.replaceChildren(
       make("button", { type: "button", class: "quiet close", "aria-label": "Close", onclick: () => this.showPatch(null) }, "×"),
-      make("b", {}, this.stage.spot(token) ? `The patch at ${this.stage.spot(token)}` : `Vision token ${token}`), ...(says ? [" predicts ", ...says.flatMap(([text, p], k) => [k ? ", " : "", make("span", { class: "said" }, visible(text.trim() || text)), ` ${percent(p)} %`]), " (last layer, whole vocabulary). "] : [" "]),
+      make("b", {}, this.stage.spot(token) ? `The patch at ${this.stage.spot(token)}` : `Vision token ${token}`), ...(predicted ? [" predicts ", ...predicted.flatMap(([text, p], k) => [k ? ", " : "", make("span", { class: "predicted" }, visible(text.trim() || text)), ` ${percent(p)} %`]), " (last layer, whole vocabulary). "] : [" "]),
       steps.length ? `Selected at ${steps.length} step${steps.length === 1 ? "" : "s"}: ` : "It was never selected.",
       ...steps.slice(0, 40).map(([i, s, text]) => make("button", { type: "button", class: "quiet", onclick: () => this.select(i, s, true) }, `${s + 1} ${visible(text)}`)));
   }
@@ -488,7 +487,7 @@ class Viewer {
     this.table.scrollTop = this.why.scrollTop = 0;
   }
 
-  reason(step, alone) { // why the best word after the step is not the favorite of the model, or not that of the patch
+  reason(step, alone) { // explain why the best token is not the first choice of the model or of the patch
     if (step.i === undefined || step.c.some((entry) => entry[2] === null)) return [];
     const best = (column) => step.c.reduce((a, entry, b) => (entry[column] > step.c[a][column] ? b : a), 0);
     const name = (at) => `“${visible(step.c[at][0].trim())}”`, share = (at, column) => `${percent(step.c[at][column])} %`;
@@ -498,7 +497,7 @@ class Viewer {
     return parts.map((text) => make("p", { class: "reason" }, text));
   }
 
-  formula(answer, step) { // how the last column came from the other two
+  formula(answer, step) { // show how the last column is computed from the other two
     if (step.i === undefined || step.c.every((entry) => entry[2] === null)) return [];
     const many = Math.min(answer.method.neighbors || 1, step.p ? step.p.length : 1), weight = step.g === undefined ? 1 : step.g;
     return [make("p", { class: "formula" }, "after ∝ model × vision token", weight === 1 ? null : make("sup", {}, number(weight)),
