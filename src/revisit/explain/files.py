@@ -1,4 +1,4 @@
-"""Safe reading of files that data names, and writing of whole files or none.
+"""Read files named in data safely, and write files whole or not at all.
 
 File names from data go through `path_within`, and files are opened by `open_regular`, which raises an error for pipes and devices: reading
 them could block or never end.
@@ -34,17 +34,17 @@ except ImportError:  # Windows: two processes that append to one file are not de
 FLAGS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 MAX_BYTES = 8 << 30  # of a data file; some tables have 1 GB
 CHECKSUM = "checksum"
-LENGTH = 16  # characters of a line's checksum
+CHECKSUM_LENGTH = 16  # characters
 
 
 def digest(value: Any) -> str:
-    """Return the SHA-256 (hex) of `value` as canonical JSON; other values are replaced by their repr."""
+    """Return the SHA-256 (hex) of `value` as canonical JSON; values that JSON cannot express are replaced by their repr."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=True, separators=(",", ":"), default=repr)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def slug(text: str, limit: int = 40) -> str:
-    """Return `text` as part of a file name."""
+    """Return the last `limit` characters of a text, in characters that are safe in a file name."""
     return re.sub(r"[^A-Za-z0-9._]+", "_", text).strip("_.")[-limit:] or "x"
 
 
@@ -117,7 +117,7 @@ def make_folder(path: Path) -> Path:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace a file by a value as JSON, in one step."""
+    """Replace a file in one step by a value as JSON."""
     write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
@@ -163,7 +163,7 @@ def new_folder(folder: Path, *, resume: bool = False) -> Iterator[Path]:
     except Timeout as error:
         raise RevisitError(f"Another process is writing {folder}; wait until it ends.") from error
     except OSError as error:
-        left = "What is complete was kept" if resume else "Nothing was left there"
+        left = "Complete files were kept" if resume else "Nothing was left behind"
         raise RevisitError(
             f"Cannot write {folder}: {error.strerror or error}. {left}; make room or choose another folder (REVISIT_CACHE names the "
             "cache), and run the same command again."
@@ -175,14 +175,14 @@ def new_folder(folder: Path, *, resume: bool = False) -> Iterator[Path]:
 
 def encode(value: Mapping[str, Any]) -> bytes:
     """Return an object as a line with a checksum."""
-    line = {**value, CHECKSUM: digest(value)[:LENGTH]}
+    line = {**value, CHECKSUM: digest(value)[:CHECKSUM_LENGTH]}
     return json.dumps(line, ensure_ascii=True, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
 def decode(line: bytes) -> dict[str, Any]:
     """Return the object of a line; raise ValueError if the checksum does not match."""
     value = json.loads(line)
-    if not isinstance(value, dict) or value.pop(CHECKSUM, None) != digest(value)[:LENGTH]:
+    if not isinstance(value, dict) or value.pop(CHECKSUM, None) != digest(value)[:CHECKSUM_LENGTH]:
         raise ValueError("the checksum does not match")
     return value
 
@@ -203,7 +203,7 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], int, int]:
 
 
 class LineFile:
-    """A file of JSON objects that only this process can append to; any other process that opens it gets an error.
+    """A file of JSON objects that only this process can append to; opening it in another process raises an error.
 
     Attributes:
         objects: The objects that the file had when it was opened.
@@ -234,7 +234,7 @@ class LineFile:
             raise disk_error(error, path) from error
 
     def append(self, objects: Iterable[Mapping[str, Any]]) -> None:
-        """Store some objects, all of them or none."""
+        """Store all of the objects, or none."""
         data = b"".join(map(encode, objects))
         try:
             view = memoryview(data)
@@ -242,13 +242,13 @@ class LineFile:
                 view = view[os.write(self._descriptor, view) :]
             os.fsync(self._descriptor)
         except OSError as error:
-            os.ftruncate(self._descriptor, self._size)  # needs no space: the file ends with a whole line again
+            os.ftruncate(self._descriptor, self._size)  # back to the end of a whole line; needs no space
             advice = "Everything stored so far is intact; fix that and run the same command again to resume"
             raise disk_error(error, self.path, advice) from error
         self._size += len(data)
 
     def close(self) -> None:
-        """Close the file, which other processes can then open."""
+        """Close the file, so that other processes can open it."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

@@ -1,4 +1,4 @@
-"""Rows of data and answer files, in every layout in use; errors name the file and the line."""
+"""Read the rows of data and answer files in all common layouts; errors name the file and the line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from revisit.errors import RevisitError
 from revisit.explain.files import path_within, read_file
 
-# Fields with generated text. `answer` is not among them: it is the gold answer as often.
+# Fields with generated text. `answer` is not among them, because it is as often the gold answer.
 TEXTS = ("text", "caption", "response", "prediction", "model_prediction")
 IDS = ("id", "question_id", "image_id", "index")
 IMAGES = ("image", "image_source", "image_file", "image_path", "img_path", "filename")
@@ -115,14 +115,14 @@ def read_records(path: Path) -> list[Record]:
 
 def _table(path: Path, text: str, delimiter: str) -> list[Record]:
     csv.field_size_limit(2**31 - 1)
-    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
-    names = reader.fieldnames or []
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    names = next(reader, [])
     records = []
-    for row in reader:
-        columns = len([value for value in row.values() if value is not None]) + len(row.get(None, [])) - (None in row)
-        if columns != len(names):
-            raise RevisitError(f"{path} line {reader.line_num} has {columns} columns; the header has {len(names)}.")
-        records.append(Record(row, f"{path} line {reader.line_num}"))
+    for row in filter(None, reader):  # without empty lines
+        where = f"{path} line {reader.line_num}"
+        if len(row) != len(names):
+            raise RevisitError(f"{where} has {len(row)} columns; the header has {len(names)}.")
+        records.append(Record(dict(zip(names, row, strict=True)), where))
     return records
 
 
@@ -134,13 +134,13 @@ def record(value: Any, where: str) -> Record:
 
 
 def folder(data_dir: Path, name: str, *inside: str) -> Path:
-    """Return `data_dir/name`, or `data_dir` itself if there is no such folder and one of the files `inside` is here."""
+    """Return `data_dir/name`, or `data_dir` if that folder does not exist and `data_dir` contains one of the files `inside`."""
     sub = data_dir / name
     return data_dir if not sub.is_dir() and any((data_dir / file).exists() for file in inside) else sub
 
 
 def find_image(data_dir: Path, name: str, *places: str) -> Path:
-    """Return the path of an image that data names: in the first of `places` that has it, else where it should be put."""
+    """Return the path of an image named in data: in the first of `places` that contains it, or else in the very first."""
     for place in places:
         path = path_within(data_dir, Path(place) / name)
         if path.exists():
@@ -209,9 +209,9 @@ def _text_field(row: Record) -> str:
 
 
 def _answer(row: Record, field: str) -> AnswerRow:
-    label = row.need(field)
-    whole_number = isinstance(label, int) and not isinstance(label, bool)
-    return AnswerRow(str(label) if whole_number else row.need_text(field), row)
+    value = row.need(field)
+    whole_number = isinstance(value, int) and not isinstance(value, bool)
+    return AnswerRow(str(value) if whole_number else row.need_text(field), row)
 
 
 def plain_cell(text: str) -> str:

@@ -235,7 +235,7 @@ def test_a_full_disk_raises(offered: str, tmp_path: Path, monkeypatch: pytest.Mo
 
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "copyfileobj", full)
-        with pytest.raises(RevisitError, match=r"No space left on device\. What is complete was kept"):
+        with pytest.raises(RevisitError, match=r"No space left on device\. Complete files were kept"):
             data.get(offered, tmp_path / "data")
     assert not (tmp_path / "data").exists()
     data.get(offered, tmp_path / "data")
