@@ -52,12 +52,12 @@ class ExplainedAnswer:
 
     @property
     def text(self) -> str:
-        """The answer, without thoughts; empty if a model that thinks did not finish its thought."""
+        """The answer, without thoughts; empty if the model did not finish its thought."""
         return self._output.text
 
     @property
     def thought(self) -> str:
-        """What a model that thinks wrote before it answered."""
+        """The reasoning that the model wrote before its answer."""
         return self._output.thought
 
     @property
@@ -177,7 +177,7 @@ def ask_many(
     need_question(question)
     if not images:
         raise RevisitError("No image was given; pass at least one.")
-    if set_here := {"method", "trace", "processor", "custom_generate", "num_return_sequences"} & generate_kwargs.keys():
+    if set_here := {"trace", "processor", "custom_generate", "num_return_sequences"} & generate_kwargs.keys():
         raise RevisitError(f"{', '.join(sorted(set_here))} is set by `ask`; remove it (the trace is always kept).")
     as_method(method)  # before loading, so that mistakes fail at once
     opened = [open_images(entry) for entry in images]
@@ -186,7 +186,6 @@ def ask_many(
         raise RevisitError(
             "Beam search cannot be shown step by step, because beams are reordered; remove num_beams, or use revisit.generate."
         )
-    name = str(model) if isinstance(model, (str, Path)) and not Path(model).is_dir() else name_of(loaded)
     others: list[Any] = list(compare_with) if isinstance(compare_with, (list, tuple)) else [compare_with]
     methods = [as_method(entry, loaded) for entry in (method, *others)]
     for each in methods:
@@ -211,6 +210,6 @@ def ask_many(
             text = answer_text(processor.tokenizer, answers[0].text, tokens, batch[row], layout, states[row])
             check = check_text(loaded, processor.tokenizer, text)
             words = patch_words(states[row], layers[-1], processor.tokenizer)
-            decode = Decode(batch[row], question, name, layout, list(answers), objects, words, check)
+            decode = Decode(batch[row], question, name_of(loaded), layout, list(answers), objects, words, check)
             explained.append(ExplainedAnswer(decode))
     return explained
