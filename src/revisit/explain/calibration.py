@@ -37,8 +37,8 @@ class Calibration(NamedTuple):
     layer: int  # the hidden state whose vision tokens are read
     threshold: float  # words with less support are flagged
     auroc: float  # of support for present against absent objects, on images that chose neither
-    words: int  # object words in the model's own captions of those images
-    absent: int  # those of them that name an absent object
+    words: int  # object words in the model's captions of these images
+    absent: int  # words that name an absent object
 
 
 def calibrate(
@@ -67,10 +67,10 @@ def calibrate(
         captions = generated_text(processor, output, inputs)
         kept = [row for row, caption in enumerate(captions) if object_words().search(caption)]
         if kept:
-            shown, prompts = [batch[row] for row in kept], prompts[: len(kept)]
-            inputs = encode(processor, prompts, shown, model.device)
-            read = read_texts(model, processor, inputs, prompts, shown, [captions[row] for row in kept], layers)
-            for row, text in zip(kept, read, strict=True):
+            batch, prompts = [batch[row] for row in kept], prompts[: len(kept)]
+            inputs = encode(processor, prompts, batch, model.device)
+            texts = read_texts(model, processor, inputs, prompts, batch, [captions[row] for row in kept], layers)
+            for row, text in zip(kept, texts, strict=True):
                 number = start + row
                 by_layer = [support(text, layer, processor.tokenizer, is_object) for layer in layers]
                 for word, *others in zip(*by_layer, strict=True):
@@ -115,7 +115,7 @@ def f1(scores: Floats, present: Flags, threshold: float) -> float:
 
 
 def best_threshold(scores: Floats, present: Flags) -> float:
-    """Return the threshold with the largest F1, half way between two scores."""
+    """Return the threshold with the largest F1, halfway between two scores."""
     values = np.unique(scores)
     cuts = [*((values[1:] + values[:-1]) / 2), values[-1] + 1e-9]
     return float(max(cuts, key=lambda cut: f1(scores, present, cut)))

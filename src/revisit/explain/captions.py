@@ -1,4 +1,4 @@
-"""Check whole files of captions against a folder of images; an interrupted run resumes."""
+"""Check a file of captions against a folder of images; an interrupted run resumes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHOWN = 100  # texts on the page, those with the least support first
 
 @dataclass(frozen=True)
 class Caption:
-    """One text of a file: its number, its id, and the file of its image."""
+    """One text of a file, with its number, its id and the file of its image."""
 
     number: int
     id: str
@@ -36,7 +36,7 @@ class Caption:
 
     @property
     def key(self) -> tuple[int, str, str]:
-        """What identifies the caption in the results."""
+        """The identity of the caption in the results."""
         return self.number, self.image.name, self.text
 
 
@@ -60,12 +60,12 @@ def _image(answer: AnswerRow, images: Path, files: dict[str, Path], by_number: d
         if isinstance(value, str) and value:
             return files.get(Path(value).name) or path_within(images, value)
     key = answer.need(IDS)
-    same = next((file for file in files.values() if file.stem == key), None)
-    if same is None and key.isdecimal():
-        same = by_number.get(int(key))
-    if same is None:
+    file = next((file for file in files.values() if file.stem == key), None)
+    if file is None and key.isdecimal():
+        file = by_number.get(int(key))
+    if file is None:
         raise RevisitError(f"{answer.where}: no image in {images} is named or numbered {key!r}.")
-    return same
+    return file
 
 
 def check_captions(
@@ -89,11 +89,11 @@ def check_captions(
         advance(len(captions) - len(left))
         for start in range(0, len(left), batch_size):
             batch = left[start : start + batch_size]
-            for caption, found in _checks(model, batch, settings):
-                if isinstance(found, str):
-                    failures.append(f"Text {caption.number} ({caption.image.name}): {found}")
+            for caption, result in _checks(model, batch, settings):
+                if isinstance(result, str):
+                    failures.append(f"Text {caption.number} ({caption.image.name}): {result}")
                     continue
-                line = {"number": caption.number, "id": caption.id, "image": caption.image.name, **found.to_dict()}
+                line = {"number": caption.number, "id": caption.id, "image": caption.image.name, **result.to_dict()}
                 file.append([line])
                 done[caption.key] = line
             advance(len(batch))
@@ -120,11 +120,11 @@ def _checks(
 
 def _stored(file: LineFile, settings: dict[str, Any]) -> dict[tuple[int, str, str], dict[str, Any]]:
     """Return the checks in a file by number, image and text; raise RevisitError if they have other settings."""
-    known = [line["settings"] for line in file.objects if "settings" in line]
-    if known and known[0] != settings:
-        raise RevisitError(f"{file.path} has checks with other settings ({known[0]}); use another --out.")
-    if not known:
+    stored = next((line["settings"] for line in file.objects if "settings" in line), None)
+    if stored is None:
         file.append([{"settings": settings}])
+    elif stored != settings:
+        raise RevisitError(f"{file.path} has checks with other settings ({stored}); use another --out.")
     return {(line["number"], line["image"], line["text"]): line for line in file.objects if "number" in line}
 
 

@@ -156,7 +156,7 @@ def check_many(
     layer, checks = settings_of(loaded)[0], list[Check]()
     for start in range(0, len(texts), batch_size):
         batch = opened[start : start + batch_size]
-        prompts = [chat_text(processor, question, len(own)) for own in batch]
+        prompts = [chat_text(processor, question, len(group)) for group in batch]
         inputs = encode(processor, prompts, batch, loaded.device)
         read = read_texts(loaded, processor, inputs, prompts, batch, texts[start : start + batch_size], [layer])
         checks += [check_text(loaded, processor.tokenizer, text, threshold, words) for text in read]
@@ -168,24 +168,20 @@ def check_text(
 ) -> Check:
     """Check a text that the model has read or generated."""
     layer, threshold, notes = settings_of(model, threshold)
-    found = Check(
-        text.text, support(text, layer, tokenizer, word_test(words)), threshold, name_of(model), text.images, notes
-    )
-    if not found.checked:
-        others = ": by default these are English names of objects; words (--words) selects others" * (
-            words == "objects"
-        )
-        found.notes.append(f"No word was checked{others}.")
-    return found
+    supported = support(text, layer, tokenizer, word_test(words))
+    if not any(word.checkable for word in supported):
+        reason = ": the default set is English names of objects; words (--words) selects others"
+        notes.append(f"No word was checked{reason if words == 'objects' else ''}.")
+    return Check(text.text, supported, threshold, name_of(model), text.images, notes)
 
 
 def settings_of(model: Model, threshold: float | None = None) -> tuple[int, float, list[str]]:
-    """Return layer and threshold from `check` in the model's generation_config.json, and caveats for the reader."""
+    """Return the layer and the threshold of `check` in the model's generation_config.json, and caveats for the reader."""
     depth = ModelParts.of(model).depth
-    own = getattr(model.generation_config, "check", None) or {}
+    entry = getattr(model.generation_config, "check", None) or {}
     try:
-        layer, recommended, measured = own.get("layer", depth), own.get("threshold", THRESHOLD), own.get("auroc", 1)
-        valid = layer in range(depth + 1) and 0 <= recommended <= 1 and 0 <= measured <= 1
+        layer, recommended, auroc = entry.get("layer", depth), entry.get("threshold", THRESHOLD), entry.get("auroc", 1)
+        valid = layer in range(depth + 1) and 0 <= recommended <= 1 and 0 <= auroc <= 1
     except (AttributeError, TypeError):
         valid = False
     if not valid:
@@ -193,14 +189,14 @@ def settings_of(model: Model, threshold: float | None = None) -> tuple[int, floa
             f"`check` in the model's generation_config.json must have a layer from 0 to {depth}, and a threshold and an auroc from 0 to 1."
         )
     notes = []
-    if threshold is None and "threshold" not in own:
+    if threshold is None and "threshold" not in entry:
         notes.append(
             f"This model has no recommended threshold, and its accuracy was not measured: {THRESHOLD} is a guess. Compare supports "
             "instead, or run `revisit check --calibrate DATA`."
         )
-    if measured < TRUSTED:
+    if auroc < TRUSTED:
         notes.append(
-            f"Checks by this model are unreliable: its AUROC for present against absent objects is {measured:.2f}."
+            f"Checks by this model are unreliable: its AUROC for present against absent objects is {auroc:.2f}."
         )
     return layer, recommended if threshold is None else threshold, notes
 
@@ -220,14 +216,13 @@ def page(checks: Sequence[Check], lead: str = "", names: Sequence[str] = ()) -> 
 
 def headline(check: Check) -> str:
     """Return the result of a check in one sentence."""
-    words = [f"‘{word.text}’" for word in check.flagged()]
-    if words:
-        return f"The image does not support {', '.join(words[:-1])}{' or ' * (len(words) > 1)}{words[-1]}"
-    return (
-        f"No word is flagged: the image supports {', '.join(f'‘{word.text}’' for word in check.checked)}"
-        if check.checked
-        else "No word was checked"
-    )
+    if flagged := [f"‘{word.text}’" for word in check.flagged()]:
+        *others, last = flagged
+        listed = f"{', '.join(others)} or {last}" if others else last
+        return f"The image does not support {listed}"
+    if not check.checked:
+        return "No word was checked"
+    return f"No word is flagged: the image supports {', '.join(f'‘{word.text}’' for word in check.checked)}"
 
 
 def fragment(check: Check, name: str = "") -> str:

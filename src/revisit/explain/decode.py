@@ -32,7 +32,7 @@ class MethodOutput:
 
     text: str  # without thoughts
     trace: Trace
-    thought: str = ""  # what a model that thinks wrote before it answered
+    thought: str = ""  # the reasoning before the answer
     unclosed: bool = False  # whether it ended within a thought
 
     @property
@@ -47,12 +47,12 @@ class MethodOutput:
 
     @property
     def label(self) -> str:
-        """The method as it is typed, without settings that are its defaults."""
+        """The method as typed on the command line, without settings that equal its defaults."""
         return method_text(self.name, {key: value for key, value in self.method.items() if key != "name"})
 
     @property
     def settings(self) -> str:
-        """The settings that are not the method's defaults, as they are typed."""
+        """The settings that differ from the method's defaults, as typed on the command line."""
         return self.label.removeprefix(self.name).removeprefix(":")
 
     @property
@@ -66,7 +66,7 @@ class MethodOutput:
         return [number for number, step in enumerate(self.steps) if step.changed]
 
     def wrong(self, objects: Sequence[str] | None) -> set[int]:
-        """Return the steps, from 0, that write words for objects outside `objects`; none if these are not known."""
+        """Return the steps, from 0, that name objects other than `objects`; none if `objects` is None."""
         texts = [step.text or "" for step in self.steps]
         ends = list(accumulate(map(len, texts)))
         spans = list(zip([0, *ends], ends, strict=False))
@@ -111,20 +111,20 @@ def outputs_of(
 def method_output(
     trace: Trace, row: int, tokens: Sequence[int], processor: Processor, thoughts: Thoughts | None, opened: bool
 ) -> MethodOutput:
-    """Build the output of one row of a recorded batch; fill in the texts of its steps, and which belong to a thought."""
-    own, tokenizer = row_trace(trace, row), processor.tokenizer
-    steps = own.rows[0].records
-    tokens = tokens[: len(steps)]  # without the padding behind the answer
+    """Build the output of one row of a recorded batch; set the texts of its steps, and whether each is part of a thought."""
+    trace, tokenizer = row_trace(trace, row), processor.tokenizer
+    steps = trace.rows[0].records
+    tokens = tokens[: len(steps)]  # without the padding after the answer
     inside = [False] * len(tokens) if thoughts is None else thoughts.split(tokens, opened).in_thought
     for step, token, text, thought in zip(steps, tokens, token_texts(tokenizer, tokens), inside, strict=True):
         step.token, step.text, step.thought = token, text, thought
         step.texts = [token_text(tokenizer, candidate) for candidate in step.ids]
     ((answer, thought_text, unclosed),) = decode_texts(processor, thoughts, [tokens], [opened])
-    return MethodOutput(answer, own, thought_text, unclosed)
+    return MethodOutput(answer, trace, thought_text, unclosed)
 
 
 def instead_of(step: StepRecord) -> str | None:
-    """Return the text of the model's own best token, if the method's differs."""
+    """Return the text of the model's own best token if the method changed it."""
     return None if step.instead_of is None or step.texts is None else step.texts[step.ids.index(step.instead_of)]
 
 

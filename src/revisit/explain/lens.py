@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class Reading:
-    """The `top` likeliest entries of one vocabulary for every vision token at each layer, and maps of given words."""
+    """The likeliest entries of a vocabulary for every vision token at each layer, and the maps of words."""
 
     name: str
-    entries: list[str]  # what `top` numbers
-    top: Tensor  # (layers, tokens, k) int64, numbers of entries
+    entries: list[str]
+    top: Tensor  # (layers, tokens, k) int64, indices of `entries`
     probabilities: Tensor  # (layers, tokens, k)
     maps: Tensor | None = None  # (layers, tokens, entries) probabilities of words
 
@@ -68,7 +68,7 @@ class Lens:
         layout: The patch of each vision token.
         model: The model's name.
         layers: The hidden states that were read.
-        readings: The whole vocabulary's reading, then that of the words, if any were given.
+        readings: The reading of the whole vocabulary, then that of the words, if any.
         notes: Words that were left out, and why.
     """
 
@@ -152,7 +152,7 @@ def lens(
         raise RevisitError(
             f"The lens needs at least two words that are single tokens of this model. Not single tokens: {', '.join(left_out)}."
         )
-    notes = [f"Left out {', '.join(left_out)}: the tokenizer has no single token for it."] if left_out else []
+    notes = [f"Left out, because they are not single tokens of this model: {', '.join(left_out)}."] if left_out else []
     inputs = prepare(processor, [prompt], [images], loaded.device)
     (prompt_states,) = force(loaded, inputs, layers=chosen)
     head, states = prompt_states.head, torch.stack([prompt_states.vision[layer] for layer in chosen])

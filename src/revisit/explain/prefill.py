@@ -32,7 +32,7 @@ class PromptStates:
 def watch_prefill(model: Model, inputs: Inputs, layers: Sequence[int]) -> Iterator[list[PromptStates]]:
     """Capture the vision tokens' states in the first forward pass inside the block, which must run the prompts `inputs`.
 
-    The list has one entry for each prompt after this forward pass.
+    That forward pass fills the list, with one entry for each prompt.
     """
     parts = ModelParts.of(model)
     mask = vision_mask(inputs["input_ids"], parts.vision_ids)
@@ -66,10 +66,10 @@ def force(
     start = inputs["input_ids"].shape[1]
     longest = max(range(len(texts)), key=lambda row: len(texts[row]))
     length = start + len(texts[longest])
-    most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if isinstance(most, int) and length > most:
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if isinstance(limit, int) and length > limit:
         raise RevisitError(
-            f"Prompt, image and text have {length} tokens, but the model's limit is {most}; split the text."
+            f"Prompt, image and text have {length} tokens, but the model's limit is {limit}; split the text."
         )
     mask = torch.nn.functional.pad(vision_mask(inputs["input_ids"], parts.vision_ids), (0, len(texts[longest])))
     if layers and not bool(mask.any(-1).all()):

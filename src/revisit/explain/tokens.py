@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from revisit.models.types import Tokenizer
 
 Span = tuple[int, int]  # start and end in characters, end excluded
-UNFINISHED = "\ufffd"  # decoders return it for the first bytes of a character
+UNFINISHED = "\ufffd"  # decoded from the first bytes of a character
 
 
 def token_texts(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
-    """Return what each token adds to the text; the last token of an unfinished character adds all of it."""
+    """Return the text that each token adds; the last token of a character that has several adds all of it."""
     texts, before = [], ""
     for number, token in enumerate(tokens, 1):
         now = tokenizer.decode(tokens[:number], skip_special_tokens=False, clean_up_tokenization_spaces=False)
@@ -50,9 +50,9 @@ def printable(text: str) -> str:
 
 
 def word_tokens(tokenizer: Tokenizer, word: str) -> list[int]:
-    """Return the tokens of a word inside a sentence, after a space; empty if they cannot be separated from the text before.
+    """Return the tokens of a word after a space; empty if they cannot be separated from those of the text before.
 
-    They are taken from "a word", because some tokenizers put a space of their own before a text.
+    They are taken from "a word", because some tokenizers add a space before a text.
     """
     before = tokenizer.encode("a", add_special_tokens=False)
     whole = tokenizer.encode(f"a {word}", add_special_tokens=False)
@@ -67,7 +67,7 @@ def token_spans(tokenizer: Tokenizer, tokens: Sequence[int]) -> tuple[str, list[
     """
     text: str = tokenizer.decode(list(tokens), skip_special_tokens=True)
     ends: list[int] = []
-    for number in range(1, len(tokens) + 1):  # a decoded prefix is final as far as it agrees with the whole text
+    for number in range(1, len(tokens) + 1):  # a decoded prefix is final up to where it differs from the whole text
         prefix = tokenizer.decode(list(tokens[:number]), skip_special_tokens=True)
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prefix, text, strict=False)))
         ends.append(max(shared, ends[-1] if ends else 0))
