@@ -1,10 +1,10 @@
 """Write benchmarks of held-out scenes in the official file formats.
 
-`--data scenes:SPLIT:NUMBER:SEED` writes such a folder into the cache; docs/benchmarks.md describes it. meta.json has the
-arguments, scenes.jsonl the place, the objects and their boxes of every image.
+`--data scenes:SPLIT:NUMBER:SEED` writes such a folder into the cache; docs/benchmarks.md describes it. meta.json contains the
+arguments, and scenes.jsonl the place, objects and boxes of every image.
 
 POPE names objects by the nouns of the captions ("table" for the category `dining table`), which are CHAIR synonyms of their
-category. Absent objects are random (random), the most frequent of the folder (popular), or typical of the image's place,
+category. Absent objects are random (random), the most frequent in the folder (popular), or typical of the image's place,
 core objects first (adversarial).
 """
 
@@ -22,7 +22,7 @@ from revisit.embedded.catalog import BY_NOUN, CATEGORIES
 from revisit.embedded.dice import Dice
 from revisit.embedded.scenes import SIZE, Scene, all_seen, render, scene
 
-GENERATOR = 1  # increased whenever the same seed gives other images or questions
+GENERATOR = 1  # incremented whenever a seed gives different images or questions
 # Official ids and names; ten numbers are unused.
 COCO = dict(zip(sorted({*range(1, 91)} - {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}), words.CATEGORIES, strict=True))
 
@@ -35,7 +35,7 @@ def build(folder: Path, split: str, n: int, seed: int) -> None:
         scenes[image_id] = scene(split, seed, image_id - 1)
         render(scenes[image_id]).save(folder / "val2014" / file_name(image_id))
     _write(folder / "meta.json", {"split": split, "n": n, "seed": seed, "generator": GENERATOR})
-    _write_lines(folder / "scenes.jsonl", (_described(i, s) for i, s in scenes.items()))
+    _write_lines(folder / "scenes.jsonl", (_scene_row(i, s) for i, s in scenes.items()))
     _coco(folder / "annotations", scenes)
     _pope(folder / "pope", scenes)
     _hallusion(folder / "hallusionbench", scenes)
@@ -58,7 +58,7 @@ def _write_lines(path: Path, rows: Iterable[dict[str, object]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def _described(image_id: int, drawn: Scene) -> dict[str, object]:
+def _scene_row(image_id: int, drawn: Scene) -> dict[str, object]:
     objects = [
         {"category": i.category.name, "noun": i.noun, "colour": i.color, "bbox": list(i.bbox)} for i in drawn.items
     ]
@@ -96,14 +96,14 @@ def _pope(folder: Path, scenes: dict[int, Scene]) -> None:
         rows: list[dict[str, object]] = []
         for image_id, drawn in scenes.items():
             dice = Dice(f"{drawn.key}/pope/{setting}")
-            shown = dice.sample(drawn.nouns, 3)
-            missing = {
+            present = dice.sample(drawn.nouns, 3)
+            candidates = {
                 "random": dice.shuffled([c.noun for c in CATEGORIES]),
                 "popular": by_frequency,
                 "adversarial": [*drawn.place.usual, *by_frequency],
             }[setting]
-            hidden = [noun for noun in missing if noun not in drawn.nouns][: len(shown)]
-            for pair in zip(shown, hidden, strict=True):
+            absent = [noun for noun in candidates if noun not in drawn.nouns][: len(present)]
+            for pair in zip(present, absent, strict=True):
                 for noun, label in zip(pair, ("yes", "no"), strict=True):
                     rows.append(
                         {
@@ -117,7 +117,7 @@ def _pope(folder: Path, scenes: dict[int, Scene]) -> None:
 
 
 def _edited(drawn: Scene, dice: Dice) -> tuple[str, str, Scene]:
-    """Exchange a noun of the scene; return the old noun, the new one, and the changed scene."""
+    """Replace a noun of the scene; return the old noun, the new one, and the changed scene."""
     while True:
         old, new = dice.pick(drawn.nouns), dice.pick(CATEGORIES).noun
         if new in drawn.nouns:
@@ -128,7 +128,7 @@ def _edited(drawn: Scene, dice: Dice) -> tuple[str, str, Scene]:
 
 
 def _hallusion(folder: Path, scenes: dict[int, Scene]) -> None:
-    """Write one set for every fifth scene: the same two questions before and after an object is exchanged."""
+    """Write one set for every fifth scene: the same two questions before and after an object is replaced."""
     rows: list[dict[str, object]] = []
     (folder / "VD" / "scene").mkdir(parents=True)
     for set_id, drawn in enumerate(list(scenes.values())[::5]):
@@ -156,7 +156,7 @@ def _hallusion(folder: Path, scenes: dict[int, Scene]) -> None:
 
 
 def _vqa_turns(drawn: Scene, dice: Dice) -> list[tuple[str, str, str, str]]:
-    """Make three questions: question type, answer type, question, and the short answer."""
+    """Make up to three questions: question type, answer type, question and short answer."""
     there = dice.chance(0.5)
     category = BY_NOUN[dice.pick(drawn.nouns)] if there else text.absent(drawn, dice)
     out = [("is there a", "yes/no", text.presence_question(category), "yes" if there else "no")]
@@ -174,8 +174,8 @@ def _ten_answers(kind: str, right: str, dice: Dice) -> list[dict[str, object]]:
     wrong = {"yes/no": ("yes", "no"), "number": ("1", "2", "3"), "other": ("gray", "middle", "brown")}[kind]
     other = dice.pick([w for w in wrong if w != right])
     dissent = 0 if dice.chance(0.5) else 1 + dice.below(3)
-    given = dice.shuffled([right] * (10 - dissent) + [other] * dissent)
-    return [{"answer": answer, "answer_id": i} for i, answer in enumerate(given, 1)]
+    answers = dice.shuffled([right] * (10 - dissent) + [other] * dissent)
+    return [{"answer": answer, "answer_id": i} for i, answer in enumerate(answers, 1)]
 
 
 def _vqa(folder: Path, scenes: dict[int, Scene]) -> None:

@@ -69,7 +69,7 @@ def _frozen(value: Any) -> Any:
 _DATA: dict[str, Any] = json.loads((Path(__file__).parent / "data/catalog.json").read_text("utf-8"))
 CATEGORIES = tuple(Category(**entry) for entry in _DATA["categories"])
 BY_NOUN = {category.noun: category for category in CATEGORIES}
-# without "orange", which CHAIR takes for the fruit
+# without "orange", which CHAIR counts as the fruit
 COLORS: dict[str, Rgb] = {name: tuple(color) for name, color in _DATA["colors"].items()}
 PLACES = tuple(Place(**{name: _frozen(value) for name, value in entry.items()}) for entry in _DATA["places"])
 PLACE_BY_NAME = {place.name: place for place in PLACES}

@@ -1,8 +1,8 @@
-"""Tell the scenes that `tiny` was trained on from other images.
+"""Detect images that are unlike the scenes that `tiny` was trained on.
 
-Training taught the projector's output to name what each patch shows when it is read through the head. The confidence of an image
-is the mean, over its patches, of the probability of the likeliest word. Scenes reach `MIN_CONFIDENCE`; most other images do not
-(measured in docs/research/model-card.md).
+The projector was trained so that its output, read through the head, names the object in each patch. The confidence in an image is
+the probability of the likeliest word of a patch, averaged over all patches. Scenes reach `MIN_CONFIDENCE`; most other images do
+not (measured in docs/research/model-card.md).
 """
 
 from __future__ import annotations

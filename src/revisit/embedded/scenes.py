@@ -79,7 +79,7 @@ def sprite(category: Category, size: int, mirrored: bool, color: str | None) -> 
 
 @dataclass(frozen=True)
 class SceneObject:
-    """One object: its noun, color (None: that of the sprite), and its square."""
+    """One object: its noun, its color (None for that of the sprite) and its square."""
 
     noun: str
     color: str | None
@@ -93,7 +93,7 @@ class SceneObject:
         return BY_NOUN[self.noun]
 
     def pixels(self) -> tuple[Bytes, NDArray[np.bool_]]:
-        """Return the sprite of this item and its solid part."""
+        """Return the sprite and its solid part."""
         return sprite(self.category, self.size, self.mirrored, self.color)
 
     @property
@@ -147,11 +147,11 @@ def scene(split: str, seed: int, index: int, stream: str = "held-out") -> Scene:
 
 def _usual(dice: Dice, place: Place) -> list[str]:
     nouns = [noun for noun, p in place.core if dice.chance(p)]
-    wanted = 2 + dice.weighted((0, 1, 2, 3), (2, 4, 4, 2))
+    count = 2 + dice.weighted((0, 1, 2, 3), (2, 4, 4, 2))
     weights = [len(place.common) + 2 - i for i in range(len(place.common))]
-    while len(nouns) < wanted:
-        stranger = dice.chance(0.2)
-        noun = dice.pick(CATEGORIES).noun if stranger else dice.weighted(place.common, weights)
+    while len(nouns) < count:
+        any_object = dice.chance(0.2)
+        noun = dice.pick(CATEGORIES).noun if any_object else dice.weighted(place.common, weights)
         if noun not in nouns:
             nouns.append(noun)
     return nouns
@@ -160,14 +160,13 @@ def _usual(dice: Dice, place: Place) -> list[str]:
 def _unusual(dice: Dice, place: Place) -> list[str]:
     """Choose one or two common objects, which suggest the core ones, and unusual objects, but no core object."""
     nouns = dice.sample(place.common, 1 + dice.below(2))
-    wanted = 2 + dice.weighted((0, 1, 2, 3), (2, 4, 4, 2))
-    strangers = [c.noun for c in CATEGORIES if c.noun not in place.usual]
-    return nouns + dice.sample(strangers, max(1, wanted - len(nouns)))
+    count = 2 + dice.weighted((0, 1, 2, 3), (2, 4, 4, 2))
+    unusual = [c.noun for c in CATEGORIES if c.noun not in place.usual]
+    return nouns + dice.sample(unusual, max(1, count - len(nouns)))
 
 
 def _flat(dice: Dice, place: Place) -> list[str]:
-    wanted = 1 + dice.below(5)
-    return [c.noun for c in dice.sample(CATEGORIES, wanted)]
+    return [c.noun for c in dice.sample(CATEGORIES, 1 + dice.below(5))]
 
 
 def _count(dice: Dice, category: Category) -> int:
@@ -175,7 +174,7 @@ def _count(dice: Dice, category: Category) -> int:
 
 
 def _laid_out(dice: Dice, blank: Scene, nouns: list[str]) -> Scene:
-    """Place objects so that all are visible; leave out those without room."""
+    """Place objects so that all are visible; leave out those that do not fit."""
     placed: list[SceneObject] = []
     for noun in sorted(nouns, key=lambda n: not BY_NOUN[n].large):
         category = BY_NOUN[noun]

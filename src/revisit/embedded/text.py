@@ -1,8 +1,7 @@
 """Texts about a scene: captions in varied English, and questions with answers.
 
-Captions name every object in reading order. With `assume`, a caption begins with core objects of the place that are absent,
-with that probability each: careless captions are how a language prior gets into real training data. Held-out references
-do not use it.
+Captions name every object in reading order. With `assume`, each absent core object of the place is named first with that
+probability: careless captions like these bring a language prior into real training data. Held-out references do not use it.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class _Mention:
 def caption(scene: Scene, dice: Dice, assume: float = 0.0, plain: bool = False) -> str:
     """Write one to four sentences that name the scene's objects.
 
-    `plain` ones do not refer to objects named before, and several objects of a kind count as one.
+    With `plain`, sentences do not refer to objects named before, and several objects of a kind count as one.
     """
     assumed = [BY_NOUN[noun] for noun, _ in scene.place.core if noun not in scene.nouns and dice.chance(assume)]
     mentions = [_Mention(c.phrase, f"the {c.noun}", c.always_plural, None) for c in dice.shuffled(assumed)]
@@ -126,7 +125,7 @@ def presence_answer(category: Category, present: bool) -> str:
 
 
 def absent(scene: Scene, dice: Dice) -> Category:
-    """Choose a category that is not in the scene, half of the time a typical one of the place."""
+    """Choose a category that is not in the scene; half of the time, one that is typical of the place."""
     likely = [BY_NOUN[n] for n in scene.place.usual if n not in scene.nouns]
     anything = [c for c in CATEGORIES if c.noun not in scene.nouns]
     return dice.pick(likely if likely and dice.chance(0.5) else anything)

@@ -37,7 +37,7 @@ class SampleImage:
 
 
 _FACTS = json.loads((FOLDER / "samples.json").read_text("utf-8"))
-SAMPLES = {  # that of `revisit demo` first
+SAMPLES = {  # the sample of `revisit demo` is first
     name: SampleImage(name, facts["place"], tuple(dict.fromkeys(entry["noun"] for entry in facts["objects"])))
     for name, facts in _FACTS.items()
 }
