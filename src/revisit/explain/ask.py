@@ -45,6 +45,7 @@ class ExplainedAnswer:
     """
 
     decode: Decode
+    _check: Check
 
     @property
     def _output(self) -> MethodOutput:
@@ -89,8 +90,7 @@ class ExplainedAnswer:
     @validated
     def check(self, threshold: Share | None = None) -> Check:
         """Check which words of the answer the image supports, without a forward pass; see `revisit.check`."""
-        assert self.decode.check is not None
-        return self.decode.check if threshold is None else replace(self.decode.check, threshold=threshold)
+        return self._check if threshold is None else replace(self._check, threshold=threshold)
 
     def save(self, path: str | Path) -> Path:
         """Write the page (.html); return the path."""
@@ -210,6 +210,6 @@ def ask_many(
             text = answer_text(processor.tokenizer, answers[0].text, tokens, batch[row], layout, states[row])
             check = check_text(loaded, processor.tokenizer, text)
             words = patch_words(states[row], layers[-1], processor.tokenizer)
-            decode = Decode(batch[row], question, name_of(loaded), layout, list(answers), objects, words, check)
-            explained.append(ExplainedAnswer(decode))
+            decode = Decode(batch[row], question, name_of(loaded), layout, list(answers), objects, words)
+            explained.append(ExplainedAnswer(decode, check))
     return explained

@@ -130,7 +130,7 @@ def _stored(file: LineFile, settings: dict[str, Any]) -> dict[tuple[int, str, st
 
 def write_summary(out: Path, lines: Sequence[dict[str, Any]], captions: Sequence[Caption]) -> None:
     """Write the page of the texts with the least support."""
-    from revisit.explain.check import Check, page
+    from revisit.explain.check import Check, render
 
     files = {caption.number: caption.image for caption in captions}
     top = lines[:SHOWN]
@@ -143,4 +143,4 @@ def write_summary(out: Path, lines: Sequence[dict[str, Any]], captions: Sequence
             f"{len(lines)} texts, {flagged_texts} of them with flagged words{f', most often: {often}' if often else ''}. "
             f"Shown: the {len(top)} texts with the least support."
         )
-        write_text(out / PAGE, page(checks, lead, [f"{line['id']} ({line['image']})" for line in top]))
+        write_text(out / PAGE, render(checks, lead, [f"{line['id']} ({line['image']})" for line in top]))

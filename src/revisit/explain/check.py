@@ -88,7 +88,7 @@ class Check:
 
     def save(self, path: str | Path) -> Path:
         """Write the page (.html); return the path."""
-        return write_page(check_page(path), page([self]))
+        return write_page(check_page(path), render([self]))
 
     def __repr__(self) -> str:
         words = ", ".join(word.text for word in self.flagged()) or "none"
@@ -204,7 +204,7 @@ def settings_of(model: Model, threshold: float | None = None) -> tuple[int, floa
 # -- the page -------------------------------------------------------------------------------------------------------
 
 
-def page(checks: Sequence[Check], lead: str = "", names: Sequence[str] = ()) -> str:
+def render(checks: Sequence[Check], lead: str = "", names: Sequence[str] = ()) -> str:
     """Render one page with these checks, in order; `names` are their headings."""
     flagged = sum(bool(check.flagged()) for check in checks)
     title = (

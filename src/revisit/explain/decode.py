@@ -20,7 +20,6 @@ from revisit.words import WORDS, object_words
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from revisit.explain.check import Check
     from revisit.explain.prefill import PromptStates
     from revisit.models.geometry import Layout
     from revisit.models.types import Inputs, Model, Processor, Tokenizer
@@ -85,7 +84,6 @@ class Decode:
     answers: list[MethodOutput]
     objects: Sequence[str] | None = None  # in the image, if known
     patch_words: list[list[tuple[str, float]]] | None = None  # likeliest tokens of each vision token at the last layer
-    check: Check | None = None  # of the first answer
 
 
 def patch_words(states: PromptStates, layer: int, tokenizer: Tokenizer) -> list[list[tuple[str, float]]]:
