@@ -1,4 +1,4 @@
-"""Work that nobody waits for ends, in every decoding loop, and leaves the model to the next request."""
+"""Abandoned work ends in every decoding loop and frees the model for the next request."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LONG = [
 
 @pytest.fixture(scope="module")
 def slow_server() -> Iterator[Running]:
-    """A server whose model takes at least 50 ms for each forward pass, as a large model does."""
+    """Serve a model that takes at least 50 ms for each forward pass, as a large model does."""
     with serving(LIMITS) as server:
         hook = server.service.decoder.model.register_forward_pre_hook(lambda *_: time.sleep(0.05))
         yield server
@@ -53,6 +53,14 @@ def test_client_that_leaves_frees_the_model(slow_server: Running, fields: dict[s
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{slow_server.url}/v1/chat/completions", json=body, timeout=httpx.Timeout(1.0, connect=5))
     assert slow_server.post(messages=messages(2), max_tokens=1).status_code == 200
+    assert seconds_until_idle(slow_server) < 1
+
+
+def test_client_that_leaves_a_stream_frees_the_model(slow_server: Running) -> None:
+    body = {"model": "tiny", "messages": messages(1), "max_tokens": 200, "stream": True}
+    with httpx.stream("POST", f"{slow_server.url}/v1/chat/completions", json=body, timeout=30) as reply:
+        next(reply.iter_lines())
+    assert slow_server.service.batcher.running
     assert seconds_until_idle(slow_server) < 1
 
 
