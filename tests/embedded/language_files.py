@@ -1,4 +1,4 @@
-"""A small random Llama in a GGUF file, with a tokenizer that knows the words of the scenes."""
+"""A small random Llama in a GGUF file, with the embedded model's tokenizer."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import revisit.embedded
 
-# The special tokens of the embedded model's tokenizer, by those that SmolLM2 has.
+# Special tokens of the embedded model's tokenizer -> those of SmolLM2.
 RENAMED = {"<s>": "<|im_start|>", "</s>": "<|im_end|>", "<pad>": "<|endoftext|>", "<image>": "<jupyter_start>"}
 
 
 def random_llama(vocabulary: int) -> LlamaForCausalLM:
-    """Two layers, tied embeddings, two query heads that share one key."""
+    """Return a model with two layers, tied embeddings, and two query heads that share one key."""
     torch.manual_seed(3)
     config = LlamaConfig(
         vocab_size=vocabulary,
@@ -33,13 +33,13 @@ def random_llama(vocabulary: int) -> LlamaForCausalLM:
 
 
 def _interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of a query or key matrix in the order of GGUF files, where the two halves of a rotation are neighbors."""
+    """Return the rows of a query or key matrix in the order of GGUF files, which interleave the two halves of a rotation."""
     halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, weight.shape[1])
     return halves.swapaxes(1, 2).reshape(weight.shape)
 
 
 def write_language(path: Path) -> LlamaForCausalLM:
-    """Write the file; the model that it holds."""
+    """Write the file; return its model."""
     core = json.loads((revisit.embedded.path() / "tokenizer.json").read_text())
     vocabulary = {RENAMED.get(token, token): number for token, number in core["model"]["vocab"].items()}
     tokens = sorted(vocabulary, key=vocabulary.__getitem__)

@@ -1,4 +1,4 @@
-"""The embedded model for photographs, with small random models in the place of the pretrained ones."""
+"""The embedded model for photographs, with small random models in place of the pretrained ones."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def cached(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Path:
-    """An empty cache, and the small files in the place of those that the packages carry."""
+    """Use an empty cache, and the small files in place of those in the packages."""
     monkeypatch.setenv("REVISIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(photo, "own_weights", lambda: own)
     files = {photo.LANGUAGE.package: language[0], photo.TOWER.package: tower[0]}
@@ -85,7 +85,7 @@ def test_the_language_model_round_trips(language: tuple[Path, LlamaForCausalLM])
     assert len(tokenizer) == written.config.vocab_size
 
 
-def test_the_assembled_folder_computes_what_its_parts_do(
+def test_the_assembled_model_computes_the_same_as_its_parts(
     cached: Path, language: tuple[Path, LlamaForCausalLM], tower: tuple[Path, CLIPVisionModel], own: Path
 ) -> None:
     model, processor = load("photo")
@@ -133,14 +133,14 @@ def test_a_damaged_file_raises(read: object, name: str, tmp_path: Path) -> None:
         read(tmp_path / name)
 
 
-def test_what_ships_is_small_and_half_precision() -> None:
+def test_the_shipped_weights_are_small_and_half_precision() -> None:
     path = photo.own_weights()
     assert path.stat().st_size < 15_000_000
     assert {value.dtype for value in load_file(path).values()} == {torch.float16}
 
 
 @pytest.mark.parametrize("part", photo.PARTS, ids=lambda part: part.package)
-def test_the_installed_file_is_the_one_of_the_weights(part: photo.Part) -> None:
+def test_the_installed_file_matches_the_weights(part: photo.Part) -> None:
     if importlib.util.find_spec(part.package) is None:
         pytest.skip(f"{part.package} is not installed")
     part.check(part.find())

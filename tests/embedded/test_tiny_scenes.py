@@ -1,4 +1,4 @@
-"""Scenes: the same everywhere, all objects visible, and splits that follow or contradict the habits of places."""
+"""Scenes: identical everywhere, all objects visible, and splits that follow or contradict the typical contents of places."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small random CLIP tower in an ONNX file with int8 matrices, with names as an export writes them."""
+"""A small random CLIP tower in an ONNX file with int8 matrices, named as in an export."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from revisit.models.photo import PATCH, SIZE
 
 
 def write_tower(path: Path) -> CLIPVisionModel:
-    """Write the file; return the model that it holds."""
+    """Write the file; return its model."""
     torch.manual_seed(5)
     config = CLIPVisionConfig(
         hidden_size=64,
@@ -27,7 +27,7 @@ def write_tower(path: Path) -> CLIPVisionModel:
     arrays, nodes = {"visual_projection_quantized": torch.ones(3, 3, dtype=torch.int8)}, []
     for name, value in model.state_dict().items():
         torch.nn.init.normal_(value, std=0.1)
-        if name.startswith("encoder.") and value.dim() == 2:  # a product that has taken its matrix over
+        if name.startswith("encoder.") and value.dim() == 2:  # a matrix that the export moved into its product
             stem = f"onnx::MatMul_{len(nodes)}"
             scale, zero = value.abs().amax(1) / 100, torch.arange(len(value)).remainder(5).to(torch.int8)
             steps = (value / scale[:, None]).round()

@@ -24,8 +24,8 @@ def answer() -> revisit.ExplainedAnswer:
 
 def test_the_demo_image_shows_a_correction(answer: revisit.ExplainedAnswer) -> None:
     """tools/samples.py chose it because plain decoding names absent objects and ReVisiT none."""
-    with_it, plain = answer.decode.answers
-    assert not with_it.wrong(sample("demo").nouns)
+    refined, plain = answer.decode.answers
+    assert not refined.wrong(sample("demo").nouns)
     assert plain.wrong(sample("demo").nouns)
     assert answer.text != answer.compared["greedy"]
     corrected = [(new.strip(), old.strip()) for _, new, old in answer.changed]

@@ -248,7 +248,6 @@ def test_a_long_trace_needs_few_elements(seen: Any, tmp_path: Path) -> None:
     show(seen, tmp_path, Decode([families.image(1)], "?", "m", layout, [made_up.answer(512, 2000)]))
     seen.page.locator(".spot:visible").wait_for()
     metrics = {entry["name"]: entry["value"] for entry in tools.send("Performance.getMetrics")["metrics"]}
-    print(metrics["Nodes"])
     assert 0 < metrics["Nodes"] < 10_000
     assert seen.page.locator(".tok").count() == 512
     at_rest(seen)

@@ -31,10 +31,10 @@ def pair() -> Any:
     return revisit.load("tiny")
 
 
-def test_words_have_their_place_and_support(pair: Any) -> None:
+def test_words_have_positions_patches_and_support(pair: Any) -> None:
     shown = sample("demo")
-    there = f"The image shows a {shown.nouns[0]} and a {'zebra' if 'zebra' not in shown.nouns else 'pizza'}."
-    found = revisit.check(pair, shown.path, there)
+    text = f"The image shows a {shown.nouns[0]} and a {'zebra' if 'zebra' not in shown.nouns else 'pizza'}."
+    found = revisit.check(pair, shown.path, text)
     present, absent = found.checked
     assert all(found.text[word.start : word.end] == word.text for word in found.words)
     assert present.support > 10 * absent.support
@@ -69,7 +69,7 @@ def test_one_forward_pass_and_one_vision_pass_for_a_batch(pair: Any) -> None:
 
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "internvl", "smolvlm", "llava_next"])
-def test_a_batch_gives_what_each_text_gives_alone(family: str) -> None:
+def test_a_batch_gives_the_checks_of_each_text_alone(family: str) -> None:
     pair = families.build(family)
     images = [families.image(1, (40, 32)), families.image(2, (64, 48)), families.image(3, (40, 40))]
     texts = ["A dog on a couch.", "Cat", "Two birds and a very long table in the room."]
@@ -93,7 +93,7 @@ def test_the_check_of_an_answer_equals_that_of_its_text(pair: Any) -> None:
     assert checked.threshold < 1
 
 
-def test_capital_letters_do_not_take_support_away(pair: Any) -> None:
+def test_capital_letters_do_not_reduce_support(pair: Any) -> None:
     noun = sample("demo").nouns[0]
     lower, upper = (
         revisit.check(pair, sample("demo").path, text).words[at].support

@@ -104,7 +104,7 @@ with closing(LineFile(pathlib.Path(sys.argv[1]))) as file:
 """
 
 
-def test_two_processes_on_one_file_and_a_dead_holder(tmp_path: Path) -> None:
+def test_a_file_is_locked_until_its_process_ends(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     with subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
@@ -138,7 +138,7 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_line_leaves_whole_lines(tmp_pat
     assert path.read_bytes() == encode({"n": 1})
 
 
-def test_links_and_pipes_in_the_place_of_a_file_are_not_used(tmp_path: Path) -> None:
+def test_links_and_pipes_in_place_of_a_file_are_not_used(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_text("of somebody else")
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     os.mkfifo(tmp_path / "pipe")

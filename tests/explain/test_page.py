@@ -75,7 +75,9 @@ def test_the_page_contains_the_decode() -> None:
         (None, "A dog.", ["cat"], "ReVisiT changed none of 2 tokens"),
     ],
 )
-def test_the_headline_is_the_finding(plain: str | None, ours: str, objects: list[str] | None, expected: str) -> None:
+def test_the_headline_names_removed_and_added_objects(
+    plain: str | None, ours: str, objects: list[str] | None, expected: str
+) -> None:
     decode = made_up.decode()
     decode.objects = None if objects is None else tuple(objects)
     decode.answers = [

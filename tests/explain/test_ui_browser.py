@@ -46,8 +46,8 @@ def server() -> Iterator[tuple[str, Service]]:
 
 @pytest.fixture
 def opened(seen: Any, server: tuple[str, Service], tmp_path: Path) -> Any:
-    seen.picture = tmp_path / "picture.png"
-    families.image(1, (90, 60)).save(seen.picture)
+    seen.image = tmp_path / "image.png"
+    families.image(1, (90, 60)).save(seen.image)
     seen.page.goto(server[0])
     seen.page.set_default_timeout(120_000)
     seen.page.get_by_text("128 × 128").wait_for()  # the page begins with the answered sample
@@ -89,7 +89,7 @@ def test_a_fifth_method_is_rejected_in_a_sentence(opened: Any) -> None:
 
 def test_upload_ask_stream_inspect_change_download(opened: Any, server: tuple[str, Service], tmp_path: Path) -> None:
     page, address = opened.page, server[0]
-    give(page, opened.picture)
+    give(page, opened.image)
     page.get_by_text("90 × 60").wait_for()
     ask(page)
     done(page)
@@ -102,9 +102,9 @@ def test_upload_ask_stream_inspect_change_download(opened: Any, server: tuple[st
     number = next(n for n, step in enumerate(steps) if "i" in step)
     shown.nth(number).click()
     model, processor = families.build("llava")
-    picture = families.image(1, (90, 60))
-    inputs = prepare(processor, ["What is this?"], [[picture]], model.device)
-    region = layout_of(model, processor, [[picture]], inputs).region(steps[number]["i"])
+    image = families.image(1, (90, 60))
+    inputs = prepare(processor, ["What is this?"], [[image]], model.device)
+    region = layout_of(model, processor, [[image]], inputs).region(steps[number]["i"])
     assert region is not None
     stage, spot = page.locator(".stage").bounding_box(), page.locator(".spot:visible").bounding_box()
     assert (spot["x"] - stage["x"]) / stage["width"] * 90 == pytest.approx(region.box[0], abs=0.6)
@@ -143,7 +143,7 @@ def test_bad_files_and_empty_questions_are_reported(opened: Any, tmp_path: Path)
     (tmp_path / "notes.png").write_text("just words")
     give(page, tmp_path / "notes.png")
     page.get_by_text("'notes.png' is not an image").wait_for()
-    give(page, opened.picture)
+    give(page, opened.image)
     page.get_by_text("90 × 60").wait_for()
     page.fill("#prompt", "   ")
     page.click("#go")
@@ -158,13 +158,13 @@ def test_a_closed_tab_frees_the_model(opened: Any, browser: Any, server: tuple[s
     other = browser.new_page()
     other.set_default_timeout(120_000)
     other.goto(address)
-    give(other, opened.picture)
+    give(other, opened.image)
     other.get_by_text("90 × 60").wait_for()
     ask(other, 1000)
     other.locator(".growing", has_text=re.compile(r"\S")).wait_for()
     assert service.batcher.running
     other.close()
-    give(opened.page, opened.picture)
+    give(opened.page, opened.image)
     opened.page.get_by_text("90 × 60").wait_for()
     ask(opened.page, 3)
     done(opened.page)
@@ -176,7 +176,7 @@ def test_a_closed_tab_frees_the_model(opened: Any, browser: Any, server: tuple[s
 def test_stop_and_the_narrow_page(opened: Any) -> None:
     page = opened.page
     page.set_viewport_size({"width": 390, "height": 844})
-    give(page, opened.picture)
+    give(page, opened.image)
     page.get_by_text("90 × 60").wait_for()
     ask(page, 1000)
     page.locator(".growing", has_text=re.compile(r"\S")).wait_for()

@@ -33,8 +33,8 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests that are submitted together meet in the queue, however slow the machine is."""
+def long_batch_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make requests that are submitted together share a batch, however slow the machine is."""
     monkeypatch.setattr(batcher_module, "BATCH_WAIT", 0.2)
 
 
@@ -50,7 +50,7 @@ async def outcome(one: Ticket) -> Any:
 
 
 class Gate:
-    """A decoder that waits for `open`, and keeps its batches."""
+    """A decoder that waits for `open` and records its batches."""
 
     def __init__(self) -> None:
         self.batches: list[Sequence[Ticket]] = []
@@ -108,7 +108,7 @@ async def test_stop_returns_at_its_deadline_while_the_model_runs() -> None:
     assert caught.value.status == 503
     gate.open.set()
     batcher.stop()
-    assert gate.batches == [[running]]  # the waiting one never reached the model
+    assert gate.batches == [[running]]  # the model never ran the waiting one
 
 
 async def test_errors_hide_their_details_and_the_next_batch_runs(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""Thoughts are sent apart from answers, through the official client."""
+"""Thoughts are sent separately from answers, through the official client."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Scripted(LogitsProcessor):
 
 @pytest.fixture(scope="module")
 def thinking_client() -> Iterator[openai.OpenAI]:
-    """A server whose model writes `Scripted.script`, and whose template can open a thought."""
+    """Serve a model that writes `Scripted.script`, with a template that can open a thought."""
     model, processor = families.build("llava")
     processor = copy.deepcopy(processor)
     processor.tokenizer.add_tokens(["<think>", "</think>"])
@@ -85,7 +85,7 @@ def ask(thinking_client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> Any:
     ids=["generated", "opened by the prompt", "turned off", "unclosed", "reopened"],
 )
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_thoughts_are_apart_from_answers(
+def test_thoughts_are_separate_from_answers(
     ask: Any,
     script: str,
     effort: str | None,

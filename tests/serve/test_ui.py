@@ -65,14 +65,14 @@ def page() -> Iterator[Page]:
 
 
 def explained(method: Method, objects: tuple[str, ...] | None = None) -> dict[str, Any]:
-    """Return the data that `explain` shows for the same question."""
+    """Return the page data of `ask` for the same question."""
     decode = ask(families.build("llava"), families.image(1), "hi", method, objects=objects, max_new_tokens=6).decode
     shown: dict[str, Any] = json.loads(json.dumps({**payload(decode), "prompt": "", "model": ""}))
     return shown
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_recorded_answers_hold_the_data_of_the_page(page: Page, stream: bool) -> None:
+def test_recorded_answers_contain_the_data_of_the_page(page: Page, stream: bool) -> None:
     reply = page.ask(stream=stream, objects=["cat"])
     found = json.loads(reply.text.split("data: ")[-2]) if stream else reply.json()
     assert found["decoding"]["page"] == explained(ReVisiT(alpha=0.05), ("cat",))
@@ -96,7 +96,7 @@ def test_only_the_page_records_answers(page: Page) -> None:
     assert "does not record" in rejected.json()["error"]["message"]
 
 
-def test_numbers_that_json_cannot_hold_are_null() -> None:
+def test_numbers_that_json_cannot_express_are_null() -> None:
     assert (
         encode({"p": [float("nan"), 1.0, (float("inf"), 2)], "t": "é"}) == '{"p":[null,1.0,[null,2]],"t":"é"}'.encode()
     )
