@@ -60,7 +60,7 @@ def test_client_that_leaves_a_stream_frees_the_model(slow_server: Running) -> No
     body = {"model": "tiny", "messages": messages(1), "max_tokens": 200, "stream": True}
     with httpx.stream("POST", f"{slow_server.url}/v1/chat/completions", json=body, timeout=30) as reply:
         next(reply.iter_lines())
-    assert slow_server.service.batcher.running
+        assert slow_server.service.batcher.running
     assert seconds_until_idle(slow_server) < 1
 
 
