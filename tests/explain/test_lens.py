@@ -66,9 +66,12 @@ def test_shares_within_a_set(seen: revisit.Lens, whole: torch.Tensor) -> None:
     assert "zebra" in seen.notes[0]
 
 
-def test_a_set_without_single_tokens_raises() -> None:
-    with pytest.raises(RevisitError, match="zebra"):
-        revisit.lens(families.build("llava"), IMAGE, ["zebra", "horse"])
+@pytest.mark.parametrize(
+    ("words", "problem"), [(["zebra", "a"], "not single tokens: zebra"), (["a"], "only a was given")]
+)
+def test_fewer_than_two_single_tokens_raise(words: list[str], problem: str) -> None:
+    with pytest.raises(RevisitError, match=problem):
+        revisit.lens(families.build("llava"), IMAGE, words)
 
 
 def test_the_page_contains_the_readings(seen: revisit.Lens, tmp_path: Path) -> None:

@@ -149,9 +149,8 @@ def lens(
     chosen = resolve_layers(range(parts.depth + 1) if layers is None else layers, parts.depth, parts.tied)
     variants, left_out = single_tokens(processor.tokenizer, words)
     if words and len(variants) < 2:
-        raise RevisitError(
-            f"The lens needs at least two words that are single tokens of this model. Not single tokens: {', '.join(left_out)}."
-        )
+        problem = f"not single tokens: {', '.join(left_out)}" if left_out else f"only {words[0]} was given"
+        raise RevisitError(f"The lens needs at least two words that are single tokens of this model ({problem}).")
     notes = [f"Left out, because they are not single tokens of this model: {', '.join(left_out)}."] if left_out else []
     inputs = prepare(processor, [prompt], [images], loaded.device)
     (prompt_states,) = force(loaded, inputs, layers=chosen)
