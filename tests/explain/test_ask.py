@@ -65,6 +65,11 @@ def test_a_batch_gives_the_answers_of_each_image_alone(family: str, method: str)
         assert [word.text for word in answer.check().words] == [word.text for word in alone.check().words]
 
 
+def test_wrong_methods_fail_before_the_model_is_loaded() -> None:
+    with pytest.raises(revisit.RevisitError, match="gredy"):
+        revisit.ask("no/such/model", families.image(1), compare_with="gredy")
+
+
 def test_images_of_a_list_share_a_prompt() -> None:
     pair, images = families.llava(), [families.image(n, (40, 40)) for n in range(2)]
     assert len(revisit.ask(pair, images, "What is it?", max_new_tokens=2).images) == 2

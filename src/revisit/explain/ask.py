@@ -178,16 +178,17 @@ def ask_many(
     if not images:
         raise RevisitError("No image was given; pass at least one.")
     if set_here := {"trace", "processor", "custom_generate", "num_return_sequences"} & generate_kwargs.keys():
-        raise RevisitError(f"{', '.join(sorted(set_here))} is set by `ask`; remove it (the trace is always kept).")
-    as_method(method)  # before loading, so that mistakes fail at once
+        raise RevisitError(f"{', '.join(sorted(set_here))} is set by `ask`; remove it.")
+    chosen: list[Any] = [method, *(compare_with if isinstance(compare_with, (list, tuple)) else [compare_with])]
+    for entry in chosen:
+        as_method(entry)  # before loading, so that mistakes fail at once
     opened = [open_images(entry) for entry in images]
     loaded, processor = loaded_pair(model, "ask")
     if beam_count(loaded, generate_kwargs) > 1:
         raise RevisitError(
             "Beam search cannot be shown step by step, because beams are reordered; remove num_beams, or use revisit.generate."
         )
-    others: list[Any] = list(compare_with) if isinstance(compare_with, (list, tuple)) else [compare_with]
-    methods = [as_method(entry, loaded) for entry in (method, *others)]
+    methods = [as_method(entry, loaded) for entry in chosen]
     for each in methods:
         if each.own_beams > 1:
             raise RevisitError(f"{each.name} uses beam search and cannot be shown step by step; use another method.")
