@@ -73,5 +73,5 @@ BY_NOUN = {category.noun: category for category in CATEGORIES}
 COLORS: dict[str, Rgb] = {name: tuple(color) for name, color in _DATA["colors"].items()}
 PLACES = tuple(Place(**{name: _frozen(value) for name, value in entry.items()}) for entry in _DATA["places"])
 PLACE_BY_NAME = {place.name: place for place in PLACES}
-# Our own graphics as shapes in drawing order: the method of ImageDraw, its coordinates, and the color.
+# Our graphics as shapes in drawing order: a method of ImageDraw, its coordinates and its color.
 SHAPES: dict[str, list[tuple[str, list[int], Rgb]]] = _DATA["shapes"]

@@ -166,7 +166,7 @@ def ask_many(
     batch_size: Count = 8,
     **generate_kwargs: Any,
 ) -> list[ExplainedAnswer]:
-    """Ask the same question about many images, each in its own prompt; an entry that is a list puts its images into one.
+    """Ask the same question about many images, each in its own prompt; images in a nested list share one prompt.
 
         for answer in revisit.ask_many(model, sorted(Path("photos").glob("*.jpg")), "What is on the table?"):
             print(answer)

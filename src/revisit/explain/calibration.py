@@ -1,8 +1,7 @@
 """Measure how well a model checks texts, and recommend the settings for its generation_config.json.
 
-The model describes images whose objects are known. On the first half of the images, the layer with the largest AUROC of support
-for present against absent objects is chosen, and the threshold with the largest F1 of flagging absent ones; the second half
-measures the AUROC at that layer.
+The model describes images whose objects are known. The first half of the images selects the layer whose support best separates
+present from absent objects (AUROC), and the threshold that best flags absent ones (F1). The second half measures the AUROC.
 """
 
 from __future__ import annotations

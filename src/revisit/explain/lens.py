@@ -1,4 +1,4 @@
-"""Read what the vision tokens predict: each one's hidden state, at each layer, through the model's own head.
+"""Read the predictions of vision tokens: the hidden state of each, at each layer, through the model's own head.
 
 A reading covers the whole vocabulary or a set of words, in which case probabilities are shares within the set. The head is
 applied to slices of the states, because the full table of vision tokens × layers × vocabulary would not fit into memory.
