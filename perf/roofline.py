@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves
 from revisit.models.parts import LinearHead
 from revisit.step import triton as kernels
 from revisit.step.batched import refine_batch
-from revisit.step.interface import BlockTable, StateBlocks, StepOutput
+from revisit.step.interface import BlockTable, PooledBlocks, StateBlocks, StepOutput
 from revisit.step.rule import Rule
 from revisit.vllm.plan import block_size
 
@@ -196,7 +196,7 @@ def torch_step(model: Model, batch: int, pooled: bool, rule: Rule) -> Cost:
         blocks = -(-count // size)
         pool = meta(batch * blocks, size, model.width, dtype=torch.bfloat16)
         lengths, table = meta(batch * blocks, dtype=torch.long), meta(batch, blocks, dtype=torch.long)
-        states = StateBlocks.pooled(pool, lengths, table)
+        states = PooledBlocks.of_pool(pool, lengths, table)
     else:
         padded = meta(batch, count, model.width, dtype=torch.bfloat16)
         states = StateBlocks(padded, None, meta(batch, 1, dtype=torch.long))

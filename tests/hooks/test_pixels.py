@@ -31,7 +31,7 @@ def run_of(inputs: dict[str, Any], ids: Tensor, model: Any = None) -> Any:
     return SimpleNamespace(
         inputs=inputs,
         input_ids=ids,
-        copies=1,
+        rows_per_item=1,
         model_kwargs={},
         generation_config=settings,
         model=model,

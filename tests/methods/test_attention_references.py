@@ -317,7 +317,7 @@ def test_sadt_flags_what_the_release_flags(frequency: float, word: str, patch: i
     store = torch.stack([wave(8, 3, f=0.31 + 0.17 * layer)[1:7] for layer in (1, 2, 3)])[None]
     capture: Any = SimpleNamespace(
         parts=SimpleNamespace(head=SimpleNamespace(all_logits=lambda states: states @ head.T)),
-        copies=1,
+        rows_per_item=1,
         layers=(1, 2, 3),
         store=store,
         index=lambda _: (None, torch.arange(1, 7)[None]),

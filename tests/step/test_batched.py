@@ -21,7 +21,7 @@ from revisit.step import batched
 from revisit.step.batched import BatchedStep, refine_batch
 from revisit.step.choice import Implementation, refine_logits
 from revisit.step.compiled import kernel
-from revisit.step.interface import PaddedStates, StateBlocks, StepInput
+from revisit.step.interface import PaddedStates, PooledBlocks, StepInput
 from revisit.step.rule import Rule
 
 built = pytest.mark.skipif(kernel.library() is None, reason="the compiled step was not built")
@@ -126,7 +126,7 @@ def test_pooled_blocks_equal_padded_ones() -> None:
                 block = free.pop()
                 pool[block, : len(part)], lengths[block], table[row, place] = part, len(part), block
     for rule in (Rule(), Rule(select="max", divergence="kl"), Rule(neighbors=3, weight="agreement")):
-        got = refine_batch(logits, StateBlocks.pooled(pool, lengths, table), head, rule, capacity=300)
+        got = refine_batch(logits, PooledBlocks.of_pool(pool, lengths, table), head, rule, capacity=300)
         want = refine_batch(logits, PaddedStates.of_items(states).blocks(), head, rule, capacity=300)
         torch.testing.assert_close(got.scores, want.scores, atol=1e-5, rtol=1e-5)
         assert torch.equal(got.applied, want.applied)

@@ -52,7 +52,7 @@ def edited(run: Run, mask: Tensor, edit_item: EditItem, *, pixels: bool) -> dict
 
     Other inputs with one entry per token follow the edit; with `pixels=False`, all other inputs are dropped.
     """
-    ids = run.input_ids[:: run.copies]  # (items, T)
+    ids = run.input_ids[:: run.rows_per_item]  # (items, T)
     if ids.shape[1] == 0:
         raise RevisitError(
             f"{type(run.method).__name__} rewrites the prompt, which was passed as inputs_embeds: pass input_ids and the image instead."
@@ -60,7 +60,7 @@ def edited(run: Run, mask: Tensor, edit_item: EditItem, *, pixels: bool) -> dict
     inputs = prompt_inputs(run)
     edits = []
     for number, (row, seen, real) in enumerate(
-        zip(ids, mask[:: run.copies], run.real_tokens(mask)[:: run.copies], strict=True)
+        zip(ids, mask[:: run.rows_per_item], run.real_tokens(mask)[:: run.rows_per_item], strict=True)
     ):
         columns = real.nonzero().squeeze(-1)
         if bool(seen.any()):

@@ -51,7 +51,7 @@ class Run:
     def __post_init__(self) -> None:
         config = self.generation_config
         self.raw: Tensor  # (rows, V) the model's own logits at this step; set before a method's step
-        self.copies: int = max(config.num_beams, config.num_return_sequences)  # consecutive rows of one item
+        self.rows_per_item: int = max(config.num_beams, config.num_return_sequences)  # consecutive rows of one item
         self.loop_model: Any = self.model  # the model, or a wrapper of it, that the loop runs
         self.contrasting = False  # whether the running forward has no clean rows
         self.clean_shift = 0  # columns of padding before the clean prompt in the KV cache
@@ -111,12 +111,12 @@ class Run:
         if self.user_mask is not None:
             mask = self.user_mask.to(self.input_ids.device).bool()
             length = embeds.shape[1] if embeds is not None and only_embeds else self.input_ids.shape[1]
-            shape = (self.input_ids.shape[0] // self.copies, length)
+            shape = (self.input_ids.shape[0] // self.rows_per_item, length)
             if tuple(mask.shape) != shape:
                 raise RevisitError(
                     f"vision_mask must have the shape of the prompts, {shape} (batch, length), not {tuple(mask.shape)}."
                 )
-            return mask.repeat_interleave(self.copies, dim=0)
+            return mask.repeat_interleave(self.rows_per_item, dim=0)
         if only_embeds:
             if not required:
                 return self.input_ids.bool()
@@ -142,7 +142,7 @@ class Run:
             self.parts,
             mask,
             layers,
-            self.copies,
+            self.rows_per_item,
             self.stack,
             final_norm=final_norm,
             cache=cache,

@@ -64,7 +64,7 @@ def transformed_images(run: Run, mask: Tensor, draw: DrawTransform, seed: int) -
         if split_images(run, name, pixels)[1] != 0:
             raise _unknown_layout(run)
         tiled = pixels.ndim == 4
-        counts = tiles_of_images(len(pixels), mask[:: run.copies]) if tiled else entries_per_image(pixels, grids)
+        counts = tiles_of_images(len(pixels), mask[:: run.rows_per_item]) if tiled else entries_per_image(pixels, grids)
         sizes = _sizes(run, pixels)
         pieces, first = [], 0
         for number, image in enumerate(pixels.split(counts)):
@@ -120,7 +120,7 @@ def prompt_inputs(run: Run) -> dict[str, Any]:
     skip = {"past_key_values", "position_ids", "inputs", "generation_config", "input_ids"}
     inputs = {name: value for name, value in run.inputs.items() if name not in settings and name not in skip}
     if run.input_ids.shape[1]:
-        inputs["input_ids"] = run.input_ids[:: run.copies]
+        inputs["input_ids"] = run.input_ids[:: run.rows_per_item]
     return inputs
 
 
@@ -238,7 +238,7 @@ def item_digests(run: Run, mask: Tensor) -> list[str]:
 
     Unless every item has one image, the digest also depends on the rest of the batch.
     """
-    items, digests = len(mask) // run.copies, []
+    items, digests = len(mask) // run.rows_per_item, []
     for name in PIXELS:
         pixels = run.inputs.get(name)
         for image in split_images(run, name, pixels)[0] if isinstance(pixels, Tensor) else ():

@@ -241,16 +241,16 @@ class Capture:
         parts: ModelParts,
         mask: Tensor,
         layers: tuple[int, ...],
-        copies: int,
+        rows_per_item: int,
         stack: ExitStack,
         *,
         final_norm: bool = False,
         cache: Cache | None = None,
         ignore: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.parts, self.layers, self.copies, self._ignore = parts, layers, copies, ignore
+        self.parts, self.layers, self.rows_per_item, self._ignore = parts, layers, rows_per_item, ignore
         self.length = mask.shape[1]
-        self.items = [VisionStates(row.nonzero().squeeze(-1), layers) for row in mask[::copies].cpu()]
+        self.items = [VisionStates(row.nonzero().squeeze(-1), layers) for row in mask[::rows_per_item].cpu()]
         self.last: Tensor | None = None  # (items, d) normed state of the last prompt position
         self.norm = parts.final_norm if final_norm else None
         self.cache = cache
@@ -298,7 +298,7 @@ class Capture:
         self._start += self._width
         if self._start < self.length:
             return  # another chunk follows
-        self.last = hidden[:: self.copies, -1].clone()
+        self.last = hidden[:: self.rows_per_item, -1].clone()
         if self.cache is not None:
             _STATES_OF_CACHE[self.cache] = self.items
 
@@ -306,10 +306,10 @@ class Capture:
         """Store the vision tokens' part of one layer's (rows, q, d) states."""
         if self.complete or self._ignore() or not self._width:
             return
-        if hidden.shape[:2] != (len(self.items) * self.copies, self._width):
+        if hidden.shape[:2] != (len(self.items) * self.rows_per_item, self._width):
             raise RevisitError(
                 f"{describe(self.parts.model)} ran for {hidden.shape[0]} × {hidden.shape[1]} positions at hidden state {layer}, not for "
-                f"all {len(self.items) * self.copies} × {self._width}, so the states of the vision tokens were not computed: use another "
+                f"all {len(self.items) * self.rows_per_item} × {self._width}, so the states of the vision tokens were not computed: use another "
                 "version of transformers, or method='greedy'."
             )
         start, end = self._start, self._start + self._width
@@ -328,13 +328,13 @@ class Capture:
             before, until = (int((item.positions < position).sum()) for position in (start, end))
             if start == self.cached and before:
                 item.by_layer[layer][:before] = self._from_cache(number, layer, before)
-            states = hidden[number * self.copies, (item.positions[before:until] - start).to(hidden.device)]
+            states = hidden[number * self.rows_per_item, (item.positions[before:until] - start).to(hidden.device)]
             item.by_layer[layer][before:until] = states if norm is None else normed(norm, states)
 
     def index(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return the row and the positions of every item's vision tokens, padded with position 0.  -> (items, 1), (items, N)"""
         if device not in self._indices:
-            rows = torch.arange(len(self.items))[:, None] * self.copies
+            rows = torch.arange(len(self.items))[:, None] * self.rows_per_item
             columns = torch.nn.utils.rnn.pad_sequence([item.positions for item in self.items], batch_first=True)
             self._indices[device] = rows.to(device), columns.to(device)
         return self._indices[device]

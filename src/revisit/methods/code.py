@@ -96,7 +96,7 @@ def descriptions(
     cached = _DESCRIPTIONS.setdefault(run.model, {})
     ends = tuple(sorted(end_tokens(run.generation_config)))
     keys = [(digest, request, length, ends) for digest in item_digests(run, mask)]
-    has_image = mask[:: run.copies].any(-1).tolist()
+    has_image = mask[:: run.rows_per_item].any(-1).tolist()
     if any(image and key not in cached for key, image in zip(keys, has_image, strict=True)):
         for key, text in zip(keys, _describe(run, mask, request, tuple(around), length), strict=True):
             cached.setdefault(key, text)

@@ -121,7 +121,7 @@ class ReVisiT(Rule, Method):
             nonlocal implementation, states
             if implementation is None or states is None:
                 items.extend(run.finish_capture(capture))
-                states = PaddedStates(*capture.padded(), run.copies)
+                states = PaddedStates(*capture.padded(), run.rows_per_item)
                 device = states.states.device
                 implementation = choose(head, rule, device, "reference" if run.trace.record else None)
             number = input_ids.shape[1] - start
@@ -130,7 +130,7 @@ class ReVisiT(Rule, Method):
             written = input_ids[:, start:].to(head.device) if rule.once else None
             inputs = StepInput(logits.to(head.device), states, uniform[number], ended, written)
             output = implementation.take(inputs)
-            run.recorder.note_step(input_ids, output, items, run.copies)
+            run.recorder.note_step(input_ids, output, items, run.rows_per_item)
             return output.scores.to(logits.device)
 
         return step

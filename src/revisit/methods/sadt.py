@@ -200,7 +200,12 @@ class Reader:
     def __init__(
         self, capture: Capture, layers: tuple[int, ...], evidence: int, patches: int, objects: ObjectWords
     ) -> None:
-        self.head, self.copies, self.layers, self.patches = capture.parts.head, capture.copies, layers, patches
+        self.head, self.rows_per_item, self.layers, self.patches = (
+            capture.parts.head,
+            capture.rows_per_item,
+            layers,
+            patches,
+        )
         self.objects = objects
         assert capture.store is not None
         self.states = capture.store  # (items, |J|, N, d)
@@ -218,7 +223,7 @@ class Reader:
         """
         favorites = logits.argmax(-1)  # (rows,)
         ahead = run.look_ahead(input_ids, favorites)
-        has_image = self.inside.any(-1).repeat_interleave(self.copies).to(favorites.device)
+        has_image = self.inside.any(-1).repeat_interleave(self.rows_per_item).to(favorites.device)
         begun = (self.begins.to(favorites.device)[favorites] & has_image).tolist()
         rows = [row for row, begins in enumerate(begun) if begins]
         if not rows:
@@ -252,7 +257,7 @@ class Reader:
         device = self.states.device
         flagged = kind < -1
         rows = (kind >= 0).nonzero().squeeze(-1)  # (n,)
-        item = (rows // self.copies).to(device)
+        item = (rows // self.rows_per_item).to(device)
         place = rows.to(device)
         seen = torch.stack([attention[layer].to(device) for layer in self.layers], dim=1)[place]  # (n, layers, T)
         seen = seen.take_along_dim(self.columns[item][:, None], -1)  # (n, layers, N)

@@ -167,23 +167,6 @@ class StateBlocks:
     rows: Tensor  # (G, c) the rows that share each block
     seen: Tensor | None = None  # (B,) whether a row has vision states; None if all rows have
 
-    @staticmethod
-    def pooled(
-        pool: Tensor, lengths: Tensor, table: Tensor, slots: Tensor | None = None, rows_per_block: int = 1
-    ) -> PooledBlocks:
-        """Return the blocks of a pool (G, S, d) with `lengths` (G,) states each; row b has the blocks table[b].
-
-        The table (B, M) has block numbers in the order of the states, then -1. At most `rows_per_block` rows share their blocks, and
-        row b is number slots[b] of them. The whole pool is read: pass only the part in use.
-        """
-        mask = torch.arange(pool.shape[1], device=pool.device) < lengths[:, None]
-        slots = torch.zeros(len(table), dtype=torch.long, device=table.device) if slots is None else slots
-        owner = torch.arange(len(table), device=table.device)[:, None].expand_as(table)
-        place = table.remainder(len(pool) + 1) * rows_per_block + slots[:, None]  # -1 goes to the spare block
-        spare = torch.zeros((len(pool) + 1) * rows_per_block, dtype=torch.long, device=pool.device)
-        rows = spare.scatter(0, place.flatten(), owner.flatten()).view(-1, rows_per_block)[:-1]
-        return PooledBlocks(pool, mask, rows, (table >= 0).any(-1), table=table, slots=slots)
-
     def by_block(self, values: Tensor) -> Tensor:
         """Return the values of the rows that share each block.  (B, K) -> (G, c, K)"""
         return values.view(*self.rows.shape, -1)
@@ -204,6 +187,23 @@ class PooledBlocks(StateBlocks):
 
     table: Tensor  # (B, M) the blocks of each row in order, then -1
     slots: Tensor  # (B,) number of each row among the c rows that share its blocks
+
+    @classmethod
+    def of_pool(
+        cls, pool: Tensor, lengths: Tensor, table: Tensor, slots: Tensor | None = None, rows_per_block: int = 1
+    ) -> PooledBlocks:
+        """Return the blocks of a pool (G, S, d) with `lengths` (G,) states each; row b has the blocks table[b].
+
+        The table (B, M) has block numbers in the order of the states, then -1. At most `rows_per_block` rows share their blocks, and
+        row b is number slots[b] of them. The whole pool is read: pass only the part in use.
+        """
+        mask = torch.arange(pool.shape[1], device=pool.device) < lengths[:, None]
+        slots = torch.zeros(len(table), dtype=torch.long, device=table.device) if slots is None else slots
+        owner = torch.arange(len(table), device=table.device)[:, None].expand_as(table)
+        place = table.remainder(len(pool) + 1) * rows_per_block + slots[:, None]  # -1 goes to the spare block
+        spare = torch.zeros((len(pool) + 1) * rows_per_block, dtype=torch.long, device=pool.device)
+        rows = spare.scatter(0, place.flatten(), owner.flatten()).view(-1, rows_per_block)[:-1]
+        return cls(pool, mask, rows, (table >= 0).any(-1), table=table, slots=slots)
 
     def by_block(self, values: Tensor) -> Tensor:
         return values[self.rows]

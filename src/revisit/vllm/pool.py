@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from revisit.errors import RevisitError
-from revisit.step.interface import BlockTable, StateBlocks, to_device
+from revisit.step.interface import BlockTable, PooledBlocks, to_device
 
 
 class Pool:
@@ -67,7 +67,7 @@ class Pool:
         blocks = to_device(_padded(owned, 0).astype(np.int32), device)
         return BlockTable(self.states, blocks, to_device(np.array(counts, np.int32), device))
 
-    def view(self, owned: Sequence[np.ndarray], counts: Sequence[int]) -> StateBlocks:
+    def view(self, owned: Sequence[np.ndarray], counts: Sequence[int]) -> PooledBlocks:
         """Return the blocks of some rows, like `table`, for the torch step; two rows share all of their blocks or none.
 
         Blocks are read in place if they make up at least half of the front of the pool, and copied otherwise.
@@ -90,7 +90,7 @@ class Pool:
             moved[every] = np.arange(len(every))
             pool, lengths, table = self.states[to_device(every, device)], lengths[every], moved[table]
         lengths_there, table_there, slots_there = (to_device(values, device) for values in (lengths, table, slots))
-        return StateBlocks.pooled(pool, lengths_there, table_there, slots_there, max(shares.values(), default=1))
+        return PooledBlocks.of_pool(pool, lengths_there, table_there, slots_there, max(shares.values(), default=1))
 
 
 def _padded(owned: Sequence[np.ndarray], filler: int) -> np.ndarray:
