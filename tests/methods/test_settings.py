@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import families
-from revisit import DeCo, DoLa, ReVisiT, RevisitError, methods
+from revisit import VCD, DeCo, DoLa, ReVisiT, RevisitError, methods
 from revisit.decoding.generate import generate
 from revisit.models.prompts import prepare
 
@@ -132,3 +132,8 @@ def test_words_that_mark_an_image_raise() -> None:
     method = methods.get("icd", sentence="a <image> there")
     with pytest.raises(RevisitError, match="not a text token"):
         generate(model, **inputs, method=method, processor=processor, max_new_tokens=2)
+
+
+def test_settings_by_position_raise() -> None:
+    with pytest.raises(RevisitError, match="by name"):
+        VCD(2.0)

@@ -83,6 +83,8 @@ class Method(Settings):
             raise RevisitError(f"custom_generate takes a method, not its class: write custom_generate={instance}.")
         if not isinstance(getattr(type(self), "name", None), str):
             raise RevisitError(f"{type(self).__name__} needs a name: write name = 'mine' in the class.")
+        if args:
+            raise RevisitError(f"{type(self).__name__} takes its settings by name, not by position: {args[0]!r:.80}.")
         super().__init__(**settings)
 
     def begin(self, run: Run) -> StepFunction:

@@ -231,7 +231,7 @@ class VisionStates:
 class Capture:
     """The vision tokens' states at the chosen layers, captured in the prefill of a generate call.
 
-    The prefill is the first forward, or several that each run a chunk of the prompt. Rows of the batch that are copies of one
+    The prefill is the first forward, or several that each run a chunk of the prompt. Rows of the batch that belong to one
     item (beams, return sequences) share one set of states. The last position's state is captured too, to find how the model turns
     states into logits.
     """
@@ -306,11 +306,12 @@ class Capture:
         """Store the vision tokens' part of one layer's (rows, q, d) states."""
         if self.complete or self._ignore() or not self._width:
             return
-        if hidden.shape[:2] != (len(self.items) * self.rows_per_item, self._width):
+        rows = len(self.items) * self.rows_per_item
+        if hidden.shape[:2] != (rows, self._width):
             raise RevisitError(
                 f"{describe(self.parts.model)} ran for {hidden.shape[0]} × {hidden.shape[1]} positions at hidden state {layer}, not for "
-                f"all {len(self.items) * self.rows_per_item} × {self._width}, so the states of the vision tokens were not computed: use another "
-                "version of transformers, or method='greedy'."
+                f"all {rows} × {self._width}, so the states of the vision tokens were not computed: use another version of "
+                "transformers, or method='greedy'."
             )
         start, end = self._start, self._start + self._width
         if self.store is None:
