@@ -51,6 +51,11 @@ class StepRecord:
         return best if best != self.ids[0] else None
 
     @property
+    def instead_of_text(self) -> str | None:
+        """The text of the model's own best token, if the method's differs and texts were recorded."""
+        return None if self.instead_of is None or self.texts is None else self.texts[self.ids.index(self.instead_of)]
+
+    @property
     def shift(self) -> float:
         """Share of probability that the method moved, 0 to 1 (total variation).
 
@@ -174,9 +179,7 @@ def _line(row: int, record: StepRecord) -> dict[str, Any]:
         "plausible_tokens": record.plausible_tokens,
         "changed": record.changed,
         "instead_of_token": record.instead_of,
-        "instead_of": None
-        if record.texts is None or record.instead_of is None
-        else record.texts[record.ids.index(record.instead_of)],
+        "instead_of": record.instead_of_text,
         "layer": record.layer,
         "vision_token": record.vision_token,
         "patch_row": record.patch_row,

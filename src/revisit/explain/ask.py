@@ -13,7 +13,7 @@ from revisit.decoding.method import as_method
 from revisit.errors import RevisitError
 from revisit.explain import page
 from revisit.explain.check import Check, check_text, settings_of
-from revisit.explain.decode import Decode, MethodOutput, instead_of, outputs_of, patch_words
+from revisit.explain.decode import Decode, MethodOutput, outputs_of, patch_words
 from revisit.explain.document import check_page, notebook_frame, write_page
 from revisit.explain.prefill import watch_prefill
 from revisit.explain.support import answer_text
@@ -85,7 +85,7 @@ class ExplainedAnswer:
     def changed(self) -> list[tuple[int, str, str]]:
         """(step from 1, token, the model's own best token) for every step at which the method changed the best token."""
         changed = [step for step in self._output.steps if step.changed]
-        return [(step.step, str(step.text), str(instead_of(step))) for step in changed]
+        return [(step.step, str(step.text), str(step.instead_of_text)) for step in changed]
 
     @validated
     def check(self, threshold: Share | None = None) -> Check:

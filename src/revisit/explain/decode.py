@@ -121,11 +121,6 @@ def method_output(
     return MethodOutput(answer, trace, thought_text, unclosed)
 
 
-def instead_of(step: StepRecord) -> str | None:
-    """Return the text of the model's own best token if the method changed it."""
-    return None if step.instead_of is None or step.texts is None else step.texts[step.ids.index(step.instead_of)]
-
-
 def wrong_spans(text: str, objects: Sequence[str]) -> list[tuple[int, int]]:
     """Find the words of a text for objects (CHAIR's words, singular or plural) that are not among `objects`."""
     present = {WORDS.get(name, name) for name in objects}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from revisit.decoding.trace import StepRecord
-from revisit.explain.decode import Decode, MethodOutput, instead_of, wrong_spans
+from revisit.explain.decode import Decode, MethodOutput, wrong_spans
 from revisit.explain.document import images_payload, script_page, write_page
 from revisit.words import category
 
@@ -124,7 +124,7 @@ def step_payload(step: StepRecord, method: Mapping[str, Any]) -> tuple[dict[str,
     if step.thought:
         entry["h"] = 1
     if step.changed:
-        entry["was"] = instead_of(step)
+        entry["was"] = step.instead_of_text
     heat = heat_map(step)
     if heat is not None:
         most = max(MOST_PATCHES, int(method.get("neighbors", 1)))
