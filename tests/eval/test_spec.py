@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +22,7 @@ from revisit.eval.engines.vllm import VllmEngine
 from revisit.eval.spec import foreign_code, label, loaded_fingerprint
 from revisit.methods.chain import Chain
 from revisit.methods.greedy import Greedy
+from revisit.models.loading import load
 from revisit.registry import class_from_file
 
 
@@ -65,15 +67,27 @@ def test_device_and_dtype_have_canonical_names(options: dict[str, Any], placemen
     assert "loaded" not in vars(engine)
 
 
-def test_a_loaded_model_is_identified_by_its_weights() -> None:
-    pair = copy.deepcopy(build("llava"))
-    engine = LocalEngine(pair)
+def test_a_loaded_model_is_identified_by_its_weights_and_settings() -> None:
+    model, processor = copy.deepcopy(build("llava"))
+    engine = LocalEngine((model, processor))
     assert engine.placement == ("cpu", "float32")
-    before = loaded_fingerprint(pair[0])
-    assert engine.identity(8, [])["fingerprint"] == before
+    prints = [engine.identity(8, [])["fingerprint"]]
+    processor.chat_template = "{{ messages }}"
+    prints.append(loaded_fingerprint(model, processor))
+    processor.image_processor.do_normalize = False
+    prints.append(loaded_fingerprint(model, processor))
+    model.generation_config.repetition_penalty = 1.5
+    prints.append(loaded_fingerprint(model, processor))
     with torch.no_grad():
-        next(pair[0].parameters()).view(-1)[0] += 1
-    assert loaded_fingerprint(pair[0]) != before
+        next(model.parameters()).view(-1)[0] += 1
+    prints.append(loaded_fingerprint(model, processor))
+    assert len(set(prints)) == 5
+
+
+def test_a_loaded_model_is_the_same_from_any_folder(model_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(model_folder, tmp_path / "copy")
+    first, second = (loaded_fingerprint(*load(path)) for path in (model_folder, folder))
+    assert first == second
 
 
 @pytest.mark.parametrize(

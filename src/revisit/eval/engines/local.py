@@ -80,7 +80,7 @@ class LocalEngine(Engine):
         """A hash of the model's weights, configuration, tokenizer and chat template."""
         if isinstance(self.model, str):
             return fingerprint(model_folder(resolve(self.model)))
-        return loaded_fingerprint(self.model[0])
+        return loaded_fingerprint(*self.model)
 
     def identity(self, batch_size: int, items: Sequence[Item]) -> Mapping[str, Any]:
         """Outside float32 on a CPU, rounding may depend on the shape of a batch, and so on the other items in it."""
