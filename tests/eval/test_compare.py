@@ -29,6 +29,8 @@ from revisit.eval.report.comparisons import (
     verdict,
 )
 from revisit.eval.report.document import section_markdown
+from revisit.eval.report.run_report import compare_runs
+from revisit.eval.report.sample_browser import PageColumns
 from revisit.eval.report.terminal import print_section
 from revisit.eval.run import run
 
@@ -162,6 +164,19 @@ def test_methods_with_different_weights_are_not_compared(tmp_path: Path) -> None
     assert [table.variant for table in tables] == ["weights aaaaaaaa", "weights bbbbbbbb"]
     assert [list(table.values) for table in tables] == [["shift"], ["shift(by=3)"]]
     assert "letters, m1, weights aaaaaaaa (" in tables_of(tables[0])[0].caption
+
+
+def test_two_versions_of_a_scorer_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CHAIR's version depends on whether NLTK's data is installed; its options do not."""
+    config = make_config(tmp_path / "out", write_items(tmp_path / "data", 12), model="m1", method=Shift())
+    run(config, engine_for=HashEngine)
+    monkeypatch.setattr(Letters, "version", "letters-plain-2")
+    run(config, engine_for=HashEngine)
+    logs = read_logs(tmp_path / "out")
+    variants = ["scorer letters-plain-1", "scorer letters-plain-2"]
+    assert [table.variant for table in compare(logs)] == variants
+    assert [column["settings"] for column in PageColumns(logs).methods] == variants
+    assert len(compare_runs({"out": logs}, resamples=99)) == 2
 
 
 def test_a_method_is_found_by_its_name_if_only_one_label_has_it(logs: list[Log]) -> None:

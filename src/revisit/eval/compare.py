@@ -23,7 +23,9 @@ from revisit.eval.log import Log, unfinished
 
 logger = logging.getLogger(__name__)
 
-Group: TypeAlias = "tuple[tuple[str, str], ...]"  # names and values of what the logs of one comparison share
+Group: TypeAlias = (
+    "tuple[tuple[str, str], ...]"  # names and values of the settings that the logs of one comparison share
+)
 
 
 @dataclass(frozen=True)
@@ -107,8 +109,8 @@ def compare(
                 f"{baseline} was not run.{did_you_mean(baseline, known)} Methods: {', '.join(sorted(known))}."
             )
     variants, comparisons, errors = variants_of(logs), [], []
-    for group in dict.fromkeys(map(_group, complete)):
-        same = [log for log in complete if _group(log) == group]
+    for group in dict.fromkeys(map(group_of, complete)):
+        same = [log for log in complete if group_of(log) == group]
         if all(log.spec.control for log in same):  # they only selected the items of --only-visual
             continue
         try:
@@ -117,7 +119,7 @@ def compare(
             logger.warning("%s", error)
             errors.append(error)
             continue
-        partial = "; ".join(log.state for log in logs if log.scores is None and _group(log) == group)
+        partial = "; ".join(log.state for log in logs if log.scores is None and group_of(log) == group)
         notes = [f"Partial, not in this table: {partial}."] if partial else []
         comparisons.append(replace(made, variant=variants[same[0].path], notes=(*notes, *made.notes)))
     if errors and not comparisons:
@@ -127,8 +129,8 @@ def compare(
     return [made for made in comparisons if made.metrics]
 
 
-def _group(log: Log) -> Group:
-    """Return the names and values of what two logs must share to be compared."""
+def group_of(log: Log) -> Group:
+    """Return the settings that two logs must share to be compared."""
     spec = log.spec
     shared: dict[str, Any] = {
         "model": spec.model,
@@ -148,14 +150,15 @@ def _group(log: Log) -> Group:
 def variants_of(logs: Sequence[Log]) -> dict[Path, str]:
     """Return for each log's path the settings in which it differs from other logs of its model and benchmark.
 
-    The method is not such a setting, and neither is the scorer, which tables show.
+    The method is not such a setting. The scorer is one only if nothing else tells two logs apart.
     """
-    groups = {log.path: _group(log) for log in logs}
+    groups = {log.path: group_of(log) for log in logs}
     variants = {}
     for path, group in groups.items():
-        others = [dict(other) for other in groups.values() if other[:2] == group[:2]]
-        different = [(name, value) for name, value in group[3:] if any(other.get(name) != value for other in others)]
-        variants[path] = ", ".join(f"{name} {value}" for name, value in different)
+        others = [dict(other) for other in groups.values() if other[:2] == group[:2]]  # model and benchmark
+        changes = [{name for name, value in group if other.get(name) != value} for other in others]
+        different = {name for names in changes for name in names if name != "scorer" or names == {"scorer"}}
+        variants[path] = ", ".join(f"{name} {value}" for name, value in group if name in different)
     return variants
 
 
@@ -165,8 +168,8 @@ def control_notes(logs: Sequence[Log]) -> list[str]:
     metrics: dict[Group, Metric] = {}
     for log in logs:
         if log.scores is not None and not log.spec.subset:
-            metric = metrics.setdefault(_group(log), log.scores.shown[log.scores.headline])
-            values.setdefault(_group(log), {}).setdefault(log.spec.method, log.scores.metrics[metric.name])
+            metric = metrics.setdefault(group_of(log), log.scores.shown[log.scores.headline])
+            values.setdefault(group_of(log), {}).setdefault(log.spec.method, log.scores.metrics[metric.name])
     return [
         f"{dict(group)['benchmark']}, {dict(group)['model']}: {note}"
         for group, metric in metrics.items()

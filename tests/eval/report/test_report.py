@@ -13,15 +13,17 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from fake_grid import HashEngine, Shift, make_config, write_items
+from fake_grid import HashEngine, Letters, Shift, make_config, write_items
 
 from revisit import ReVisiT, RevisitError
 from revisit.cli import analyze
-from revisit.eval.log import read_logs
+from revisit.decoding.settings import Decoding
+from revisit.eval.benchmarks.base import Scores
+from revisit.eval.log import Log, Request, read_logs
 from revisit.eval.report.document import Cell, Document, Figure, Section, Table, Text, to_html, to_markdown, write
 from revisit.eval.report.run_report import all_results, find_runs
 from revisit.eval.run import Reporter, run
-from revisit.eval.spec import environment
+from revisit.eval.spec import Spec, environment
 from revisit.explain.files import make_folder, write_json
 from revisit.paper import report
 from revisit.paper.ablation import ablation_sections
@@ -281,9 +283,27 @@ def test_runs_side_by_side_and_a_changed_file_is_rejected(folder: Path, tmp_path
     (section,) = all_results(find_runs(tmp_path))
     rejected, table = section.blocks
     assert isinstance(rejected, Text)
-    assert rejected.text == f"Rejected: 1 lines of {changed} do not match their checksums."
+    assert rejected.text == f"Rejected because of damaged lines (1): {changed}."
     assert isinstance(table, Table)
     assert len(table.rows) == 7
+
+
+def made_log(control: str, dtype: str, value: float) -> Log:
+    identity = {**HashEngine("m").identity(8, []), "dtype": dtype}
+    spec = Spec.of(identity, Shift(), Letters(), Decoding(max_new_tokens=7), control=control)
+    log = Log(Path(f"{control} {dtype}"), spec)
+    log.requests.append(Request(time="", items=1, items_hash="", environment={}))
+    shown = {"vowels": Letters.metrics[0]}
+    log.scores = Scores({"vowels": value}, items={"q": ""}, intervals={"vowels": None}, shown=shown, headline="vowels")
+    return log
+
+
+def test_a_result_is_listed_with_its_own_control() -> None:
+    controls = [made_log("no image", "bfloat16", 0.1), made_log("no image", "float32", 0.2)]
+    runs = {"ours": [*controls, made_log("", "float32", 0.5)], "theirs": [made_log("", "float32", 0.6)]}
+    (table,) = all_results(runs)[0].blocks
+    assert isinstance(table, Table)
+    assert [row[5] for row in table.rows] == ["20.0", "not run"]
 
 
 def test_a_second_ablation_keeps_the_panels_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

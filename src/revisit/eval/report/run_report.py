@@ -11,7 +11,7 @@ from typing import Any
 from revisit.errors import RevisitError
 from revisit.eval import benchmarks
 from revisit.eval.benchmarks.base import Metric, Scores
-from revisit.eval.compare import Comparison, compare
+from revisit.eval.compare import Comparison, compare, group_of
 from revisit.eval.controls import NO_IMAGE
 from revisit.eval.log import LOGS, Log, read_logs, unfinished
 from revisit.eval.report.comparisons import LEGEND, heading, ranked, tables_of, verdict
@@ -62,15 +62,13 @@ def main_sections(tables: Mapping[str, Comparison]) -> list[Section]:
 def all_results(runs: Mapping[str, Sequence[Log]]) -> list[Section]:
     """Return the main metric of every log of several runs, best first, with its control and environment; empty for a single run.
 
-    Logs with lines that do not match their checksums are rejected: the runs may come from other people.
+    Logs with damaged lines are rejected: the runs may come from other people.
     """
     complete = [(name, log, log.scores) for name, logs in runs.items() for log in logs if log.scores is not None]
     if len({name for name, _, _ in complete}) < 2:
         return []
     blocks: list[Block] = [
-        Text(f"Rejected: {log.damaged} lines of {log.path} do not match their checksums.")
-        for _, log, _ in complete
-        if log.damaged
+        Text(f"Rejected because of damaged lines ({log.damaged}): {log.path}.") for _, log, _ in complete if log.damaged
     ]
     tables: dict[tuple[str, str, int], list[tuple[str, Log, Scores]]] = {}
     for name, log, scores in complete:
@@ -92,9 +90,8 @@ def all_results(runs: Mapping[str, Sequence[Log]]) -> list[Section]:
 
 def _without_image(log: Log, run: Sequence[Log], metric: Metric) -> str:
     """Return the value of a metric in the control without the image that belongs to a log."""
-    fields = ("model", "fingerprint", "benchmark", "scorer", "seed", "decoding")
     for control in run:
-        same = all(getattr(control.spec, field) == getattr(log.spec, field) for field in fields)
+        same = group_of(control) == group_of(log) and control.spec.seed == log.spec.seed
         same &= control.request.items_hash == log.request.items_hash
         if same and control.scores and control.spec.control == NO_IMAGE:
             return metric.text(control.scores.metrics[metric.name])
