@@ -10,7 +10,7 @@ import pytest
 
 from golden_files import golden
 from revisit.errors import RevisitError
-from revisit.eval.benchmarks import get, pope
+from revisit.eval.benchmarks import get, pope, yes_no
 from revisit.eval.benchmarks.base import ratio
 
 SETTINGS = [questions.setting for questions in pope.Pope.question_files]
@@ -20,12 +20,12 @@ def test_every_golden_answer():
     cases = golden("pope")["cases"]
     for case in cases:
         text = case["answer"]
-        assert pope.parse_official(text) == case["official"], text
-        assert pope.parse_opera(text) == case["opera_recorder"], text
-        assert (pope.parse_vcd(text, "yes") == "yes") == case["vcd_correct_if_label_yes"], text
-        assert (pope.parse_vcd(text, "no") == "no") == case["vcd_correct_if_label_no"], text
-        assert pope.parse_harness(text) == case["lmms_eval_pred"], text
-        assert pope.parse_vlmevalkit(text).capitalize() == case["vlmevalkit"], text
+        assert yes_no.parse_official(text) == case["official"], text
+        assert yes_no.parse_opera(text) == case["opera_recorder"], text
+        assert (yes_no.parse_vcd(text, "yes") == "yes") == case["vcd_correct_if_label_yes"], text
+        assert (yes_no.parse_vcd(text, "no") == "no") == case["vcd_correct_if_label_no"], text
+        assert yes_no.parse_harness(text) == case["lmms_eval_pred"], text
+        assert yes_no.parse_vlmevalkit(text).capitalize() == case["vlmevalkit"], text
     assert len(cases) > 150
 
 
@@ -36,19 +36,19 @@ def test_golden_metrics():
             (str(n), found["said"][said], {"y": "yes", "n": "no"}[label])
             for n, (said, label) in enumerate(zip(case["answers"], case["labels"], strict=True))
         ]
-        scores = pope.score_answers(rows)
+        scores = yes_no.score_answers(rows)
         assert [scores.counts[kind] for kind in ("TP", "FP", "TN", "FN")] == case["counts"]
         assert scores.metrics == {name: case[name] for name in ("accuracy", "precision", "recall", "F1", "yes_ratio")}
 
 
 def test_metrics_by_hand():
     rows = [("1", "Yes", "yes"), ("2", "yes.", "no"), ("3", "No", "no"), ("4", "no", "yes"), ("5", "Yes!", "yes")]
-    scores = pope.score_answers(rows)
+    scores = yes_no.score_answers(rows)
     assert scores.counts == {"TP": 2, "FP": 1, "TN": 1, "FN": 1, "other": 0}
     assert scores.metrics == pytest.approx(
         {"accuracy": 3 / 5, "precision": 2 / 3, "recall": 2 / 3, "F1": 2 / 3, "yes_ratio": 3 / 5}
     )
-    harness = pope.score_answers(rows, "harness")
+    harness = yes_no.score_answers(rows, "harness")
     # "yes." and "Yes!" are no answers there; recall leaves them out, the yes-ratio is one of labels.
     assert harness.metrics == pytest.approx(
         {"accuracy": 2 / 5, "precision": 1.0, "recall": 1 / 2, "F1": 2 / 3, "yes_ratio": 3 / 5}
@@ -57,35 +57,35 @@ def test_metrics_by_hand():
 
 
 def test_parsers_differ_in_answers_that_are_neither_yes_nor_no():
-    scores = pope.score_answers([("1", "I know", "no"), ("2", "I know", "yes"), ("3", "Perhaps", "no")], "vcd")
+    scores = yes_no.score_answers([("1", "I know", "no"), ("2", "I know", "yes"), ("3", "Perhaps", "no")], "vcd")
     assert scores.counts == {"TP": 0, "FP": 1, "TN": 1, "FN": 1, "other": 0}
     rows = [("1", "Maybe", "yes"), ("2", "Yes", "yes"), ("3", "Maybe", "no"), ("4", "No", "no")]
-    kit = pope.score_answers(rows, "vlmevalkit")
+    kit = yes_no.score_answers(rows, "vlmevalkit")
     assert kit.metrics["accuracy"] == 0.5
     assert kit.metrics["recall"] == 0.5
-    repope = pope.score_answers(rows, "repope")
+    repope = yes_no.score_answers(rows, "repope")
     assert repope.metrics["accuracy"] == 1.0  # answers without yes or no are not counted at all
     assert repope.metrics["recall"] == 1.0
     with pytest.raises(RevisitError, match="must be yes or no"):
-        pope.score_answers([("1", "yes", "maybe")])
+        yes_no.score_answers([("1", "yes", "maybe")])
 
 
 def test_precision_without_a_yes_is_undefined():
-    scores = pope.score_answers([("1", "No", "yes"), ("2", "No", "no")])
+    scores = yes_no.score_answers([("1", "No", "yes"), ("2", "No", "no")])
     assert math.isnan(scores.metrics["precision"])
     assert scores.metrics["recall"] == 0.0
-    assert pope.score_answers([("1", "no", "yes")], "harness").metrics["precision"] == 0.0
+    assert yes_no.score_answers([("1", "no", "yes")], "harness").metrics["precision"] == 0.0
 
 
 def test_settings_are_averaged_or_pooled():
     rows = [("1", "yes", "yes", "a"), ("2", "no", "no", "b"), ("3", "yes", "no", "b")]
-    scores = pope.score_settings(rows)
+    scores = yes_no.score_settings(rows)
     assert scores.metrics["accuracy"] == pytest.approx((1 + 0.5) / 2)
     assert scores.metrics["b/accuracy"] == 0.5
     for metric in ("accuracy", "yes_ratio"):
         assert ratio(scores.per_item[metric].values()) == pytest.approx(scores.metrics[metric])
     rows = [("1", "yes", "yes", "a"), ("2", "yes", "yes", "a"), ("3", "no", "yes", "b"), ("4", "no", "no", "b")]
-    scores = pope.score_settings(rows, "vlmevalkit")
+    scores = yes_no.score_settings(rows, "vlmevalkit")
     assert scores.metrics["F1"] == 2 * 1 * (2 / 3) / (1 + 2 / 3)
     assert scores.metrics["b/precision"] == scores.metrics["b/F1"] == 0
     assert scores.metrics["accuracy"] == 0.75
@@ -126,16 +126,16 @@ def test_nine_settings_and_options(tmp_path: Path):
 def test_what_the_official_script_of_repope_gave():
     found = golden("repope")
     for text, said in found["answers"]:
-        assert pope.PARSERS["repope"](text, "yes") == said, text
+        assert yes_no.PARSERS["repope"](text, "yes") == said, text
     for run in found["runs"]:
         rows = [(str(n), text, label) for n, (label, text) in enumerate(run["rows"])]
-        scores = pope.score_answers(rows, "repope")
+        scores = yes_no.score_answers(rows, "repope")
         assert {name: scores.metrics[name] for name in run["metrics"]} == pytest.approx(run["metrics"])
         assert {name: scores.counts[name] for name in run["counts"]} == run["counts"]
 
 
 ENTRY = """
-from revisit.eval.benchmarks.pope import ImageSource, Questions, YesNo
+from revisit.eval.benchmarks.yes_no import ImageSource, Questions, YesNo
 
 SOURCE_OF_IMAGES = ImageSource(("images",), ("https://example.org/images",))
 

@@ -10,7 +10,7 @@ import pytest
 
 from golden_files import golden
 from revisit.errors import RevisitError
-from revisit.eval.benchmarks import get, naturalbench, pope
+from revisit.eval.benchmarks import get, naturalbench, yes_no
 
 GOLDEN = golden("short_answers")
 ANSWERS = GOLDEN["answers"]
@@ -19,17 +19,17 @@ ANSWERS = GOLDEN["answers"]
 def test_dash_b_as_released() -> None:
     words = {"y": "yes", "n": "no", "-": "unknown"}
     for answer, read in zip(ANSWERS, GOLDEN["dash_b"]["read"], strict=True):
-        assert pope.PARSERS["dash_b"](answer, "") == words[read], answer
+        assert yes_no.PARSERS["dash_b"](answer, "") == words[read], answer
     names = {"accuracy": "ACC", "TPR": "TPR", "TNR": "TNR", "harmonic": "Harmonic Mean"}
     for run in GOLDEN["dash_b"]["runs"]:
         labels = ({"y": "yes", "n": "no"}[label] for label in run["labels"])
         rows = [(str(n), answer, label) for n, (answer, label) in enumerate(zip(ANSWERS, labels, strict=True))]
-        scores = pope.score_recalls(rows)
+        scores = yes_no.score_recalls(rows)
         assert scores.metrics == pytest.approx(
             {ours: run["results"][theirs] for ours, theirs in names.items()}, abs=1e-12
         )
     # with nothing right there is no harmonic mean
-    scores = pope.score_recalls([("1", "no", "yes"), ("2", "yes", "no"), ("3", "perhaps", "yes")])
+    scores = yes_no.score_recalls([("1", "no", "yes"), ("2", "yes", "no"), ("3", "perhaps", "yes")])
     assert scores.metrics["accuracy"] == 0
     assert math.isnan(scores.metrics["harmonic"])
 

@@ -18,7 +18,7 @@ from revisit.errors import RevisitError
 from revisit.eval.benchmarks import language
 from revisit.eval.benchmarks.base import Benchmark, Item, Metric, PerUnit, Scores, ratio
 from revisit.eval.benchmarks.io.download import Remote
-from revisit.eval.benchmarks.pope import parse_vlmevalkit
+from revisit.eval.benchmarks.yes_no import parse_vlmevalkit
 from revisit.explain import records
 
 # The published files at one commit, and the archive of images that its README links to.

@@ -17,7 +17,7 @@ from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import HubDataset, Item, Metric, PerUnit, Scores, lmms, ratio
 from revisit.eval.benchmarks.io.data import Draft
 from revisit.eval.benchmarks.judged import Judged
-from revisit.eval.benchmarks.pope import parse_vlmevalkit
+from revisit.eval.benchmarks.yes_no import parse_vlmevalkit
 from revisit.explain import records
 from revisit.explain.records import AnswerRow, Record
 
