@@ -10,8 +10,9 @@ from fake_grid import HashEngine, Letters, Shift
 
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
-from revisit.eval.benchmarks.base import Item
+from revisit.eval.benchmarks.base import Item, Metric
 from revisit.eval.log import Answer, Log, Request, read_logs
+from revisit.eval.report.sample_browser import read_samples
 from revisit.eval.spec import Spec
 from revisit.explain.files import encode
 
@@ -111,6 +112,34 @@ def test_cached_scores_belong_to_one_scorer_and_to_the_answers(tmp_path: Path) -
     path = log.path.with_suffix(".scores.json")
     path.write_text(path.read_text().replace("vowels", "vowel"))
     assert Log.read(log.path).scores is None
+
+
+class Unjudged(Letters):
+    """Like a judged benchmark without a judge: its main metric is not computed."""
+
+    name = "unjudged"
+    metrics = (Metric("rating", "higher"), *Letters.metrics)
+    headline = "rating"
+
+
+def test_without_its_main_metric_a_benchmark_is_shown_by_the_first_one(tmp_path: Path) -> None:
+    log = written(tmp_path, answer(1), answer(2))
+    log.score(Unjudged(), ITEMS)
+    columns, _, _ = read_samples([log])
+    assert columns.totals()["letters"]["metric"] == "vowels ↓"
+
+
+def test_the_repr_of_a_log_is_short(tmp_path: Path) -> None:
+    log = Log.open(tmp_path, spec())
+    assert repr(log) == "<Log org/model · shift(by=1) · letters>"
+    log.begin(ITEMS)
+    log.append([answer(1)])
+    assert repr(log) == "<Log org/model · shift(by=1) · letters: 1 of 2 answers>"
+    log.append([answer(2, "a dog")])
+    log.score(Letters(), ITEMS)
+    log.close()
+    assert repr([log]) == "[<Log org/model · shift(by=1) · letters: vowels 40.0, n = 2>]"
+    assert "q1" not in repr(log.scores)
 
 
 def test_a_folder_without_logs_raises(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -95,6 +95,12 @@ class Log:
                 self.damaged += 1
         self.scores = self._read_scores() if self.requests else None
 
+    def __repr__(self) -> str:
+        if self.scores is None:
+            return f"<Log {self.state if self.requests else self.title}>"
+        metric, n = self.scores.shown[self.scores.headline], len(self.scores.items)
+        return f"<Log {self.title}: {metric.name} {metric.text(self.scores.metrics[metric.name])}, n = {n}>"
+
     @classmethod
     def open(cls, folder: Path, spec: Spec) -> Log:
         """Open the log of a spec in an output folder for appending; raise RevisitError if another process has it open."""
@@ -285,7 +291,7 @@ def _score(benchmark: Benchmark, items: Sequence[Item], texts: Mapping[str, str]
         items={item.id: item.hash for item in items},
         intervals=intervals,
         shown=shown,
-        headline=benchmark.headline,
+        headline=benchmark.headline if benchmark.headline in metrics else next(iter(metrics)),
     )
 
 

@@ -108,16 +108,16 @@ class Scores:
         items: The scored items and their hashes. This and the following are filled in by the log.
         intervals: The 95 % interval of every metric that has one.
         shown: How every metric is printed.
-        headline: The benchmark's main metric.
+        headline: The benchmark's main metric, or the first one if that was not computed.
     """
 
     __pydantic_config__ = ConfigDict(ser_json_inf_nan="null")
 
     metrics: dict[str, Number]
-    per_item: dict[str, PerUnit] = field(default_factory=dict)
+    per_item: dict[str, PerUnit] = field(default_factory=dict, repr=False)
     counts: dict[str, Number] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    items: dict[str, str] = field(default_factory=dict)
+    items: dict[str, str] = field(default_factory=dict, repr=False)
     intervals: dict[str, Interval | None] = field(default_factory=dict)
     shown: dict[str, Metric] = field(default_factory=dict)
     headline: str = ""
