@@ -107,8 +107,7 @@ def run(
         require_data()  # before anything is downloaded or generated
     out = Path(config.out)
     check_layout(out)
-    checksums: dict[Path, tuple[str, str]] = {}  # each image is read once per run
-    benchmarks = [(benchmark, read_items(config, benchmark, checksums, reporter)) for benchmark in config.benchmarks]
+    benchmarks = read_items(config, reporter)
     make_folder(out)
     with ExitStack() as stack:
         jobs: list[Job] = []
@@ -226,32 +225,40 @@ def make_batches(items: Sequence[Item], size: int) -> list[list[Item]]:
 # -- items ----------------------------------------------------------------------------------------------------------
 
 
-def read_items(
-    config: EvalConfig, benchmark: Benchmark, checksums: dict[Path, tuple[str, str]], reporter: Reporter
-) -> list[Item]:
-    """Return the items of a benchmark up to the limit, with their hashes; raise RevisitError if an image cannot be read."""
-    folder = config.folders[benchmark.name]
-    items = benchmark.load(folder)[: config.limit_of(benchmark.name)]
-    if not items:
-        raise RevisitError(f"Benchmark {benchmark.name!r} has no items in {folder}.")
-    if repeated := [id for id, count in Counter(item.id for item in items).items() if count > 1]:
-        raise RevisitError(f"Benchmark {benchmark.name!r} has two items with the id {repeated[0]!r} in {folder}.")
-    reporter.note(f"{benchmark.name}: {len(items)} items from {folder}")
-    paths = list(dict.fromkeys(path for item in items for path in item.images))
-    new = [path for path in paths if path not in checksums]
+def read_items(config: EvalConfig, reporter: Reporter) -> list[tuple[Benchmark, list[Item]]]:
+    """Return every benchmark with its items up to the limit, which have their hashes; each image is read once."""
+    checksums: dict[Path, str] = {}
+    benchmarks = []
+    for benchmark in config.benchmarks:
+        folder = config.folders[benchmark.name]
+        items = benchmark.load(folder)[: config.limit_of(benchmark.name)]
+        if not items:
+            raise RevisitError(f"Benchmark {benchmark.name!r} has no items in {folder}.")
+        if repeated := [id for id, count in Counter(item.id for item in items).items() if count > 1]:
+            raise RevisitError(f"Benchmark {benchmark.name!r} has two items with the id {repeated[0]!r} in {folder}.")
+        reporter.note(f"{benchmark.name}: {len(items)} items from {folder}")
+        images = dict.fromkeys(path for item in items for path in item.images if path not in checksums)
+        checksums |= read_images(list(images), folder, benchmark.name)
+        hashed = [replace(i, hash=digest([i.prompt, [checksums[path] for path in i.images]])) for i in items]
+        benchmarks.append((benchmark, hashed))
+    return benchmarks
+
+
+def read_images(paths: Sequence[Path], folder: Path, benchmark: str) -> dict[Path, str]:
+    """Return the SHA-256 of every image; raise RevisitError with all images that cannot be read."""
     with ThreadPoolExecutor(4) as pool:
-        checksums.update(zip(new, pool.map(lambda path: _checksum(path, folder), new), strict=True))
-    if unread := [f"{path} ({checksums[path][1].rstrip('.')})" for path in paths if checksums[path][1]]:
+        results = list(zip(paths, pool.map(lambda path: _checksum(path, folder), paths), strict=True))
+    if unread := [f"{path} ({problem.rstrip('.')})" for path, (_, problem) in results if problem]:
         more = f" and {len(unread) - 5} more" if len(unread) > 5 else ""
         raise RevisitError(
-            f"{len(unread)} image{'s' * (len(unread) > 1)} of {benchmark.name} cannot be read: {'; '.join(unread[:5])}{more}. "
+            f"{len(unread)} image{'s' * (len(unread) > 1)} of {benchmark} cannot be read: {'; '.join(unread[:5])}{more}. "
             "Fix the files and rerun the command."
         )
-    return [replace(i, hash=digest([i.prompt, [checksums[path][0] for path in i.images]])) for i in items]
+    return {path: checksum for path, (checksum, _) in results}
 
 
 def _checksum(path: Path, folder: Path) -> tuple[str, str]:
-    """Return the SHA-256 of an image in the data folder, and the reason if it cannot be read."""
+    """Return the SHA-256 of an image in the data folder, or empty text and the reason if it cannot be read."""
     from revisit.models.images import MAX_BYTES, read_image  # Pillow is slow to import
 
     try:
