@@ -338,8 +338,9 @@ def unfinished(logs: Sequence[Log]) -> str:
         return ""
     listed = "; ".join(log.state for log in incomplete[:5])
     more = f"; and {len(incomplete) - 5} more" if len(incomplete) > 5 else ""
-    commands = dict.fromkeys(log.request.command for log in incomplete)
+    commands = [c for c in dict.fromkeys(log.request.command for log in incomplete) if c.startswith("revisit ")]
+    finish = f"run: {' ; '.join(commands)}" if commands else "call `revisit.evaluate` again with the same arguments."
     return (
         f"This run is incomplete: {len(incomplete)} of {len(logs)} combinations of model, method and benchmark have no "
-        f"result ({listed}{more}). To finish it, run: {' ; '.join(commands)}"
+        f"result ({listed}{more}). To finish it, {finish}"
     )

@@ -206,8 +206,8 @@ def libraries(*names: str) -> dict[str, str | None]:
 
 def command_line() -> list[str]:
     """Return the command line of this process, as a user would type it."""
-    program = Path(sys.argv[0]).name
-    return ["revisit" if program == "__main__.py" else program, *sys.argv[1:]]
+    program = Path(sys.argv[0])
+    return [program.parent.name if program.name == "__main__.py" else program.name, *sys.argv[1:]]
 
 
 def environment() -> dict[str, Any]:
