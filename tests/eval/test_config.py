@@ -55,7 +55,7 @@ def test_a_chain_under_the_papers_preset_takes_published_settings(tmp_path: Path
     assert made.methods_for(str(model)) == (Chain(["greedy", VCD.official(alpha=2.0)]),)
 
 
-def test_what_is_not_given_is_what_is_recommended_for_the_model(tmp_path: Path) -> None:
+def test_settings_default_to_those_recommended_for_the_model(tmp_path: Path) -> None:
     for name, config, generation in (
         ("llava", '{"model_type": "llava"}', "{}"),
         ("qwen", '{"model_type": "qwen2_5_vl"}', "{}"),
@@ -132,7 +132,7 @@ def test_text_is_read_by_the_type_of_its_option() -> None:
         ({"method": ReVisiT}, r"ReVisiT is a class: give an object, such as ReVisiT\(\)"),
     ],
 )
-def test_nonsense_raises(tmp_path: Path, values: dict[str, Any], words: str) -> None:
+def test_wrong_names_and_combinations_raise(tmp_path: Path, values: dict[str, Any], words: str) -> None:
     with pytest.raises(RevisitError, match=words):
         checked(tmp_path, **values)
 
@@ -179,7 +179,7 @@ def test_two_protocols_of_a_benchmark_in_one_command(tmp_path: Path) -> None:
     assert [label(benchmark) for benchmark in config.benchmarks] == ["pope", "pope(suffix=one-word)"]
 
 
-def test_where_a_judge_is_reached_is_no_part_of_the_measurement() -> None:
+def test_the_url_of_a_judge_is_not_part_of_the_identity() -> None:
     here, there = (
         benchmarks.get("hallusionbench", judge="model", judge_url=f"http://{host}/v1") for host in ("here", "there")
     )
@@ -199,7 +199,7 @@ def test_nltk_data_is_required_before_the_first_answer(
         run(config, engine_for=lambda _: pytest.fail("an engine was opened"))
 
 
-def test_an_object_with_a_long_description_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_an_object_with_a_long_repr_raises_one_line(tmp_path: Path) -> None:
     class Module:
         def __repr__(self) -> str:
             return "Module(\n  (layer): Linear()\n)"

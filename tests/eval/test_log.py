@@ -52,21 +52,6 @@ def test_appended_answers_are_read_again_and_never_doubled(tmp_path: Path) -> No
     assert list(Log.read(first.path).answers.values()) == [answer(1), answer(2), answer(3)]
 
 
-def test_any_change_of_a_spec_is_another_log() -> None:
-    changes: list[dict[str, object]] = [
-        {},
-        {"seed": 1},
-        {"decoding": {"max_new_tokens": 65}},
-        {"settings": {"by": 2}},
-        {"device": "cuda"},
-        {"dtype": "bfloat16"},
-        {"batching": {"size": 8}},
-        {"libraries": {"revisit": "1"}},
-    ]
-    assert len({spec(**change).key for change in changes}) == len(changes)
-    assert spec(options={"a": 1, "b": 2}).key == spec(options={"b": 2, "a": 1}).key
-
-
 def test_lines_of_another_log_are_not_used(tmp_path: Path) -> None:
     one, other = written(tmp_path, answer(1)), written(tmp_path, answer(1, "another answer"), seed=1)
     lines, foreign = (log.path.read_bytes().splitlines(keepends=True) for log in (one, other))

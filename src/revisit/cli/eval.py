@@ -87,9 +87,7 @@ def evaluate(
     settings.check()
     need(*settings.packages())  # all at once, and before the work
     before: list[Log] = []
-    with suppress(
-        RevisitError
-    ):  # there are no logs yet, or none can be read, such as after a kill before the first line
+    with suppress(RevisitError):  # no log yet, or none that can be read
         before = read_logs(out)
     with reporter(quiet, out) as progress:
         run(settings, progress)

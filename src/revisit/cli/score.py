@@ -90,9 +90,9 @@ def score(
 def attach(
     answers: Sequence[AnswerRow], items: Sequence[Item], key: Callable[[AnswerRow], str | None]
 ) -> dict[str, str]:
-    """Return the text of each item id, by the ids of the rows, or by position if no row has one. Ids of no item are kept.
+    """Return item id -> text, by the ids of the rows, or by position if no row has an id. Unknown ids are kept.
 
-    The id "17" means the item "coco_random/17" if it is the only one that ends so.
+    The id "17" means the item "coco_random/17" if the last parts of all item ids differ.
     """
     keys = [key(answer) for answer in answers]
     if all(name is None for name in keys):

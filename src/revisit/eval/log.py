@@ -12,6 +12,7 @@ import logging
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -125,13 +126,11 @@ class Log:
         header = next((line for line in lines if "spec" in line and "request" in line), None)
         if header is None:
             raise RevisitError(f"{path} is not a log of `revisit eval`, or its header is damaged; move it away.")
-        try:
+        with suppress(ValidationError):
             log = cls(path, Spec.model_validate(header["spec"]), lines, damaged)
-        except ValidationError as error:
-            raise RevisitError(f"{path} was written by another version of revisit; move it away.") from error
-        if not log.requests:  # a later command may have added a header that can be read
-            raise RevisitError(f"{path} was written by another version of revisit; move it away.")
-        return log
+            if log.requests:  # a later command may have added a header that can be read
+                return log
+        raise RevisitError(f"{path} was written by another version of revisit; move it away.")
 
     # -- writing ----------------------------------------------------------------------------------------------------
 

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revisit.errors import RevisitError
-from revisit.eval.benchmarks import base
-from revisit.eval.benchmarks.base import Interval
+from revisit.eval.benchmarks.base import Interval, ratio
 
 Floats = NDArray[np.float64]
 Terms = Mapping[str, tuple[float, float]]  # unit -> (numerator, denominator)
@@ -93,7 +92,7 @@ def holm_levels(p_values: Sequence[float]) -> list[float]:
     return levels
 
 
-def ratio(numerators: Floats, denominators: Floats) -> Any:
+def _divide(numerators: Floats, denominators: Floats) -> Any:
     """Divide two arrays of sums; NaN where the denominator is zero."""
     return np.divide(
         numerators, denominators, out=np.full(np.shape(numerators), np.nan), where=np.asarray(denominators) != 0
@@ -105,7 +104,7 @@ def strata(name: str, value: float, per_item: Mapping[str, Terms]) -> list[str]:
     if name in per_item:
         return [name]
     names = [other for other in per_item if other.endswith(f"/{name}")]
-    ratios = [base.ratio(per_item[other].values()) for other in names]
+    ratios = [ratio(per_item[other].values()) for other in names]
     return names if names and math.isclose(sum(ratios) / len(ratios), value, rel_tol=1e-9) else []
 
 
@@ -142,11 +141,6 @@ def mean_interval(strata: Sequence[Sequence[Terms]], resamples: int = RESAMPLES)
         return Interval(math.nan, math.nan, "bootstrap")
     low, high = _percentiles(_bootstrap_mean(arrays, _mean_ratio, resamples), LEVEL)
     return Interval(low, high, "bootstrap")
-
-
-def paired(baseline: Terms, method: Terms, resamples: int = RESAMPLES) -> Paired:
-    """Compare two methods on the same units, in any order."""
-    return paired_runs([[baseline]], [[method]], resamples)
 
 
 def paired_runs(
@@ -202,7 +196,7 @@ def _proportion_scale(numerators: Floats, denominators: Floats, full: float) -> 
 
 def _difference(sums: Floats) -> Any:
     """Return the method's ratio minus the baseline's, from sums (4, ...): both numerators, then both denominators."""
-    return ratio(sums[1], sums[3]) - ratio(sums[0], sums[2])
+    return _divide(sums[1], sums[3]) - _divide(sums[0], sums[2])
 
 
 def _mean_difference(sums: Floats) -> Any:
@@ -214,7 +208,7 @@ def _mean_difference(sums: Floats) -> Any:
 def _mean_ratio(sums: Floats) -> Any:
     """Return the mean over runs of a ratio, from sums (2 * runs, ...): the runs' numerators, then their denominators."""
     half = len(sums) // 2
-    return np.mean(ratio(sums[:half], sums[half:]), axis=0)
+    return np.mean(_divide(sums[:half], sums[half:]), axis=0)
 
 
 def _bootstrap_mean(strata: Sequence[Floats], statistic: Callable[[Floats], Any], resamples: int) -> Floats:

@@ -184,14 +184,14 @@ def build_ground_truth(
     return truth
 
 
-def read_ground_truth(paths: Sequence[Path], wanted: Iterable[ImageId] | None = None) -> dict[ImageId, set[str]]:
+def read_ground_truth(paths: Sequence[Path], ids: Iterable[ImageId]) -> dict[ImageId, set[str]]:
     """Read ground truth from a map of image ids to category names, or from COCO's instances and captions files.
 
-    COCO captions are parsed only for the `wanted` images, because parsing all of val2014 takes minutes.
+    COCO captions are parsed for the images `ids` only, because parsing all of val2014 takes minutes.
     """
     if len(paths) == 1:
         return _read_map(paths[0])
-    keep = None if wanted is None else set(wanted)
+    keep = set(ids)
     instances, captions = (_coco(path, kind, keep) for path, kind in zip(paths, ("instances", "captions"), strict=True))
     return build_ground_truth(instances, captions)
 

@@ -67,12 +67,6 @@ def _last(positions: Mapping[str, int]) -> str | None:
     return letter if positions[letter] >= 0 else None
 
 
-def parse_multiple_choice(response: str, options: Mapping[str, str], guess: Guess) -> str:
-    """Return the letter that `response` chooses among `options` (letter -> text); guess if it cannot be parsed."""
-    letter = read_choice(response, options)
-    return guess(list(options)) if letter is None else letter
-
-
 # ---------------------------------------------------------------------------------------------- open answers
 
 _GROUPED = re.compile(r"-?\b\d{1,3}(?:,\d{3})+\b")
@@ -146,7 +140,7 @@ class Question:
     def is_correct(self, response: str, guess: Guess) -> bool:
         """Return whether `response` is right; draw from `guess` if it cannot be parsed."""
         if self.options:
-            return parse_multiple_choice(response, self.options, guess) in self.golds
+            return (read_choice(response, self.options) or guess(list(self.options))) in self.golds
         return open_is_correct(self.golds, parse_open(response))
 
 
