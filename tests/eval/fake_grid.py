@@ -64,13 +64,16 @@ class Shift(Method):
 class HashEngine(Engine):
     """Answers depend on prompt, images, method, decoding and the item's seed, and on nothing else."""
 
+    placement = ("cpu", "float32")
+
     def __init__(self, model: str, pause: float = 0.0, weights: str = "w1", invariant: bool = True) -> None:
         self.model, self.pause, self.weights, self.invariant = model, pause, weights, invariant
         self.batches: list[list[str]] = []
         self.closed = False
 
     def identity(self, batch_size: int, items: Sequence[Item]) -> dict[str, Any]:
-        model = {"model": self.model, "fingerprint": self.weights, "dtype": "float32", "device": "cpu"}
+        device, dtype = self.placement
+        model = {"model": self.model, "fingerprint": self.weights, "dtype": dtype, "device": device}
         batching = None if self.invariant else {"size": batch_size}
         return {**model, "engine": "hash", "libraries": {"revisit": "0"}, "batching": batching}
 

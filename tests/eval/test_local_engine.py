@@ -19,6 +19,7 @@ from revisit.errors import RevisitError
 from revisit.eval import spec
 from revisit.eval.benchmarks.base import Item
 from revisit.eval.engines.local import LocalEngine
+from revisit.eval.engines.ray import RayWorker
 from revisit.eval.log import Answer
 from revisit.eval.spec import fingerprint
 from revisit.methods.greedy import Greedy
@@ -121,6 +122,14 @@ def test_a_cached_hub_snapshot_is_identified_by_the_names_of_its_blobs(
     (snapshot / "model.safetensors").symlink_to(blobs / ("a" * 64))
     monkeypatch.setattr(spec, "file_digest", lambda path: pytest.fail("read a file whose hash is its name"))
     assert len(fingerprint(snapshot)) == 64
+
+
+def test_a_ray_worker_with_another_device_or_dtype_raises(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The spec is made on the machine of the command, which may have no GPU while the workers have some."""
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    assert RayWorker(str(model_folder), {}, ("cpu", "float32")).ready()
+    with pytest.raises(RevisitError, match="loaded on cpu in float32, not on cuda in bfloat16: use --device-map"):
+        RayWorker(str(model_folder), {}, ("cuda", "bfloat16")).ready()
 
 
 def test_running_out_of_memory_advises_a_smaller_batch(

@@ -51,7 +51,7 @@ class HashRayEngine(engine.RayEngine):
 class HashWorker(engine.RayWorker):
     """A worker that answers with hashes, like the local run."""
 
-    def __init__(self, model: str, options: Any) -> None:
+    def __init__(self, model: str, options: Any, placement: Any) -> None:
         self.engine: Any = HashEngine(model, PAUSE)
         (Path(options["pids"]) / str(os.getpid())).touch()
 

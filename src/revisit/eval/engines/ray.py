@@ -82,7 +82,7 @@ class RayEngine(Engine):
         died = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError, ray.exceptions.OutOfMemoryError)
 
         def start() -> None:
-            worker = remote.remote(self.model, self.options)
+            worker = remote.remote(self.model, self.options, self.local.placement)
             pending[worker.ready.remote()] = (worker, None)
 
         try:
@@ -142,15 +142,16 @@ def check_reachable(address: str | None) -> None:
 
 
 class RayWorker:
-    """One model in one process of the cluster."""
+    """One model in one process of the cluster, which must have the device and dtype of the spec."""
 
-    def __init__(self, model: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, model: str, options: Mapping[str, Any], placement: tuple[str, str]) -> None:
         import torch
 
         from revisit.eval.engines.local import LocalEngine
 
         torch.set_num_threads(1)  # a worker has one CPU of the cluster
         self.engine = LocalEngine(model, **options)
+        self.engine.placement = placement  # loading the model compares it with the actual one
 
     def ready(self) -> bool:
         """Load the model; return True when it is loaded."""
