@@ -1,4 +1,4 @@
-"""`revisit compare`, `revisit view` and `revisit report`: what was measured, as tables and pages."""
+"""`revisit compare`, `revisit view` and `revisit report`: results as tables and pages."""
 
 from __future__ import annotations
 

@@ -114,19 +114,19 @@ def compare(
         if all(log.spec.control for log in same):  # they only selected the items of --only-visual
             continue
         try:
-            made = _compare(same, baseline, metrics, resamples)
+            comparison = _compare(same, baseline, metrics, resamples)
         except RevisitError as error:
             logger.warning("%s", error)
             errors.append(error)
             continue
         partial = "; ".join(log.state for log in logs if log.scores is None and group_of(log) == group)
         notes = [f"Partial, not in this table: {partial}."] if partial else []
-        comparisons.append(replace(made, variant=variants[same[0].path], notes=(*notes, *made.notes)))
+        comparisons.append(replace(comparison, variant=variants[same[0].path], notes=(*notes, *comparison.notes)))
     if errors and not comparisons:
         raise errors[0]
-    if metrics and not any(made.metrics for made in comparisons):
+    if metrics and not any(comparison.metrics for comparison in comparisons):
         raise unknown("metric", metrics[0], {name for log in complete for name in _scores(log).metrics})
-    return [made for made in comparisons if made.metrics]
+    return [comparison for comparison in comparisons if comparison.metrics]
 
 
 def group_of(log: Log) -> Group:
@@ -196,10 +196,10 @@ def _scores(log: Log) -> Scores:
     return log.scores
 
 
-def _compare(logs: list[Log], baseline: str | None, wanted: Sequence[str], resamples: int) -> Comparison:
+def _compare(logs: list[Log], baseline: str | None, patterns: Sequence[str], resamples: int) -> Comparison:
     _check_items(logs)
     methods, seeds = _by_method(logs)
-    metrics = _metrics(logs, wanted)
+    metrics = _metrics(logs, patterns)
     base = _baseline(methods, baseline)
     values = _values(methods, metrics, base, resamples)
     notes = []
@@ -279,23 +279,23 @@ def _check_items(logs: Sequence[Log]) -> None:
         )
 
 
-def _metrics(logs: Sequence[Log], wanted: Sequence[str]) -> tuple[Metric, ...]:
-    """Return the metrics that all logs have: those of some patterns (`coco_*/F1`), or all except those of sub-settings."""
+def _metrics(logs: Sequence[Log], patterns: Sequence[str]) -> tuple[Metric, ...]:
+    """Return the metrics of all logs that match a pattern (`coco_*/F1`), or without patterns all but those of sub-settings."""
     return tuple(
         metric
         for name, metric in _scores(logs[0]).shown.items()
         if all(name in _scores(log).metrics for log in logs)
-        if (any(fnmatch.fnmatchcase(name, pattern) for pattern in wanted) if wanted else "/" not in name)
+        if (any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns) if patterns else "/" not in name)
     )
 
 
-def _baseline(methods: Mapping[str, list[Log]], named: str | None) -> str | None:
-    """Return the label of the baseline: the label or name that was given, or else `greedy`, or else the first."""
-    wanted = named or "greedy"
-    if wanted in methods:
-        return wanted
-    default = next(iter(methods)) if named is None else None
-    return next((method for method, logs in methods.items() if logs[0].spec.method_name == wanted), default)
+def _baseline(methods: Mapping[str, list[Log]], requested: str | None) -> str | None:
+    """Return the label of the requested baseline, a label or a name; by default `greedy`, or else the first method."""
+    name = requested or "greedy"
+    if name in methods:
+        return name
+    default = next(iter(methods)) if requested is None else None
+    return next((method for method, logs in methods.items() if logs[0].spec.method_name == name), default)
 
 
 def _values(methods: Mapping[str, list[Log]], metrics: Sequence[Metric], base: str | None, resamples: int) -> Values:

@@ -200,15 +200,15 @@ class EvalConfig(Settings):
         return options | ({"allow_incomplete": True} if self.allow_incomplete else {})
 
 
-def _entries(given: Any) -> list[Any]:
-    """Split lists of names into entries; objects are entries."""
-    if isinstance(given, (Method, Benchmark)):
-        return [given]
-    if isinstance(given, (str, Mapping)):
-        return parse_list(given)
-    if isinstance(given, type):
-        raise RevisitError(f"{given.__name__} is a class: give an object, such as {given.__name__}(), or a name.")
-    if not isinstance(given, Iterable):
-        shown = " ".join(repr(given).split())[:80]  # a model's has many lines
-        raise RevisitError(f"{shown} is not a name: give names, or mappings with a name and settings.")
-    return [entry for element in given for entry in _entries(element)]
+def _entries(value: Any) -> list[Any]:
+    """Return the entries of a value as a flat list: names, which may be separated by commas, mappings and objects."""
+    if isinstance(value, (Method, Benchmark)):
+        return [value]
+    if isinstance(value, (str, Mapping)):
+        return parse_list(value)
+    if isinstance(value, type):
+        raise RevisitError(f"{value.__name__} is a class: give an object, such as {value.__name__}(), or a name.")
+    if not isinstance(value, Iterable):
+        text = " ".join(repr(value).split())[:80]  # a model's has many lines
+        raise RevisitError(f"{text} is not a name: give names, or mappings with a name and settings.")
+    return [entry for element in value for entry in _entries(element)]

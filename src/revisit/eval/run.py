@@ -54,7 +54,7 @@ class Job:
     engine: Engine
     method: Method
     benchmark: Benchmark
-    items: list[Item]  # in a control with other images than in the benchmark
+    items: list[Item]  # in a control, with other images than the benchmark's
 
 
 def evaluate(
@@ -148,7 +148,7 @@ def conditions(methods: Sequence[Method], items: list[Item], controls: bool) -> 
 
 
 def plain(methods: Sequence[Method]) -> Method:
-    """Return greedy decoding, which runs with controls always have."""
+    """Return greedy decoding, which every run with controls includes."""
     return next(method for method in methods if method.name == "greedy")
 
 

@@ -165,8 +165,7 @@ def official_f1(precision: float, recall: float, extra: float) -> float:
 
 
 def score_answers(rows: Iterable[tuple[str, str, str, str]]) -> Scores:
-    """Compute accuracy, precision, recall and F1 in percent, "no" being the positive answer, over all and per dimension,
-    from (unit, prediction, label, dimension) rows."""
+    """Compute the metrics in percent, "no" being positive, over all and per dimension, from (unit, prediction, label, dimension) rows."""
     rows = list(rows)
     metrics: dict[str, float] = {}
     per_item: dict[str, PerUnit] = {}

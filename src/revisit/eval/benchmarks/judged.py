@@ -72,7 +72,7 @@ class Judged(Benchmark):
         return self.score_replies(items, {item.id: reply for item, reply in zip(items, replies, strict=True)})
 
     def replies(self, prompts: Iterable[str]) -> list[str]:
-        """Return the judge's reply to each prompt; a request that the cache has is not sent again."""
+        """Return the judge's reply to each prompt; a request with a cached reply is not sent again."""
         need("openai")
         import openai
 

@@ -51,7 +51,7 @@ def score_answers(rows: Iterable[tuple[str, str, str, str]]) -> Scores:
         if any(name in images for name in names):
             totals[total] = sum(metrics[f"{name}/score"] for name in names if name in images)
     missing = [name for name in PERCEPTION + COGNITION if name not in images]
-    notes = (f"Totals are over the categories that are there; missing: {', '.join(missing)}.",) if missing else ()
+    notes = (f"Totals are over the categories that are present; missing: {', '.join(missing)}.",) if missing else ()
     return Scores(totals | metrics, per_item, {"images": float(len(per_item["acc"]))}, notes)
 
 

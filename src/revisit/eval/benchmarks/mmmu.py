@@ -1,6 +1,6 @@
 """MMMU: college exam questions, 30 subjects, multiple choice or a short answer.
 
-Parsing follows MMMU's eval_utils.py, its seeded guess for answers that cannot be read included. `micro` is the official
+Parsing follows MMMU's eval_utils.py, including its seeded guess for answers that cannot be parsed. `micro` is the official
 item-weighted accuracy, `macro` the ReVisiT paper's mean over subjects; they differ once items are filtered. Data: the
 Hub dataset MMMU/MMMU as mmmu/questions.jsonl (`revisit data get mmmu`).
 """
@@ -27,7 +27,7 @@ from revisit.explain.records import Record
 CHOICE_REQUEST = "Answer with the option's letter from the given choices directly."
 OPEN_REQUEST = "Answer the question using a single word or phrase."
 
-# Facts of MMMU's data_utils.py; domain -> subjects in the official order.
+# From MMMU's data_utils.py: domain -> subjects in the official order.
 DOMAINS: dict[str, list[str]] = json.loads(
     resources.files("revisit.eval.benchmarks").joinpath("data/mmmu_subjects.json").read_text("utf-8")
 )

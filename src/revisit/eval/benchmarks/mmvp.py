@@ -1,4 +1,4 @@
-"""MMVP: 300 questions with two options about 150 pairs of images that CLIP takes for the same; a pair counts if both are right.
+"""MMVP: 300 questions with two options about 150 pairs of images that CLIP cannot tell apart; a pair counts if both are right.
 
 The published grader is GPT-4, which replies yes or no to each answer (`judge=model`, or `judge=reviews` for its replies; the prompt is
 ours). Without a judge, a rule of ours finds the option that an answer names; the version of such scores is `mmvp-none-1`. Data:

@@ -1,7 +1,7 @@
 """NaturalBench: two questions about two images in each group, with opposite answers: Q_Acc, I_Acc, G_Acc and Acc.
 
-Q_Acc counts questions that are answered right for both images, I_Acc images for which both questions are, G_Acc groups with all
-four right. Of the two options (yes and no, or A and B) the one that comes first in an answer counts. The rule is that of
+Q_Acc counts questions that are answered right for both images, I_Acc images with both questions right, G_Acc groups with all
+four right. The option that comes first in an answer (yes or no, A or B) counts as the answer. The rule is that of
 naturalbench_vqa.py (Baiqi-Li/NaturalBench), which derives the right answers from the positions: the first question is yes (A) for
 the first image only, the second for the second. Data: the Hub dataset BaiqiL/NaturalBench.
 """

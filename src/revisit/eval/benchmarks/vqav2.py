@@ -1,6 +1,6 @@
 """VQAv2: open questions with ten human answers each, by the strict official rule and by the paper's token rule.
 
-`accuracy` is the official number (GT-Vision-Lab/VQA vqaEval.py), its surprises included: when all ten answers are equal
+`accuracy` is the official number (GT-Vision-Lab/VQA vqaEval.py), including its surprises: when all ten answers are equal
 nothing is normalized, so "Yes" scores 0 against ten times "yes". `token_max` is the ReVisiT paper's rule. They are
 different metrics and never replace each other. Data: the official v2 questions and annotations, COCO val2014 images.
 """

@@ -43,10 +43,10 @@ def parse_opera(text: str, label: str = "") -> str:
 
 def parse_vcd(text: str, label: str = "") -> str:
     """Parse by VCD's rule, which uses the label: an answer is right if it contains the label anywhere, "know" included."""
-    wanted = label.lower().strip()
-    if wanted in text.lower().strip():
-        return wanted
-    return "no" if wanted == "yes" else "yes"
+    label = label.lower().strip()
+    if label in text.lower().strip():
+        return label
+    return "no" if label == "yes" else "yes"
 
 
 def parse_harness(text: str, label: str = "") -> str:

@@ -146,10 +146,10 @@ class VllmEngine(Engine):
                 top_k=decoding.top_k or 0,
                 seed=item_seed(seed, item.id) if decoding.temperature else None,
                 max_tokens=decoding.max_new_tokens,
-                extra_args=extra if shown else None,  # plain decoding without an image
+                extra_args=extra if attached else None,  # plain decoding without an image
                 detokenize=False,  # texts are decoded as in the local engine
             )
-            for item, shown in zip(items, images, strict=True)
+            for item, attached in zip(items, images, strict=True)
         ]
         outputs = self._generate(items, images, parameters)
         tokens = [tuple(output.outputs[0].token_ids) for output in outputs]
@@ -175,7 +175,7 @@ class VllmEngine(Engine):
         """Return vLLM's outputs, one per item; raise RevisitError if one of them failed."""
         from vllm.exceptions import VLLMValidationError
 
-        prompts = [self._prompt(item, shown) for item, shown in zip(items, images, strict=True)]
+        prompts = [self._prompt(item, attached) for item, attached in zip(items, images, strict=True)]
         try:
             outputs = self.llm.generate(prompts, parameters, use_tqdm=False)
         except VLLMValidationError as error:

@@ -52,19 +52,17 @@ class Sample:
         return len({answer.get("v", answer["x"]) for answer in compared}) > 1
 
 
-@dataclass
 class PageColumns:
     """The columns of the page: one per model, method and seed, and per other setting in which logs of a benchmark differ."""
 
-    logs: Sequence[Log]
-    numbers: dict[Path, int] = field(default_factory=dict)  # path of a log -> its column
-    methods: list[dict[str, Any]] = field(default_factory=list)  # by column
-
-    def __post_init__(self) -> None:
+    def __init__(self, logs: Sequence[Log]) -> None:
+        self.logs = logs
+        self.numbers: dict[Path, int] = {}  # path of a log -> its column
+        self.methods: list[dict[str, Any]] = []  # by column
         known: dict[tuple[str, ...], int] = {}
         variants: dict[Path, str] = {}
-        for logs in self.by_benchmark().values():
-            variants |= variants_of(logs)
+        for compared in self.by_benchmark().values():
+            variants |= variants_of(compared)
         for log in self.logs:
             spec, variant = log.spec, variants[log.path]
             seed = f" seed {spec.seed}" if spec.seed else ""

@@ -1,4 +1,4 @@
-"""`revisit data get`: a benchmark's data folder, from its authors' servers or a Hub dataset; it appears when it is complete.
+"""`revisit data get`: a benchmark's data folder, from its authors' servers or a Hub dataset; it appears only when complete.
 
 The rows of a Hub dataset are written as the official files that the benchmark's `load` reads. No code from a repository is run.
 """

@@ -1,4 +1,4 @@
-"""Downloads by HTTP: every file is checked, and appears when it is complete."""
+"""Downloads over HTTP: every file is verified and appears only when it is complete."""
 
 from __future__ import annotations
 
