@@ -1,4 +1,4 @@
-"""Thousands of random steps: what the fast backends give is what the reference gives."""
+"""Thousands of random steps: the fast backends agree with the reference."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import random_cases
 
 @pytest.mark.faults
 @pytest.mark.parametrize("backend", ["batched", "compiled"])
-def test_a_thousand_random_steps_are_the_references(backend: str) -> None:
+def test_a_thousand_random_steps_agree_with_the_reference(backend: str) -> None:
     if backend == "compiled" and kernel.library() is None:
         pytest.skip("the compiled step was not built when the package was installed (no C compiler?)")
     counts, differences = random_cases.run(range(92_000_000, 92_001_000), backend)

@@ -92,7 +92,7 @@ PRINTED = {  # as the script spells its headings -> ours
 }
 
 
-def test_what_the_official_script_printed(tmp_path: Path, nltk_data):
+def test_agrees_with_the_official_script(tmp_path: Path, nltk_data):
     found = golden("amber")
     for number, run in enumerate(found["runs"]):
         data = folder(tmp_path / str(number), run["notes"], found["words"], found["safe_words"])

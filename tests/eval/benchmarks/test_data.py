@@ -172,7 +172,7 @@ OFFERS: dict[str, tuple[Callable[[FileServer, pytest.MonkeyPatch], None], int]] 
 
 
 @pytest.mark.parametrize("name", OFFERS)
-def test_fetched_whole_and_only_once(
+def test_data_is_downloaded_once_and_complete(
     name: str, file_server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare, images = OFFERS[name]
@@ -202,7 +202,7 @@ def offered(request: Any, file_server: FileServer, monkeypatch: pytest.MonkeyPat
     return str(request.param)
 
 
-def test_interrupted_and_resumed(offered: str, file_server: FileServer, tmp_path: Path) -> None:
+def test_an_interrupted_download_resumes(offered: str, file_server: FileServer, tmp_path: Path) -> None:
     longest = max(file_server.files, key=lambda path: len(file_server.files[path]))
     file_server.cut[longest] = [len(file_server.files[longest]) // 2] * download.ATTEMPTS
     with pytest.raises(RevisitError, match=r"after 5 attempts .* run the same command again to resume"):
@@ -215,7 +215,7 @@ def test_interrupted_and_resumed(offered: str, file_server: FileServer, tmp_path
     assert (tmp_path / "data/source.json").is_file()
 
 
-def test_corrupted_on_the_way(offered: str, file_server: FileServer, tmp_path: Path) -> None:
+def test_a_corrupted_download_raises(offered: str, file_server: FileServer, tmp_path: Path) -> None:
     for path in [path for path in file_server.files if not path.endswith(".jpg")]:
         body = file_server.files[path]
         middle = len(body) // 4
@@ -263,7 +263,7 @@ def test_a_run_fetches_what_it_needs_once(
 
 
 @pytest.mark.parametrize("command", ["eval", "reproduce"])
-def test_from_the_servers_to_a_table(
+def test_a_run_on_downloaded_data(
     command: str, file_server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run on data that it fetches itself, and the same on a folder from `revisit data get`."""

@@ -211,7 +211,7 @@ def test_unknown_names_raise(dataset: Path, tmp_path: Path, monkeypatch: pytest.
     assert not (tmp_path / "data").exists()
 
 
-def test_the_hub(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_moved_and_unreachable_repositories(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A repository that moved is found by its second name; one that cannot be reached raises one sentence."""
     revision = dataset.rename(tmp_path / "c0ffee")
     monkeypatch.setattr(type(get("mmmu")), "hub", HubDataset(("old/MMMU", "new/MMMU"), ("validation",), ("Art",)))

@@ -185,7 +185,7 @@ def test_llava_bench_parses_marks(reply: str, marks: tuple[float, float]) -> Non
     assert llava_bench.parse_marks(reply) == marks
 
 
-def test_llava_bench_prints_what_the_official_script_printed() -> None:
+def test_llava_bench_agrees_with_the_official_script() -> None:
     """From the marks that the script reads to the digits that it prints."""
     for run in golden("llava_bench")["runs"]:
         rows = [(str(n), kind.removeprefix("llava_bench_"), marks) for n, (kind, marks) in enumerate(run["reviews"])]

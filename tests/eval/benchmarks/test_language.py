@@ -58,7 +58,7 @@ def downloader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("downloader")
-def test_fetched_and_found_from_then_on(tmp_path: Path) -> None:
+def test_downloaded_data_is_found(tmp_path: Path) -> None:
     for _ in ("fetched", "there already"):
         result = CliRunner().invoke(app, ["data", "get", "nltk"])
         assert result.exit_code == 0, result.output

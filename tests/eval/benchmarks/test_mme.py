@@ -65,7 +65,7 @@ def test_wrong_input_raises(tmp_path: Path):
         get("mme", categories="counts")
 
 
-def test_what_the_official_script_gave():
+def test_agrees_with_the_official_script():
     for run in golden("mme")["runs"]:
         metrics = mme.score_answers([tuple(row) for row in run["rows"]]).metrics
         expected = {f"{category}/score": value for category, value in run["scores"].items()}

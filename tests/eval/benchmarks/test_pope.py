@@ -123,7 +123,7 @@ def test_nine_settings_and_options(tmp_path: Path):
         get("pope", parser="oficial")
 
 
-def test_what_the_official_script_of_repope_gave():
+def test_repope_agrees_with_the_official_script():
     found = golden("repope")
     for text, said in found["answers"]:
         assert yes_no.PARSERS["repope"](text, "yes") == said, text

@@ -21,7 +21,7 @@ def nltk_beside(shared_data, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_chair(shared_data):
-    """Captions of real models, the published word tables, and the list of all images: not ours to keep here."""
+    """Captions of real models, the published word tables, and the list of all images."""
     cases = json.loads((shared_data.parent / "golden/chair.json").read_text("utf-8"))["cases"]
     for case in cases:
         want, score = case["nltk"], chair.score_caption(case["caption"], case["gt_objects"])
@@ -54,7 +54,7 @@ def test_chair(shared_data):
 
 
 def test_vqav2(shared_data):
-    """The official tables, and real annotations: not ours to keep here."""
+    """The official tables, and real annotations."""
     tables = json.loads((shared_data / "vqav2/normalisation_tables.json").read_text("utf-8"))
     # Keys with capitals can never match lower-cased words, so we leave them out.
     assert {k: v for k, v in tables["contractions"].items() if k == k.lower()} == vqav2.CONTRACTIONS
@@ -72,7 +72,7 @@ def test_vqav2(shared_data):
 
 
 def test_mmmu(shared_data):
-    """Outputs of real models on the 900 questions, the answer file and the tables: not ours to keep here."""
+    """Outputs of real models on the 900 questions, the answer file and the tables."""
     found = json.loads((shared_data.parent / "golden/mmmu.json").read_text("utf-8"))["end_to_end"]
     for model, want in found.items():
         folder = shared_data / "mmmu/example_outputs" / model
@@ -92,7 +92,7 @@ def test_mmmu(shared_data):
 
 
 def test_hallusionbench(shared_data):
-    """All 1,129 official questions: not ours to keep here."""
+    """All 1,129 official questions."""
     bench = get("hallusionbench")
     items = bench.load(shared_data)
     assert len(items) == 1129
