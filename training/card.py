@@ -27,7 +27,7 @@ from revisit.embedded.catalog import BY_NOUN, CATEGORIES
 from revisit.embedded.dice import Dice
 from revisit.embedded.scenes import Scene, render, scene
 from revisit.errors import RevisitError
-from revisit.eval.benchmarks import chair, pope
+from revisit.eval.benchmarks import chair, yes_no
 from revisit.eval.benchmarks.base import Scores
 from revisit.eval.statistics import paired, wilson
 from revisit.methods.greedy import Greedy
@@ -136,7 +136,7 @@ def presence(
         asked += [(drawn, text.presence_question(category)) for category in pair]
         labels += ["yes", "no"]
     answers = ask(model, processor, asked, method, plan.batch, 4)
-    return pope.score_answers((str(i), a, label) for i, (label, a) in enumerate(zip(labels, answers, strict=True)))
+    return yes_no.score_answers((str(i), a, label) for i, (label, a) in enumerate(zip(labels, answers, strict=True)))
 
 
 @dataclass(frozen=True)

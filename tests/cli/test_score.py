@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from golden_files import golden
 from revisit.cli.main import app
 from revisit.errors import RevisitError
-from revisit.eval.benchmarks import names, pope
+from revisit.eval.benchmarks import names, pope, yes_no
 
 pytestmark = pytest.mark.usefixtures("nltk_data")
 
@@ -71,7 +71,7 @@ def test_pope(tmp_path: Path, parser: str):
     rows = pope_folder(tmp_path, "aokvqa_pope_seem_popular")
     said = ["Yes", "No, there is not.", "no", "I do not know"]
     texts = [said[n % 4] for n in range(len(rows))]
-    want = pope.score_answers(
+    want = yes_no.score_answers(
         ((str(n), t, r["label"]) for n, (r, t) in enumerate(zip(rows, texts, strict=True))), parser
     )
     options = ("--data", tmp_path, "--set", f"parser={parser}")

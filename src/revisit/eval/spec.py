@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import json
 import os
 import platform
 import sys
@@ -17,7 +16,6 @@ from contextlib import suppress
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
@@ -36,7 +34,6 @@ if TYPE_CHECKING:
 # Files of a model folder that cannot change an answer.
 _IGNORED = {".md", ".txt", ".png", ".jpg", ".gitattributes", ".log", ".jsonl", ".csv", ".bin", ".pt", ".pth", ".h5"}
 _TOKENIZER_FILES = {"merges.txt", "vocab.txt"}  # other .txt files are notes
-_ORIGIN = {"_name_or_path", "name_or_path", "is_local", "local_files_only"}
 _REPORTED = ("torch", "transformers", "tokenizers", "numpy", "pillow", "scipy", "statsmodels", "nltk", "datasets")
 
 
@@ -173,19 +170,9 @@ def loaded_fingerprint(model: Model, processor: Processor) -> str:
     for name, tensor in model.state_dict().items():
         data = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
         weights[name] = [list(tensor.shape), hashlib.sha256(data.tobytes()).hexdigest()]
-    files = {}
-    with TemporaryDirectory() as folder:
-        processor.save_pretrained(folder)
-        for path in Path(folder).iterdir():
-            files[path.name] = (
-                _without_origin(json.loads(path.read_bytes())) if path.suffix == ".json" else file_digest(path)
-            )
-    return digest([_without_origin(model.config.to_dict()), model.generation_config.to_dict(), files, weights])
-
-
-def _without_origin(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out where a model or processor was loaded from."""
-    return {name: value for name, value in settings.items() if name not in _ORIGIN}
+    config = {name: value for name, value in model.config.to_dict().items() if name != "_name_or_path"}
+    inputs = [processor.to_dict(), processor.chat_template, processor.tokenizer.get_vocab()]
+    return digest([config, model.generation_config.to_dict(), inputs, weights])
 
 
 # -- environment ----------------------------------------------------------------------------------------------------
