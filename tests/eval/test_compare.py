@@ -57,7 +57,7 @@ def test_values_come_from_the_scores_and_tests_from_the_statistics(logs: list[Lo
         assert value.value == scores[method].metrics["vowels"]
         if method != "shift":
             assert value.paired is not None
-            paired = statistics.paired_runs([[terms["shift"]]], [[terms[method]]], resamples=499)
+            paired = statistics.paired(terms["shift"], terms[method], resamples=499)
             assert value.paired == paired.at(value.paired.level)
             assert value.p == value.paired.p_permutation
     raw = [values[m.name].p for m in table.metrics for values in table.values.values()]

@@ -20,10 +20,6 @@ def terms(numerators: list[float], denominators: list[float] | None = None) -> d
     return {f"u{i}": (n, d) for i, (n, d) in enumerate(zip(numerators, denominators, strict=True))}
 
 
-def paired(baseline: s.Terms, method: s.Terms, resamples: int = s.RESAMPLES) -> s.Paired:
-    return s.paired_runs([[baseline]], [[method]], resamples)
-
-
 @pytest.mark.parametrize(
     ("percent", "low", "high"),
     [(2.03, 1.96, 2.10), (7.87, 7.74, 8.00), (12.38, 12.23, 12.54), (40.44, 40.21, 40.67), (89.24, 89.09, 89.39)],
@@ -62,7 +58,7 @@ def test_corrected_interval_and_corrected_p_agree() -> None:
     found = []
     for shift in (0.0, 0.03, 0.05, 0.08, 0.1):
         better = {u: (max(n, float(rng.random() < shift)), d) for u, (n, d) in base.items()}
-        found.append(paired(base, better, resamples=1999))
+        found.append(s.paired(base, better, resamples=1999))
     raw = [pair.p_bootstrap for pair in found]
     levels, corrected = s.holm_levels(raw), s.holm(raw)
     for pair, level, p in zip(found, levels, corrected, strict=True):
@@ -131,7 +127,7 @@ def swap_p_value(a: np.ndarray, b: np.ndarray, wa: np.ndarray, wb: np.ndarray) -
 def test_permutation_is_exact_for_few_units() -> None:
     a, b = np.array([1.0, 2, 0, 3, 1, 0]), np.array([0.0, 1, 0, 1, 1, 0])
     wa, wb = np.array([3.0, 4, 2, 5, 2, 1]), np.array([3.0, 3, 2, 6, 2, 1])
-    got = paired(terms(list(a), list(wa)), terms(list(b), list(wb)), resamples=999)
+    got = s.paired(terms(list(a), list(wa)), terms(list(b), list(wb)), resamples=999)
     assert got.difference == pytest.approx(3 / 17 - 7 / 17)
     assert got.p_permutation == pytest.approx(swap_p_value(a, b, wa, wb))
     assert got.units == 6
@@ -141,11 +137,11 @@ def test_paired_test_finds_a_real_difference_and_no_false_one() -> None:
     rng = np.random.default_rng(0)
     base = rng.random(400)
     better = terms(list(base + 0.05 + rng.normal(0, 0.1, 400)))
-    found = paired(terms(list(base)), better, resamples=1999)
+    found = s.paired(terms(list(base)), better, resamples=1999)
     assert found.low > 0
     assert found.p_permutation == pytest.approx(2 / 2000)
     assert found.p_bootstrap == pytest.approx(2 / 2000)
-    noise = paired(terms(list(base)), terms(list(base + rng.normal(0, 0.1, 400))), resamples=1999)
+    noise = s.paired(terms(list(base)), terms(list(base + rng.normal(0, 0.1, 400))), resamples=1999)
     assert noise.low < 0 < noise.high
     assert noise.p_permutation > 0.01
 
@@ -154,8 +150,8 @@ def test_pairing_matters_and_order_does_not() -> None:
     rng = np.random.default_rng(5)
     base = rng.normal(0, 10, 100)
     one, two = terms(list(base)), terms(list(base + 1 + rng.normal(0, 0.5, 100)))
-    forward = paired(one, two, resamples=999)
-    assert forward == paired(one, dict(reversed(two.items())), resamples=999)
+    forward = s.paired(one, two, resamples=999)
+    assert forward == s.paired(one, dict(reversed(two.items())), resamples=999)
     assert forward.p_permutation < 0.01  # unpaired, a shift of 1 under a spread of 10 would drown
 
 
@@ -172,18 +168,18 @@ def test_mean_of_ratios_is_compared_stratum_by_stratum() -> None:
 
 def test_identical_methods_do_not_differ() -> None:
     same = terms([0, 1, 1, 0], [1, 2, 3, 4])
-    assert paired(same, dict(same)) == s.Paired(0.0, 0.0, 0.0, 1.0, 1.0, 4)
+    assert s.paired(same, dict(same)) == s.Paired(0.0, 0.0, 0.0, 1.0, 1.0, 4)
 
 
 def test_different_units_raise_with_their_name() -> None:
     with pytest.raises(RevisitError, match="1 are only on one side, such as 'u2'"):
-        paired(terms([1, 2]), terms([1, 2, 3]))
+        s.paired(terms([1, 2]), terms([1, 2, 3]))
 
 
 def test_undefined_metrics_stay_undefined() -> None:
     empty = terms([0.0, 0.0], [0.0, 0.0])
     assert math.isnan(s.interval(empty).low)
-    assert math.isnan(paired(empty, empty).difference)
+    assert math.isnan(s.paired(empty, empty).difference)
     assert math.isnan(s.interval(terms([0.3], [1.0])).low)  # one unit has no spread
 
 
@@ -198,11 +194,11 @@ def test_interval_stays_within_the_smallest_and_largest_unit(pairs: list[tuple[i
 
 def test_a_single_differing_unit_is_not_significant() -> None:
     base = {str(i): (1.0, 1.0) for i in range(10)}
-    assert paired(base, {**base, "3": (0.0, 1.0)}, resamples=99).p_permutation == 1.0
+    assert s.paired(base, {**base, "3": (0.0, 1.0)}, resamples=99).p_permutation == 1.0
 
 
 def test_swaps_with_an_empty_denominator_are_ignored() -> None:
     """Two of the four swaps are undefined; the other two differ as much as the observation."""
     base = {"a": (1.0, 1.0), "b": (0.0, 0.0)}
     method = {"a": (0.0, 0.0), "b": (0.0, 1.0)}
-    assert paired(base, method, resamples=99).p_permutation == 1.0
+    assert s.paired(base, method, resamples=99).p_permutation == 1.0

@@ -143,6 +143,11 @@ def mean_interval(strata: Sequence[Sequence[Terms]], resamples: int = RESAMPLES)
     return Interval(low, high, "bootstrap")
 
 
+def paired(baseline: Terms, method: Terms, resamples: int = RESAMPLES) -> Paired:
+    """Compare two methods on the same units, in any order."""
+    return paired_runs([[baseline]], [[method]], resamples)
+
+
 def paired_runs(
     baseline: Sequence[Sequence[Terms]], method: Sequence[Sequence[Terms]], resamples: int = RESAMPLES
 ) -> Paired:
