@@ -119,7 +119,7 @@ def plans(names: list[str] | None, single: Any, double: Any, other: str) -> dict
     plain = revisit.methods.get("greedy")
     chosen: dict[str, tuple[Method, Any]] = {GREEDY: (plain, single), DOUBLE: (plain, double)}
     for label, method in {**CONTRASTIVE, **OTHERS}.items():
-        if names is None or label.split(" ")[0].strip(",") in names:
+        if names is None or method.name in names:
             chosen[label] = (method, single)
             if label in CONTRASTIVE:
                 chosen[f"{label}, {other}"] = (with_mode(method, other), single)
@@ -134,7 +134,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--rows", type=int, default=1, help="sequences decoded at once")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--method", action="append", help="only these (by registry name); all by default")
+    names = sorted({method.name for method in (*CONTRASTIVE.values(), *OTHERS.values())})
+    parser.add_argument("--method", action="append", choices=names, help="only these methods")
     parser.add_argument("--check", action="store_true", help="exit with status 1 if a limit is exceeded")
     options = parser.parse_args()
     model = random_model(options.shape)
