@@ -32,10 +32,10 @@ app = typer.Typer(
     add_completion=False,
 )
 
-WORK = typer.Argument(help="Folder for checkpoints and the log; run again to resume.")
-OUT = typer.Option(None, help="Folder for the finished model. [default: FOLDER/model]")
-STEPS = typer.Option(None, min=1, help="At most this many steps a stage, for a trial run.")
-THREADS = typer.Option(None, min=1, help="CPU threads. [default: torch's choice]")
+WORK = typer.Argument(help="Folder for checkpoints and the log; rerun the command to resume.")
+OUT = typer.Option(None, help="Folder for the finished model; by default FOLDER/model.")
+STEPS = typer.Option(None, min=1, help="At most this many steps per stage, for a trial run.")
+THREADS = typer.Option(None, min=1, help="Number of CPU threads; by default torch's choice.")
 
 
 @contextmanager
