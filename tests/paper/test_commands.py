@@ -14,7 +14,8 @@ from revisit.cli.main import app
 from revisit.eval.config import EvalConfig
 from revisit.eval.log import read_logs
 from revisit.eval.run import Reporter
-from revisit.paper import published
+from revisit.models.config import describe_model
+from revisit.paper import published, report
 from revisit.paper.ablation import paper_panels, with_panels
 from revisit.paper.study import Subject
 
@@ -56,6 +57,30 @@ def test_studies_of_other_settings_in_the_same_folder_keep_their_captions(
     first, longer, again = ([caption.tokens for caption in subject.captions(Reporter())] for subject in subjects)
     assert len(longer[0]) == 5
     assert again == first
+
+
+def test_captions_use_the_settings_recommended_for_the_model(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stopped(Exception):
+        pass
+
+    def stop(config: EvalConfig, reporter: Reporter) -> None:
+        raise Stopped(*config.methods_for("tiny"))
+
+    monkeypatch.setenv("REVISIT_CACHE", str(root / "cache"))
+    monkeypatch.setattr("revisit.paper.study.run", stop)
+    with pytest.raises(Stopped) as stopped:
+        Subject(data=SCENES, methods=("revisit",)).captions(Reporter())
+    assert stopped.value.args == (ReVisiT.recommended(describe_model("tiny")),)
+
+
+def test_an_output_folder_that_cannot_be_written_fails_before_the_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    never_run = report.STUDIES["projection"]._replace(run=lambda *_: pytest.fail("The study was run."))
+    monkeypatch.setitem(report.STUDIES, "projection", never_run)
+    with pytest.raises(RevisitError, match="Cannot write"):
+        report.run_study("projection", Subject(data=SCENES, output=str(tmp_path / "file")), Reporter())
 
 
 def test_studies_are_stored_with_what_made_them(measured: Path) -> None:
@@ -105,6 +130,7 @@ def test_an_ablation_then_the_report(measured: Path, command: Callable[..., str]
         (["analyze", "projection", "--method", "greedy"], "--method cannot be used with projection"),
         (["analyze", "case-study", "--method", "vcd", "--data", SCENES], "Case studies are of ReVisiT"),
         (["ablate", "e"], "Unknown panel 'e'"),
+        (["bench", "--method", "revisit:alpha=7", "--model", "nowhere/none"], "alpha must be"),
         (["analyze", "projection", "--data", "scenes:unsual:3"], "Did you mean 'unusual'"),
         (["report", "nowhere"], "is not a folder"),
     ],

@@ -7,7 +7,6 @@ import typer
 from revisit import methods
 from revisit.cli import options
 from revisit.decoding.method import Method
-from revisit.errors import unknown
 from revisit.eval.report.document import Section
 from revisit.eval.report.terminal import print_section
 
@@ -43,10 +42,9 @@ def bench(
 
     from revisit.models.images import open_image
 
-    wanted = methods.parse_methods(methods_)
-    for name, _ in wanted:
-        if name not in methods.names():
-            raise unknown("method", name, methods.names())
+    compared = methods.parse_methods(methods_)
+    for name, own in compared:
+        methods.get(name, **own)
     opened = open_image(image) if image is not None else linear_gradient("L").convert("RGB")
 
     import torch  # after the checks, because it takes seconds
@@ -61,7 +59,7 @@ def bench(
     loaded, processor = load(model, dtype=dtype, device_map=device_map)
     inputs = dict(prepare(processor, [prompt] * batch, [[opened]] * batch, loaded.device))
     plans: dict[str, Method] = {"greedy": methods.get("greedy")}
-    for name, own in wanted:  # labeled as on the command line
+    for name, own in compared:  # labeled as on the command line
         label = ":".join([name, *([",".join(f"{key}={value}" for key, value in own.items())] if own else [])])
         plans[label] = methods.as_method(name, loaded, **own)
     timings = latency.measure(

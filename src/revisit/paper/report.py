@@ -54,8 +54,8 @@ STUDIES = {
 
 def run_study(name: str, subject: Subject, reporter: Reporter) -> Stored:
     """Run a study and write its file: the result with command, settings and environment. Return the content of the file."""
+    folder = make_folder(Path(subject.output) / FOLDER)  # before the work, which would be lost
     result = STUDIES[name].run(subject, reporter)
-    path = make_folder(Path(subject.output) / FOLDER) / f"{name}-{slug(subject.model)}-{slug(subject.data)}.json"
     record = {
         "study": name,
         "written": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -64,7 +64,7 @@ def run_study(name: str, subject: Subject, reporter: Reporter) -> Stored:
         "environment": environment(),
         "result": result,
     }
-    write_json(path, record)
+    write_json(folder / f"{name}-{slug(subject.model)}-{slug(subject.data)}.json", record)
     return record
 
 

@@ -25,6 +25,7 @@ from revisit.eval.run import Reporter, run
 from revisit.eval.spec import command_line
 from revisit.explain.prefill import force
 from revisit.methods import as_method
+from revisit.models.config import describe_model
 from revisit.models.images import open_image
 from revisit.models.loading import load
 from revisit.models.parts import ModelParts, vision_mask
@@ -110,7 +111,7 @@ class Subject:
         """Return the model's captions of all items; they are decoded once and stored like any evaluation."""
         config = EvalConfig(
             model=self.model,
-            method=as_method(self.methods[0]),
+            method=as_method(self.methods[0], describe_model(self.model)),
             benchmark=Chair(),
             data=str(self.folder),
             out=str(Path(self.output) / CAPTIONS),
