@@ -95,7 +95,8 @@ def test_compared_methods_use_the_models_recommendation(run: Run, tmp_path: Path
         *("generate", "generate nope.jpg", "generate a.png --method nope", "lens", "check nope.jpg x"),
         *("serve --method nope", "serve --host 0.0.0.0", "serve --limits nope=1", "doctor --image-size 3"),
         *("doctor ./nope", "bench --method greedy,nope", "bench --image nope.jpg", "report nope"),
-        *("ablate z", "ablate --benchmark nope"),
+        *("ablate z", "ablate ,", "ablate --benchmark nope"),
+        *("generate a.png --seed 1", "reproduce ,", "reproduce chair --models ,"),
     ],
 )
 def test_usage_errors_do_not_import_torch(folder: Path, command: str) -> None:

@@ -47,7 +47,7 @@ def ablate(
       revisit ablate b --benchmark pope --set layers=all --out runs/alpha
     """
     names = [name.strip() for name in panels.split(",") if name.strip()]
-    for name in names:
+    for name in names or [panels]:
         if name not in PANELS:
             raise unknown("panel", name, PANELS)
     arguments = {name: value for name, value in context.params.items() if name not in ("panels", "set_", "quiet")}

@@ -59,6 +59,8 @@ def generate(
     if html is not None:
         check_page(html, paths)
     Decoding.from_options(sample, temperature, top_p)
+    if seed and not sample:
+        raise RevisitError("--seed needs --sample: without it every seed gives the same answer.")
     # Files, names and settings are checked before torch is imported and the model is loaded.
     groups = [paths] if together else [[path] for path in paths]
     opened = [[open_image(path) for path in group] for group in groups]

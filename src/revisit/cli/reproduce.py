@@ -55,8 +55,6 @@ def reproduce(
     if list_:
         print_section(_listing())
         return
-    if not table:
-        raise RevisitError("No table: `revisit reproduce --list` lists them, `revisit reproduce all` runs them all.")
     if models is not None and model is not None:
         raise RevisitError("--models selects models of the paper and --model replaces them: use one of the two.")
     rows = published.find(table)
@@ -98,6 +96,8 @@ def _models(names: str | None) -> dict[str, str]:
         if name not in MODELS:
             raise unknown("model of the paper", name, MODELS)
         chosen[name] = folder or MODELS[name].hub
+    if not chosen:
+        raise RevisitError(f"--models names no model; the models of the paper are {', '.join(MODELS)}.")
     return chosen
 
 

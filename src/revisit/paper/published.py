@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any, NamedTuple, TypeAlias
 
-from revisit.errors import unknown
+from revisit.errors import RevisitError, unknown
 from revisit.eval.report.document import Cell, Table
 
 # On the printed scale: value and 95 % interval, NaN where there is none.
@@ -67,7 +67,9 @@ ALPHAS = {("vqav2", "Qwen2.5-VL-7B"): 1e-2, ("vqav2", "InternVL3-8B"): 1e-1}
 
 def find(names: str) -> list[Exhibit]:
     """Return the rows of these names, separated by commas; `all` for every one."""
-    keys = [name.strip() for name in names.split(",") if name.strip()]
+    keys = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
+    if not keys:
+        raise RevisitError("No table: `revisit reproduce --list` lists them, `revisit reproduce all` runs them all.")
     for key in keys:
         if key not in (*ROWS, "all"):
             raise unknown("table", key, [*ROWS, "all"])
