@@ -147,17 +147,16 @@ def main() -> None:
     for label in chosen.keys() & CONTRASTIVE.keys():
         same_tokens(model, single, label, CONTRASTIVE[label], 4)
     timings = {label: Timing(label) for label in chosen}
-    length = {"max_new_tokens": options.tokens, "min_new_tokens": options.tokens, "do_sample": False}
+    length, warm_up = (
+        {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False} for count in (options.tokens, 3)
+    )
     for turn in range(-1, options.rounds):  # the first turn warms up
         for label, (method, inputs) in chosen.items():
             timing = Timing(label) if turn < 0 else timings[label]
-            time_call(model, inputs, method, timing, None, **{**length, **({} if turn >= 0 else WARM)})
+            time_call(model, inputs, method, timing, **(warm_up if turn < 0 else length))
     beyond = report(options, timings)
     if options.check and beyond:
         sys.exit(f"beyond the limit: {', '.join(beyond)}")
-
-
-WARM = {"max_new_tokens": 3, "min_new_tokens": 3}
 
 
 def report(options: argparse.Namespace, timings: dict[str, Timing]) -> list[str]:

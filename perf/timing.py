@@ -23,7 +23,7 @@ from torch import Tensor
 from revisit import Method, Trace
 from revisit.eval.report.document import Table
 from revisit.paper import latency
-from revisit.paper.latency import Clock, now, seconds
+from revisit.paper.latency import now, seconds
 
 Script = Callable[[int, Tensor], Tensor]  # (step, the model's logits) -> the logits that take their place
 
@@ -70,18 +70,16 @@ class Timing(latency.Timing):
     counters: dict[str, Any] = field(default_factory=dict)
 
 
-def time_call(model: Any, inputs: Any, method: Method, timing: Timing, script: Script | None = None, **kw: Any) -> Any:
-    """Run one call, add its times to `timing`, and return what it generated."""
-    clock, timed, trace = Clock(), Timed(inner=method, script=script), Trace()
-    memory = Memory(model.device)
-    out = latency.time_call(model, inputs, timed, timing, clock, trace=trace, **kw)
+def time_call(model: Any, inputs: Any, method: Method, timing: Timing, script: Script | None = None, **kw: Any) -> None:
+    """Run one call and add its times to `timing`."""
+    timed, trace, memory = Timed(inner=method, script=script), Trace(), Memory(model.device)
+    latency.time_call(model, inputs, timed, timing, trace=trace, **kw)
     timing.peak = max(timing.peak, memory.peak())
     own = [seconds(*span) for span in timed.spans]
     timing.own_first.append(own[0])
     timing.own.extend(own[1:])
     timing.own_busy.extend(timed.busy[1:])
     timing.counters = trace.summary()
-    return out
 
 
 def measure(
@@ -94,7 +92,7 @@ def measure(
     warmups: int = 1,
     **generate_kwargs: Any,
 ) -> list[Timing]:
-    """Time all methods in turns; the others are compared with the first one."""
+    """Time all methods in turns; the first one is the baseline."""
     timings = {label: Timing(label) for label in methods}
     for repeat in range(-warmups, repeats):
         for label, (method, script) in methods.items():

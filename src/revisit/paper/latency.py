@@ -30,8 +30,6 @@ from revisit.models.types import Model
 from revisit.paper.study import Result, Subject, track
 
 if TYPE_CHECKING:
-    from transformers.generation.utils import GenerateOutput
-
     from revisit.models.types import Inputs
 
 
@@ -60,7 +58,7 @@ class Clock(StoppingCriteria):
 
     def __init__(self) -> None:
         self.times: list[Any] = []  # see `now`
-        self.busy: list[float] = []  # the same in processor time of all threads
+        self.busy: list[float] = []  # processor time of all threads at the same moments
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: object) -> Tensor:  # type: ignore[override]
         self.times.append(now(input_ids.device))
@@ -75,7 +73,7 @@ class Timing:
     label: str
     first: list[float] = field(default_factory=list)  # seconds to the first token, one per repeat
     intervals: list[list[float]] = field(default_factory=list)  # seconds between tokens, one list per repeat
-    busy: list[float] = field(default_factory=list)  # processor seconds of each further step, all threads
+    busy: list[float] = field(default_factory=list)  # processor seconds of each further step, over all threads
     rows: int = 1  # sequences that were decoded together
 
     @property
@@ -91,19 +89,16 @@ class Timing:
         return every[len(every) // 4]
 
 
-def time_call(
-    model: Model, inputs: Inputs, method: Method, timing: Timing, clock: Clock, **kw: Any
-) -> GenerateOutput | Tensor:
-    """Run one call, add its times to `timing`, and return its output."""
+def time_call(model: Model, inputs: Inputs, method: Method, timing: Timing, **kw: Any) -> None:
+    """Run one call and add its times to `timing`."""
+    clock = Clock()
     wait(model.device)
     started = now(model.device)
-    out: GenerateOutput | Tensor = generate(model, **inputs, method=method, stopping_criteria=[clock], **kw)
+    timing.rows = len(generate(model, **inputs, method=method, stopping_criteria=[clock], **kw))
     wait(model.device)
-    timing.rows = len(out)
     timing.first.append(seconds(started, clock.times[0]))
     timing.intervals.append([seconds(a, b) for a, b in pairwise(clock.times)])
     timing.busy.extend(b - a for a, b in pairwise(clock.busy))
-    return out
 
 
 def measure(
@@ -116,7 +111,7 @@ def measure(
     warmups: int = 1,
     **generate_kwargs: Any,
 ) -> list[Timing]:
-    """Time every method, taking turns; the others are compared with the first one."""
+    """Time all methods in turns; the first one is the baseline."""
     for method in methods.values():
         if type(method).decode is not Method.decode:
             raise RevisitError(
@@ -128,7 +123,7 @@ def measure(
             timing = Timing(label) if repeat < 0 else timings[label]
             length = 4 if repeat < 0 else new_tokens
             options: Result = {"do_sample": False, "min_new_tokens": length, "max_new_tokens": length}
-            time_call(model, inputs, method, timing, Clock(), **options | generate_kwargs)
+            time_call(model, inputs, method, timing, **options | generate_kwargs)
     return list(timings.values())
 
 
