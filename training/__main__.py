@@ -14,7 +14,7 @@ from rich.progress import TaskID
 from revisit.cli import options
 from revisit.cli.main import main
 from revisit.cli.progress import progress_bar
-from revisit.errors import RevisitError, unknown
+from revisit.errors import unknown
 from revisit.eval.benchmarks.language import require_data
 from revisit.models.photo import LANGUAGE, OWN, TOWER, assemble
 from training import card, fusion
@@ -169,12 +169,12 @@ def photo_choose(
 def measure(
     model: str = typer.Option("tiny", help="An embedded model, or the folder of one trained the same way."),
     out: Path = typer.Option(Path("runs/card"), help="Folder for report.json and report.md."),
-    usual: int = typer.Option(500, help="Scenes of the usual split."),
-    validation: int = typer.Option(400, help="Unusual scenes on which the settings are chosen."),
-    test: int = typer.Option(1000, help="Other unusual scenes on which they are reported."),
+    usual: int = typer.Option(500, min=1, help="Scenes of the usual split."),
+    validation: int = typer.Option(400, min=1, help="Unusual scenes on which the settings are chosen."),
+    test: int = typer.Option(1000, min=1, help="Other unusual scenes on which they are reported."),
     grid: bool = typer.Option(False, "--grid", help="Report every combination of settings on the test scenes too."),
     batch_size: int = typer.Option(32, min=1, help="Captions generated at once."),
-    workers: int = typer.Option(1, help="Processes that decode side by side."),
+    workers: int = typer.Option(1, min=1, help="Processes that decode side by side."),
     seed: int = typer.Option(
         101, callback=options.a_seed, help="Of the usual scenes; validation and test have the two after it."
     ),
@@ -192,17 +192,17 @@ def adaptive_fusion(
     part: str = typer.Argument(help="choose (on validation scenes) or test (the choice, on fresh scenes)."),
     model: str = options.MODEL,
     out: Path = typer.Option(Path("runs/fusion"), "--out", "-o", help="Folder for choice.json, test.json and tables."),
-    validation: int = typer.Option(400, help="Unusual scenes on which a setting is chosen."),
-    test: int = typer.Option(1000, help="Other unusual scenes on which it is measured."),
-    usual: int = typer.Option(500, help="Usual scenes on which it is measured too."),
+    validation: int = typer.Option(400, min=1, help="Unusual scenes on which a setting is chosen."),
+    test: int = typer.Option(1000, min=1, help="Other unusual scenes on which it is measured."),
+    usual: int = typer.Option(500, min=1, help="Usual scenes on which it is measured too."),
     seed: int = typer.Option(
         301, callback=options.a_seed, help="Of the validation scenes; the test scenes have the two seeds after it."
     ),
-    workers: int = typer.Option(1, help="Processes that decode side by side."),
+    workers: int = typer.Option(1, min=1, help="Processes that decode side by side."),
 ) -> None:
     """Choose a weight and a number of vision tokens for adaptive fusion by a fixed rule, then test the choice."""
     if part not in ("choose", "test"):
-        raise RevisitError(f"The parts of this study are choose and test, not {part!r}.")
+        raise unknown("part", part, ("choose", "test"))
     plan = fusion.Plan(model=model, validation=validation, test=test, usual=usual, seed=seed, workers=workers)
     typer.echo(fusion.report(part, plan, out))
 

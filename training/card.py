@@ -26,7 +26,6 @@ from revisit.embedded import text
 from revisit.embedded.catalog import BY_NOUN, CATEGORIES
 from revisit.embedded.dice import Dice
 from revisit.embedded.scenes import Scene, render, scene
-from revisit.errors import RevisitError
 from revisit.eval.benchmarks import chair, yes_no
 from revisit.eval.benchmarks.base import Scores
 from revisit.eval.statistics import paired, wilson
@@ -55,11 +54,6 @@ class Plan:
     layers: tuple[str, ...] = ("last", "all")
     alphas: tuple[float, ...] = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
     grid_on_test: bool = False  # every combination of layers and alpha on the test scenes too
-
-    def __post_init__(self) -> None:
-        for name in ("usual", "validation", "test", "batch", "workers", "new_tokens"):
-            if getattr(self, name) < 1:
-                raise RevisitError(f"{name} is {getattr(self, name)}; it must be at least 1.")
 
     def grid(self) -> list[ReVisiT]:
         """Return all combinations of layers and alpha."""

@@ -39,9 +39,7 @@ log = logging.getLogger(__name__)
 
 METRICS = {"CHAIRs": "CHAIR_S ↓", "CHAIRi": "CHAIR_I ↓", "Recall": "recall ↑", "F1": "F1 ↑", "presence": "presence ↑"}
 PRESENCE_LOSS = 0.5  # points of presence accuracy that the choice may lose against greedy
-MAX_REPETITION = (
-    1.0  # per cent of captions that may name one object three times or more, or greedy's own rate if that is higher
-)
+MAX_REPETITION = 1.0  # percent of captions that may name one object three times or more, unless greedy's rate is higher
 SIMPLER = 0.2  # points of F1 by which a simpler candidate may trail the best and still be chosen
 
 # In the order of simplicity: of two candidates within SIMPLER points of F1 the earlier one is chosen.
@@ -73,11 +71,6 @@ class Plan:
     workers: int = 1
     new_tokens: int = 96
 
-    def __post_init__(self) -> None:
-        for name in ("validation", "test", "usual", "batch", "workers", "new_tokens"):
-            if getattr(self, name) < 1:
-                raise RevisitError(f"{name} is {getattr(self, name)}; it must be at least 1.")
-
     def scenes(self, part: str) -> list[Scene]:
         """Return the scenes of "validation", "test" or "usual"."""
         number = {"validation": 0, "test": 1, "usual": 2}[part]
@@ -103,7 +96,7 @@ class Outcome:
 
     chair: Scores
     presence: Scores
-    repetition_rate: float  # per cent
+    repetition_rate: float  # percent
     weight: float | None  # mean weight of the vision side
 
     def metric(self, name: str) -> float:
