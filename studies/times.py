@@ -19,7 +19,7 @@ from revisit.methods import as_method
 from revisit.paper.latency import wait
 from revisit.paper.study import Result, Stored, Subject, track
 
-METHODS = ("greedy", *(name for name in REGISTRY.names() if name not in ("greedy", "chain")))
+METHODS = tuple(name for name in REGISTRY.names() if name not in ("greedy", "chain"))
 ROUNDS = 3
 
 
@@ -29,7 +29,7 @@ def run(subject: Subject, reporter: Reporter) -> Result:
     inputs = subject.inputs(subject.items[:1])
     clock = time.process_time if model.device.type == "cpu" else time.perf_counter
     options: dict[str, Any] = {"do_sample": False, "min_new_tokens": length, "max_new_tokens": length}
-    seconds: dict[str, list[float]] = {name: [] for name in subject.methods}
+    seconds: dict[str, list[float]] = {name: [] for name in ("greedy", *subject.methods)}
     unsupported: dict[str, str] = {}
     for _ in track(reporter, f"{len(seconds)} methods", range(ROUNDS + 1)):
         for name in [name for name in seconds if name not in unsupported]:
