@@ -43,8 +43,8 @@ def bench(
     from revisit.models.images import open_image
 
     compared = methods.parse_methods(methods_)
-    for name, own in compared:
-        methods.get(name, **own)
+    for name, settings in compared:
+        methods.get(name, **settings)
     opened = open_image(image) if image is not None else linear_gradient("L").convert("RGB")
 
     import torch  # after the checks, because it takes seconds
@@ -59,9 +59,9 @@ def bench(
     loaded, processor = load(model, dtype=dtype, device_map=device_map)
     inputs = dict(prepare(processor, [prompt] * batch, [[opened]] * batch, loaded.device))
     plans: dict[str, Method] = {"greedy": methods.get("greedy")}
-    for name, own in compared:  # labeled as on the command line
-        label = ":".join([name, *([",".join(f"{key}={value}" for key, value in own.items())] if own else [])])
-        plans[label] = methods.as_method(name, loaded, **own)
+    for name, settings in compared:  # labeled as on the command line
+        text = ",".join(f"{key}={value}" for key, value in settings.items())
+        plans[f"{name}:{text}" if text else name] = methods.as_method(name, loaded, **settings)
     timings = latency.measure(
         loaded, inputs, plans, new_tokens=new_tokens, repeats=repeats, warmups=warmups, num_beams=beams
     )

@@ -119,22 +119,22 @@ def _first_image(captions: list[Caption]) -> tuple[Path, Image]:
     raise RevisitError(f"None of the images can be read; the first is {captions[0].image}.")
 
 
-def _print_check(found: Check, html: Path | None, as_json: bool) -> bool:
+def _print_check(result: Check, html: Path | None, as_json: bool) -> bool:
     """Print the check of one text; return whether any word is flagged."""
-    flagged, rows = found.flagged(), []
-    for word in found.checked:
+    flagged, rows = result.flagged(), []
+    for word in result.checked:
         patch = f"#{word.vision_token}" if word.patch_row is None else f"{word.patch_row},{word.patch_col}"
         rows.append((word.text, f"{word.support:.2f}", patch, "yes" if word in flagged else ""))
     if as_json:
-        options.print_json(found.to_dict())
+        options.print_json(result.to_dict())
     else:
         if rows:
             print_table(Table(("word", "support", "patch", "flagged"), rows, ""))
-        for note in found.notes:
+        for note in result.notes:
             print(note)
     if html is not None:
-        print(f"Wrote {found.save(html)}")
-    if not found.checked:
+        print(f"Wrote {result.save(html)}")
+    if not result.checked:
         raise Incomplete("The text contains none of the words to check; choose other words with --words.")
     return bool(flagged)
 
@@ -186,7 +186,7 @@ def _calibrate(model: str, data: str, batch_size: int, quiet: bool, loading: dic
     pair = load(model, **loading)
     with progress_bar() as bar:
         task = bar.add_task("images", total=len(items), visible=not quiet)
-        found = calibrate(
+        measured = calibrate(
             *pair,
             [item.images[0] for item in items],
             [set(item.meta["ground_truth"]) for item in items],
@@ -194,8 +194,8 @@ def _calibrate(model: str, data: str, batch_size: int, quiet: bool, loading: dic
             advance=lambda count: bar.advance(task, count),
         )
     print(
-        f"Measured on {found.words} object words in captions by the model; {found.absent} of these objects are absent."
+        f"Measured on {measured.words} object words in captions by the model; {measured.absent} of these objects are absent."
     )
     print("Add this entry to the model's generation_config.json:")
-    entry = {"layer": found.layer, "threshold": round(found.threshold, 3), "auroc": round(found.auroc, 3)}
+    entry = {"layer": measured.layer, "threshold": round(measured.threshold, 3), "auroc": round(measured.auroc, 3)}
     options.print_json({"check": entry})

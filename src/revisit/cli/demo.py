@@ -25,6 +25,8 @@ def demo(
     first such scene in which ReVisiT corrects a mistake and selects a patch on the object (see tools/samples.py). The photograph
     is the CC0 image in scikit-image with the most of CHAIR's objects: a cup of coffee.
     """
+    folder = make_folder(output)  # before torch is imported, which takes seconds
+
     from PIL import Image
     from rich.console import Console
 
@@ -39,7 +41,7 @@ def demo(
     else:
         shipped = sample("demo")
         image, nouns, place = shipped.image(), shipped.nouns, shipped.place
-    image.save(make_folder(output) / "demo.png")
+    image.save(folder / "demo.png")
     answer = ask(model, image, compare_with="greedy", objects=nouns, max_new_tokens=128)
     decode = answer.decode
     console = Console()

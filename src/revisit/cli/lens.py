@@ -47,7 +47,7 @@ def lens(
         check_page(html, images)
     opened = [open_image(path) for path in images]
 
-    from revisit.explain.lens import lens as read
+    from revisit.explain.lens import lens as run_lens
 
     pair = options.load_for_image(
         model,
@@ -57,21 +57,23 @@ def lens(
         trust_remote_code=trust_remote_code,
         allow_incomplete=allow_incomplete,
     )
-    seen = read(pair, opened, compared, top=top)
-    at = len(seen.layers) - 1 if layer is None else layer
-    if at >= len(seen.layers):
+    result = run_lens(pair, opened, compared, top=top)
+    index = len(result.layers) - 1 if layer is None else layer
+    if index >= len(result.layers):
         raise RevisitError(
-            f"There is no layer {layer}; this model's hidden states are numbered 0 to {seen.layers[-1]}."
+            f"There is no layer {layer}; this model's hidden states are numbered 0 to {result.layers[-1]}."
         )
-    print_table((words_table if compared else patches_table)(seen, seen.readings[-1], at))
-    for note in [*seen.notes, *([f"Patches are not available: {seen.layout.reason}"] if seen.layout.reason else [])]:
+    print_table((words_table if compared else patches_table)(result, result.readings[-1], index))
+    for note in result.notes:
         print(note)
+    if result.layout.reason:
+        print(f"Patches are not available: {result.layout.reason}")
     if html is not None:
-        print(f"Wrote {seen.save(html)}")
+        print(f"Wrote {result.save(html)}")
 
 
 def _place(token: int, layout: Layout) -> str:
-    """Return row and column of a vision token's patch, from 1, or its number if they are not known."""
+    """Return the row and column of a vision token's patch, from 1, or its number if they are unknown."""
     region = layout.region(token)
     if region is None:
         return f"#{token}"
@@ -80,31 +82,31 @@ def _place(token: int, layout: Layout) -> str:
     return f"{image}{view}{region.row + 1},{region.column + 1}"
 
 
-def words_table(lens: Lens, read: Reading, layer: int) -> Table:
-    """List each word of a set with its shares at a layer, and the patch with the highest."""
-    assert read.maps is not None
-    maps = read.maps[layer]  # (tokens, words)
+def words_table(lens: Lens, reading: Reading, layer: int) -> Table:
+    """List the words with their shares at a layer, and the patch with the highest share of each."""
+    assert reading.maps is not None
+    maps = reading.maps[layer]  # (tokens, words)
     winners, rows = maps.argmax(-1), []
-    for number in sorted(range(len(read.entries)), key=lambda n: -float(maps[:, n].max())):
+    for number in sorted(range(len(reading.entries)), key=lambda n: -float(maps[:, n].max())):
         best = int(maps[:, number].argmax())
         share, mean = (f"{float(value):.1%}" for value in (maps[best, number], maps[:, number].mean()))
         first = str(int((winners == number).sum()))
-        rows.append((read.entries[number], share, _place(best, lens.layout), mean, first))
+        rows.append((reading.entries[number], share, _place(best, lens.layout), mean, first))
     heads = ("word", "highest", "in patch (row, column)", "mean", "patches where it ranks first")
     about = "The shares of a patch add up to 100 % among these words only."
-    return Table(heads, rows, f"{read.name}, layer {lens.layers[layer]}. {about}")
+    return Table(heads, rows, f"{reading.name}, layer {lens.layers[layer]}. {about}")
 
 
-def patches_table(lens: Lens, read: Reading, layer: int) -> Table:
+def patches_table(lens: Lens, reading: Reading, layer: int) -> Table:
     """List the predictions of the 20 patches with the most probable words at a layer."""
     from revisit.explain.tokens import printable
 
-    order = read.probabilities[layer, :, 0].argsort(descending=True)[:20].tolist()
+    order = reading.probabilities[layer, :, 0].argsort(descending=True)[:20].tolist()
     shown = f"the {len(order)} of {lens.layout.tokens} patches with the most probable word"
-    title = f"{read.name}, layer {lens.layers[layer]}: {shown}"
+    title = f"{reading.name}, layer {lens.layers[layer]}: {shown}"
     rows = []
     for token in order:
-        likeliest = zip(read.top[layer, token], read.probabilities[layer, token], strict=True)
-        words = "  ".join(f"{printable(read.entries[int(n)])} {float(p):.1%}" for n, p in likeliest)
+        likeliest = zip(reading.top[layer, token], reading.probabilities[layer, token], strict=True)
+        words = "  ".join(f"{printable(reading.entries[int(n)])} {float(p):.1%}" for n, p in likeliest)
         rows.append((_place(token, lens.layout), words))
     return Table(("patch (row, column)", "predicts"), rows, title, left=2)

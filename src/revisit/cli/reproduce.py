@@ -72,13 +72,13 @@ def reproduce(
     if "chair" in benchmarks:
         require_data()
     setup = Setup(
-        make_folder(out),
-        chosen,
-        parse_data(data or (SCENES if model == EMBEDDED else DOWNLOAD), benchmarks),
-        model is not None,
-        limit,
-        batch_size,
-        {"engine": engine, "dtype": dtype, "device_map": device_map},
+        out=make_folder(out),
+        models=chosen,
+        data=parse_data(data or (SCENES if model == EMBEDDED else DOWNLOAD), benchmarks),
+        stand_in=model is not None,
+        limit=limit,
+        batch_size=batch_size,
+        options={"engine": engine, "dtype": dtype, "device_map": device_map},
     )
     with reporter(quiet, out / "runs") as progress:
         document = run(rows, setup, progress)
