@@ -128,7 +128,7 @@ def test_an_ablation_then_the_report(measured: Path, command: Callable[..., str]
         (["analyze", "projection", "--model", "nowhere/none"], "--data is missing"),
         (["analyze", "projecton"], "Did you mean 'projection'"),
         (["analyze", "projection", "--method", "greedy"], "--method cannot be used with projection"),
-        (["analyze", "case-study", "--method", "vcd", "--data", SCENES], "Case studies are of ReVisiT"),
+        (["analyze", "case-study", "--method", "vcd", "--data", SCENES], "Case studies need ReVisiT"),
         (["ablate", "e"], "Unknown panel 'e'"),
         (["bench", "--method", "revisit:alpha=7", "--model", "nowhere/none"], "alpha must be"),
         (["analyze", "projection", "--data", "scenes:unsual:3"], "Did you mean 'unusual'"),

@@ -27,7 +27,7 @@ SWEPT = ("CHAIRi", "F1", "accuracy", "macro", "token_max", "qAcc")  # metrics dr
 
 
 class Panel(NamedTuple):
-    """One table of an ablation: the settings that vary, and the methods that have them."""
+    """One table of an ablation: the settings that vary, and the methods to compare."""
 
     title: str
     columns: tuple[str, ...]

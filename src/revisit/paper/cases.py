@@ -27,7 +27,7 @@ def case_studies(subject: Subject, reporter: Reporter) -> Result:
     model, processor = subject.loaded
     method = as_method(subject.methods[0], model)
     if not isinstance(method, ReVisiT):
-        raise RevisitError(f"Case studies are of ReVisiT: use --method revisit, with any settings, not {method.name}.")
+        raise RevisitError(f"Case studies need ReVisiT: use --method revisit, with any settings, not {method.name}.")
     vocabulary = subject.vocabulary
     changes: Counter[str] = Counter()
     steps = 0

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def wait(device: torch.device) -> None:
-    """Wait until a GPU has finished its queue."""
+    """Wait until a GPU has finished its queue; return at once for other devices."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -169,13 +169,13 @@ def bench_table(rows: Sequence[Mapping[str, Any]], caption: str) -> Table:
 
 # -- over many images --------------------------------------------------------------------------------------------
 
-PROTOCOL = {"warmups": 6, "repeats": 3, "max_new_tokens": 512}  # of the paper
+PROTOCOL = {"warmups": 6, "repeats": 3, "max_new_tokens": 512}  # the paper's
 
 
 def time_images(subject: Subject, reporter: Reporter) -> list[Timing]:
     """Time every method on every image by the paper's protocol; the repeats of an image count as one.
 
-    The times of every image are stored at once, so a killed measurement resumes.
+    The times of each image are stored as soon as they are measured, so a killed measurement resumes.
     """
     config = EvalConfig(model=(subject.model,), method=subject.methods, data=str(subject.folder), preset="paper")
     methods = dict(zip(subject.methods, config.methods_for(subject.model), strict=True))
@@ -193,7 +193,7 @@ def time_images(subject: Subject, reporter: Reporter) -> list[Timing]:
                 new_tokens=PROTOCOL["max_new_tokens"],
                 repeats=PROTOCOL["repeats"],
                 warmups=warmups,
-                min_new_tokens=None,  # answers end where they end
+                min_new_tokens=None,  # answers may end early
             )
             write_json(file, [asdict(timing) for timing in timings])
             warmups = 0

@@ -92,15 +92,15 @@ class Mention:
     text: str  # as written in the caption
     first: int
     last: int
-    alone: bool  # it is a single token, and that token has nothing else but blanks
+    alone: bool  # written by a single token, which contains nothing else except blanks
 
 
 def word_spans(caption: str, words: Sequence[str]) -> list[Span]:
-    """Return the span of each token of CHAIR's word tokenizer in its caption; raise ValueError if one is not there."""
+    """Return the span of each token of CHAIR's word tokenizer in its caption; raise ValueError if one is missing."""
     from nltk.tokenize.util import align_tokens
 
     lowered = caption.lower()
-    # index in the caption of each character of the lower-cased caption, which may be longer: "İ" becomes two
+    # maps each character of the lower-cased caption, which may be longer ("İ" becomes two), to its index in the caption
     starts = [index for index, character in enumerate(caption) for _ in character.lower()] + [len(caption)]
     quotes = iter(re.findall("\"|``|''", lowered))  # the word tokenizer replaces quotation marks
     written = [next(quotes, word) if word in ("``", "''") else word for word in words]
@@ -112,7 +112,7 @@ def word_mentions(caption: str) -> list[tuple[str, Span]]:
     tokens, roots = lemmas(caption)
     spans = word_spans(caption, tokens)
     merged, starts = merge_pairs(roots)
-    edges = [*starts, len(tokens)]  # merged word i is made of tokens edges[i]..edges[i + 1]
+    edges = [*starts, len(tokens)]  # merged word i consists of tokens edges[i]..edges[i + 1]
     merged_spans = [(spans[a][0], spans[b - 1][1]) for a, b in itertools.pairwise(edges)]
     return [(word, span) for word, span in zip(merged, merged_spans, strict=True) if names_object(word, merged)]
 

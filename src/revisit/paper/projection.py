@@ -101,7 +101,7 @@ def last_layer(result: Stored, kind: str) -> dict[int, Stored]:
 
 
 def draw(result: Stored, name: str) -> list[Block]:
-    """Draw recall at the final layer as table and curves, and by hidden state."""
+    """Draw recall at the final layer as a table and as curves, and recall by hidden state."""
     last = {kind: last_layer(result, kind) for kind in VOCABULARIES}
     by_chance = {row["k"]: row["recall"] for row in result["chance"]}
     lines: list[tuple[Cell | str, ...]] = [

@@ -88,7 +88,7 @@ def table(name: str) -> Any:
 
 
 def verdict(theirs: float, measured: Measured | None, digits: int) -> str:
-    """Return `inside`, `outside`, `no interval` or `not run`; a published value is rounded to `digits` decimals.
+    """Return `inside`, `outside`, `no interval` or `not run`; the published value is rounded to `digits` decimals.
 
     An interval without width, which resampling gives if all items are alike, counts as none.
     """

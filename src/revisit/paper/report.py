@@ -35,12 +35,12 @@ INTRODUCTION = (
 
 
 class Study(NamedTuple):
-    """How a study is run, and how its result is drawn."""
+    """A study: the functions that run it and draw its result."""
 
     title: str
     run: Callable[[Subject, Reporter], Result]
     draw: Callable[[Stored, str], list[Block]]
-    methods: tuple[str, ...] = ("greedy",)  # by default; none if nothing is decoded
+    methods: tuple[str, ...] = ("greedy",)  # the default; empty if nothing is decoded
 
 
 # In the order of the report.
@@ -123,7 +123,7 @@ def build(folder: Path, *, resamples: int = 4999) -> Document:
 
 
 def _main_logs(logs: Sequence[Log], panels: Sequence[Stored]) -> list[Log]:
-    """Return the logs that do not only belong to an ablation."""
+    """Leave out the logs that belong to an ablation only."""
     varied = {method for panel in panels for method in panel["rows"]}
     kept = [log for log in logs if log.spec.method not in varied]
     others = {(log.spec.model, log.spec.benchmark) for log in kept if log.spec.method != "greedy" or not varied}

@@ -29,18 +29,18 @@ from revisit.paper.study import Stored, Subject
 
 @dataclass(frozen=True)
 class Setup:
-    """The models, data and output folder that rows are reproduced with."""
+    """The models, data, output folder and options with which to reproduce rows."""
 
     out: Path
     models: Mapping[str, str]  # name in the paper -> folder or Hub id
-    data: Mapping[str, str]  # benchmark -> folder, generated scenes, `download` or `hub`
+    data: Mapping[str, str]  # benchmark -> folder, generated scenes or `download`
     stand_in: bool = False  # one model replaces all models of the paper
     limit: int | None = None
     batch_size: int = 8
     options: Stored = field(default_factory=dict)  # of EvalConfig: engine, dtype, device_map, …
 
     def limit_of(self, row: Exhibit) -> int | None:
-        """Return the number of items: --limit, and at most the row's number if the row uses a part of a benchmark."""
+        """Return the number of items: --limit, and at most the row's own number if the row uses only part of a benchmark."""
         partial = row.kind != "grid" or row.benchmark == "vqav2"
         limits = [n for n in (self.limit, row.items if partial else None) if n is not None]
         return min(limits, default=None)
@@ -96,7 +96,7 @@ def reproduce(rows: Sequence[Exhibit], setup: Setup, reporter: Reporter) -> Docu
 
 
 def _names(row: Exhibit, setup: Setup) -> list[str]:
-    """Return the models of a row that are run, by their names in the paper."""
+    """Return the names, in the paper, of the row's models that are run."""
     return [name for name in row.models if name in setup.models]
 
 

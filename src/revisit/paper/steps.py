@@ -26,9 +26,9 @@ CURVE = (1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 500, 700, 10
 
 @dataclass
 class Selection:
-    """The hallucinated words that were kept, and why the others were not."""
+    """The hallucinated words that were kept, and the number excluded for each reason."""
 
-    kept: list[tuple[Caption, list[Mention]]]  # of each caption that has some
+    kept: list[tuple[Caption, list[Mention]]]  # by caption, without captions that have none
     counts: dict[str, int]
     hallucinated: set[str]  # images with a hallucinated word
 

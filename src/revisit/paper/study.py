@@ -70,7 +70,7 @@ class Subject:
 
     @cached_property
     def loaded(self) -> tuple[Model, Processor]:
-        """(model, processor)."""
+        """The model and its processor."""
         device_map = self.device_map or ("cuda" if torch.cuda.is_available() else None)
         return load(self.model, dtype=self.dtype, device_map=device_map)
 
@@ -108,7 +108,7 @@ class Subject:
         return force(model, inputs, [caption.tokens])[0].text
 
     def captions(self, reporter: Reporter) -> list[Caption]:
-        """Return the model's captions of all items; they are decoded once and stored like any evaluation."""
+        """Return the model's captions of all items; they are decoded once and stored as an evaluation."""
         config = EvalConfig(
             model=self.model,
             method=as_method(self.methods[0], describe_model(self.model)),
