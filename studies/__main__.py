@@ -36,14 +36,15 @@ def study(
     name: str = typer.Argument(help=f"One of: {', '.join(STUDIES)}."),
     model: str = options.MODEL,
     data: str = typer.Option(DEFAULT_SCENES, help="Folder of COCO val2014, or scenes:SPLIT:NUMBER:SEED."),
-    limit: int = typer.Option(None, min=1, help="Use only the first images."),
+    limit: int = typer.Option(None, min=1, help="Use only this many images."),
     out: Path = typer.Option(Path("results"), "--out", "-o", help="Folder for captions and results."),
     method: list[str] = typer.Option(
-        None, help="How captions are decoded (default: greedy); for pointing, settings of ReVisiT; for times, methods."
+        None,
+        help="Method of the captions; by default greedy. For pointing and times: the methods to compare. Repeatable.",
     ),
     max_new_tokens: int = typer.Option(512, min=1, help="Maximum length of a caption, in tokens."),
     batch_size: int = typer.Option(8, min=1, help="Batch size."),
-    writer: str = typer.Option(None, help="For check: the model that writes the captions (default: --model)."),
+    writer: str = typer.Option(None, help="For check: model that writes the captions; by default --model."),
     labels: Path = typer.Option(None, help="For word-labels: a file of DetailVerifyBench or HalLoc."),
     dtype: str = options.DTYPE,
     device_map: str = options.DEVICE_MAP,

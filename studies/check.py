@@ -53,7 +53,7 @@ Known = tuple[str, bool]  # kind of a word, and whether it is right about the im
 
 @dataclass(frozen=True)
 class Stated:
-    """A text about an image, and the truth about its words: None for words that are not compared."""
+    """A text about an image, and a function that judges its words; it returns None for words that are not compared."""
 
     text: str
     judge: Callable[[str], Known | None]
@@ -70,7 +70,7 @@ class Unit:
 
 
 class Reader:
-    """Computes the scores of words, one image after another."""
+    """Reads texts with the model and scores their words, one image at a time."""
 
     def __init__(self, subject: Subject) -> None:
         self.model, self.processor = subject.loaded
@@ -126,9 +126,10 @@ class Reader:
             yield name, at, known, scores | {f"layer {layer}": support[layer] for layer in self.layers}
 
     def _run(self, item: Item, texts: Sequence[str]) -> tuple[list[ModelText], Tensor, Tensor]:
-        """Return the texts as read, the states (states, texts, tokens, d) and attention (layers, texts, tokens, vision tokens).
+        """Run the model on all texts about an image.
 
-        Both are of the positions that predict the tokens.
+        Returns the texts, and the states (states, texts, tokens, d) and attention (layers, texts, tokens, vision tokens) at the
+        positions that predict the tokens.
         """
         shown, count = images(item), len(texts)
         inputs = prepare(self.processor, [item.prompt] * count, [shown] * count, self.model.device)
@@ -166,12 +167,12 @@ class Reader:
 def foil(seed: int, truth: Collection[str]) -> str:
     """Return a sentence that lists the objects in an image, one replaced by an absent one; empty if there are none."""
     rng = np.random.default_rng(seed)
-    there = [name for name in sorted(truth) if " " not in name]
-    others = sorted({name for name in WORDS.values() if " " not in name} - set(truth))
-    if not there:
+    present = [name for name in sorted(truth) if " " not in name]
+    absent = sorted({name for name in WORDS.values() if " " not in name} - set(truth))
+    if not present:
         return ""
-    listed = list(rng.permutation(there)[:4])
-    listed[int(rng.integers(len(listed)))] = str(rng.choice(others))
+    listed = list(rng.permutation(present)[:4])
+    listed[int(rng.integers(len(listed)))] = str(rng.choice(absent))
     phrases = [f"a {name}" for name in listed]
     return f"The image shows {', '.join(phrases[:-1])}{' and ' if phrases[1:] else ''}{phrases[-1]}."
 
@@ -180,8 +181,8 @@ def attributes(folder: Path) -> list[Stated]:
     """Return a sentence about each generated scene with a place, a count and a color, each wrong in half of them."""
     found = []
     path = folder / "scenes.jsonl"
-    for place, line in enumerate(path.read_text("utf-8").splitlines() if path.exists() else ()):
-        shown, rng = json.loads(line), np.random.default_rng(place)
+    for seed, line in enumerate(path.read_text("utf-8").splitlines() if path.exists() else ()):
+        shown, rng = json.loads(line), np.random.default_rng(seed)
         tinted = next((thing for thing in shown["objects"] if thing["colour"]), shown["objects"][0])
         count = min(4, sum(thing["noun"] == tinted["noun"] for thing in shown["objects"]))
         right = {"place": shown["place"], "count": COUNTS[count - 1], "color": tinted["colour"] or "red"}
@@ -207,23 +208,23 @@ def judge_object(truth: Collection[str], word: str) -> Known | None:
 
 
 def run(subject: Subject, reporter: Reporter, writer: str | None = None) -> Result:
-    """Run the study with the captions of the model itself, or of another one; see the module."""
+    """Run the study with captions by the model itself, or by another model."""
     author = replace(subject, model=writer) if writer else subject
     truth = [set(item.meta["ground_truth"]) for item in subject.items]
     tokenizer = author.loaded[1].tokenizer
     captions = [tokenizer.decode(c.tokens, skip_special_tokens=True).strip() for c in author.captions(reporter)]
-    foils = [foil(place, there) for place, there in enumerate(truth)]
+    foils = [foil(image, present) for image, present in enumerate(truth)]
     texts = {
-        kind: [Stated(text, partial(judge_object, there)) for there, text in zip(truth, found, strict=True)]
+        kind: [Stated(text, partial(judge_object, present)) for present, text in zip(truth, found, strict=True)]
         for kind, found in zip(KINDS, (captions, foils), strict=True)
     }
     texts["attributes"] = attributes(subject.folder)[: subject.limit]
     reader = Reader(subject)
     units: dict[str, list[Unit]] = {kind: [] for kind in texts}
-    for place, item in enumerate(track(reporter, "texts", subject.items)):
-        own = {kind: found[place] for kind, found in texts.items() if place < len(found)}
-        for kind, _, known, scores in reader.words(item, own):
-            units[kind].append(Unit(place, *known, scores))
+    for image, item in enumerate(track(reporter, "texts", subject.items)):
+        stated = {kind: found[image] for kind, found in texts.items() if image < len(found)}
+        for kind, _, known, scores in reader.words(item, stated):
+            units[kind].append(Unit(image, *known, scores))
     return measure(units, subject, reader)
 
 
@@ -234,7 +235,7 @@ def measure(units: Mapping[str, list[Unit]], subject: Subject, reader: Reader) -
     second = {kind: [unit for unit in units[kind] if unit.image >= half] for kind in KINDS}
     if any(len({unit.right for unit in found}) < 2 for found in (first, second["captions"])):
         raise RevisitError(
-            "The captions of each half of the images must name objects that are there and objects that are not: use more images."
+            "The captions of each half of the images must name both present and absent objects: use more images."
         )
     cut = best_threshold(*columns(first, CHECK))
     thresholds = {"the model's own": settings_of(reader.model)[1], "labels of the first half": cut, "fixed": THRESHOLD}
@@ -247,7 +248,7 @@ def measure(units: Mapping[str, list[Unit]], subject: Subject, reader: Reader) -
         "rows": [
             {
                 "name": name,
-                "validation": known(auroc(*columns(first, name))),
+                "validation": or_none(auroc(*columns(first, name))),
                 **{
                     kind: _quality(found, name, best_threshold(*columns(first, name))) for kind, found in second.items()
                 },
@@ -266,8 +267,8 @@ def measure(units: Mapping[str, list[Unit]], subject: Subject, reader: Reader) -
         "layers": [
             {
                 "layer": layer,
-                "validation": known(auroc(*columns(first, f"layer {layer}"))),
-                **{kind: known(auroc(*columns(found, f"layer {layer}"))) for kind, found in second.items()},
+                "validation": or_none(auroc(*columns(first, f"layer {layer}"))),
+                **{kind: or_none(auroc(*columns(found, f"layer {layer}"))) for kind, found in second.items()},
             }
             for layer in reader.layers
         ],
@@ -276,7 +277,7 @@ def measure(units: Mapping[str, list[Unit]], subject: Subject, reader: Reader) -
             kind: {
                 "words": len(found),
                 "wrong": sum(not unit.right for unit in found),
-                **{name: known(auroc(*columns(found, name))) for name in (CHECK, PROBABILITY)},
+                **{name: or_none(auroc(*columns(found, name))) for name in (CHECK, PROBABILITY)},
             }
             for kind in dict.fromkeys(unit.kind for unit in every)
             for found in [[unit for unit in every if unit.kind == kind]]
@@ -285,12 +286,12 @@ def measure(units: Mapping[str, list[Unit]], subject: Subject, reader: Reader) -
 
 
 def columns(units: Sequence[Unit], name: str) -> tuple[Floats, Flags]:
-    """Return the scores of some words by a detector, and which of them are right."""
+    """Return a detector's scores of some words, and which of these words are right."""
     return np.array([unit.scores[name] for unit in units]), np.array([unit.right for unit in units], bool)
 
 
-def known(value: float) -> float | None:
-    """Return a number for JSON; None if it is undefined, as the AUROC of words that are all right."""
+def or_none(value: float) -> float | None:
+    """Replace NaN by None for JSON; the AUROC is NaN if all words are right."""
     return None if np.isnan(value) else float(value)
 
 
@@ -305,7 +306,7 @@ def _quality(units: Sequence[Unit], name: str, threshold: float) -> Result:
         "ap": precision,
         "f1": f1(scores, right, threshold),
     }
-    return {key: known(value) for key, value in values.items()}
+    return {key: or_none(value) for key, value in values.items()}
 
 
 def interval(scores: Floats, right: Flags, groups: Sequence[int]) -> tuple[float, float]:
@@ -325,8 +326,8 @@ def _reliability(scores: Floats, right: Flags) -> list[Result]:
     ranges = np.searchsorted(RANGES, scores, side="right")
     return [
         {"up_to": end, "words": int(here.sum()), "right": float(right[here].mean()) if here.any() else None}
-        for place, end in enumerate((*RANGES, 1.0))
-        for here in [ranges == place]
+        for index, end in enumerate((*RANGES, 1.0))
+        for here in [ranges == index]
     ]
 
 

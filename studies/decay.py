@@ -56,12 +56,12 @@ def run(subject: Subject, reporter: Reporter) -> Result:
     captions = [caption for caption in subject.captions(reporter) if caption.tokens]
     objects = set(subject.vocabulary.ids)
     rows = []  # caption, position from 1, names an object, moved, entropy, within a thought
-    for place, caption in enumerate(track(reporter, "with and without the image", captions)):
+    for index, caption in enumerate(track(reporter, "with and without the image", captions)):
         count = Counter[bool]()  # tokens of the answer and of thoughts so far
         phases = in_thought(subject, caption)
         for token, values, thought in zip(caption.tokens, moved(subject, caption), phases, strict=True):
             count[thought] += 1
-            rows.append((place, count[thought], token in objects, *values, thought))
+            rows.append((index, count[thought], token in objects, *values, thought))
     table = np.array(rows, float)
     thoughts = table[:, 5] > 0
     phase_names = {"thought, ": table[thoughts], "answer, ": table[~thoughts]} if thoughts.any() else {"": table}
@@ -119,7 +119,7 @@ def draw(result: Stored) -> list[Block]:
         (row["words"], str(row["tokens"]), share(row, "moved"), number(row["position"]), number(row["entropy"]))
         for row in result["correlations"]
     ]
-    caption = "Probability that the image moves (%), by position in the answer, with 95 % intervals over captions."
+    caption = "Probability moved by the image (%), by position in the answer, with 95 % intervals over captions."
     text = f"{result['captions']} captions, each with its image and without it, by teacher forcing."
     heads = ("Words", "tokens", "moved (%)", "Spearman, position", "Spearman, entropy")
     groups = [(words, 2) for words in names]
@@ -127,6 +127,6 @@ def draw(result: Stored) -> list[Block]:
         Text(text),
         Table(("Position", *("tokens", "moved (%)") * len(names)), lines, caption, groups=groups),
         Table(
-            heads, related, "Rank correlation of what the image moves with the position and with the model's entropy."
+            heads, related, "Rank correlation of the moved probability with the position and with the model's entropy."
         ),
     ]

@@ -88,7 +88,7 @@ class Count:
 
 
 def run(subject: Subject, reporter: Reporter) -> Result:
-    """Run the study: one row per setting, and one per layer for the steps of a decode over every layer."""
+    """Run the study: one row per setting, and one row per layer from decoding with all layers."""
     boxes = read_boxes(subject.folder)
     model, vocabulary = subject.loaded[0], subject.vocabulary
     methods = {text: as_method(text, model) for text in subject.methods}
@@ -177,6 +177,6 @@ def draw(result: Stored) -> list[Block]:
         f"{result['images']} images. A step counts if the token is the word of a boxed object; the selected patch touches one of its "
         "boxes, or has its center inside one. By chance: the share of all patches that do. Brackets: 95 % intervals over images."
     )
-    by_layer = "The nearest patch of each layer alone, at the steps of a decode over every layer."
+    by_layer = "The nearest patch of each layer alone, from decoding with all layers."
     settings = table(result["settings"], "Setting", "The selected patch, by setting.")
     return [Text(text), settings, table(result["layers"], "Layer", by_layer)]

@@ -51,15 +51,15 @@ def run(subject: Subject, reporter: Reporter) -> Result:
     """Run the study: AUROC of every detector on exchanged words and letters, with intervals over images."""
     reader, folder = Reader(subject), make_folder(Path(subject.output) / "rendered")
     found: dict[tuple[bool, str], list[tuple[int, dict[str, float]]]] = {}  # (sign, text) -> image and scores
-    for place, item in enumerate(track(reporter, "signs", subject.items)):
-        words = quoted(item.meta["ground_truth"], place)
+    for image, item in enumerate(track(reporter, "signs", subject.items)):
+        words = quoted(item.meta["ground_truth"], image)
         path = folder / f"{item.id}.png"
         with_sign(images(item)[0], words[0]).save(path)
         known: dict[str, Known] = {word: ("sign", word == words[0]) for word in words}
         texts = {kind: Stated(f"The sign says {word}.", known.get) for kind, word in zip(TEXTS, words, strict=True)}
         for sign, shown in ((True, replace(item, images=(path,))), (False, item)):
             for kind, _, _, scores in reader.words(shown, texts):
-                found.setdefault((sign, kind), []).append((place, scores))
+                found.setdefault((sign, kind), []).append((image, scores))
     rows = [
         {
             "name": name,
@@ -75,7 +75,7 @@ def run(subject: Subject, reporter: Reporter) -> Result:
 def _compared(
     first: list[tuple[int, dict[str, float]]], second: list[tuple[int, dict[str, float]]], name: str
 ) -> Result:
-    """Return the AUROC of a detector for the words of right texts against those of wrong ones."""
+    """Return a detector's AUROC of separating the words of right texts from those of wrong ones."""
     groups = [image for image, _ in first + second]
     scores = np.array([scores[name] for _, scores in first + second])
     right = np.arange(len(groups)) < len(first)

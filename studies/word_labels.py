@@ -145,8 +145,8 @@ def choose_threshold(texts: Sequence[LabeledText], scores: Sequence[Scored]) -> 
 def score_words(texts: Sequence[LabeledText], scores: Sequence[Scored], threshold: float) -> dict[str, Any]:
     """Return AUROC, average precision and token F1 over all words, and by kind of mistake.
 
-    A word gets the lowest score of the detector's words that overlap it. Words without a score count as not flagged in F1 and are left
-    out of the other two. A kind is compared with all right words. `f1` counts words; `text_f1` is the mean over texts, as DetailVerifyBench
+    A word gets the lowest score of the detector's words that overlap it. Words without a score are not flagged in F1, and are left out
+    of the other two. A kind is compared with all right words. `f1` counts words; `text_f1` is the mean over texts, as DetailVerifyBench
     reports it, with 0 for a text without wrong words.
     """
     rows = [list(_joined(text, found)) for text, found in zip(texts, scores, strict=True)]
@@ -167,7 +167,9 @@ def _joined(text: LabeledText, scores: Scored) -> Iterator[tuple[float | None, s
 
 
 def _columns(rows: Sequence[tuple[float | None, str | None]], missing: float | None = None) -> tuple[Floats, Flags]:
-    kept = [(missing if score is None else score, kind) for score, kind in rows if score is not None or missing]
+    kept = [
+        (missing if score is None else score, kind) for score, kind in rows if score is not None or missing is not None
+    ]
     return np.array([score for score, _ in kept], float), np.array([kind is None for _, kind in kept], bool)
 
 
