@@ -3,7 +3,7 @@
     .venv-mlx/bin/python perf/laptops.py mlx [--scenes 50] [--timed 20]
     .venv-llama-cpp/bin/python perf/laptops.py llama-cpp
 
-`make test-mlx` and `make test-llama-cpp` make these environments. Times are medians over scenes, with and without ReVisiT in turns.
+`make test-mlx` and `make test-llama-cpp` create these environments. Times are medians over scenes, with and without ReVisiT in turns.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def load_llama(language: Path, encoder: Path) -> Any:
 
 
 class Embeddings:
-    """llama.cpp's multimodal library with given image embeddings."""
+    """llama.cpp's multimodal library, with the image embeddings replaced."""
 
     embedded: torch.Tensor  # (64, d)
 

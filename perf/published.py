@@ -1,8 +1,7 @@
 """Compare with the cached algorithm, which keeps vision tokens × whole vocabulary and sorts the vocabulary at every step.
 
-The peer is written here from the description of the published algorithm. Both decode the same prompt of the same random
-model on the same profile, taking turns; their tokens must be identical, and so must the largest scores be (to rounding),
-before anything is printed.
+The cached algorithm is implemented here from its published description. Both decode the same prompt with the same random model
+and profile, in turns. Before anything is timed, their tokens must be identical, and their largest scores equal up to rounding.
 
     python perf/published.py                         # 0.5 B text model, 346 vision tokens; about 10 minutes on 2 cores
     python perf/published.py --shape qwen2.5-vl-toy --tokens 20

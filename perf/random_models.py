@@ -85,7 +85,7 @@ def random_inputs(
 ) -> dict[str, Any]:
     """Return a prompt with one random image of `vision_tokens` tokens in each row.
 
-    Qwen-VL shapes get pixels; other families a prompt of embeddings, which is all that the text model ever sees.
+    Qwen-VL shapes get pixels; other families get a prompt of embeddings, the input of the text model.
     """
     generator = torch.Generator().manual_seed(seed)
     config, text = model.config, model.config.get_text_config()
@@ -119,10 +119,10 @@ class Profile:
     """Next-token logits with plausible sets of stated sizes, in place of a random model's, which are flat.
 
     The set sizes, for alpha = 1e-5, are log-normal: `median`, with `spread` the standard deviation of their logarithm
-    (0 makes every step alike), at most `largest`. Logits are a word-frequency prior, −`zipf`·ln(rank + 2.7), plus Gumbel
-    noise of each step's own, scaled until the step has its size; so frequent tokens come back and rare ones are new.
-    With the default exponent 83 % of the 64 best and 85 % of the 512 best tokens of a step were among the best of an
-    earlier one, over 200 steps; of SmolLM2-135M-Instruct's, describing a scene, 77 % and 88 % were.
+    (0 makes every step alike), at most `largest`. Logits are a word-frequency prior, −`zipf`·ln(rank + 2.7), plus new Gumbel
+    noise at each step, scaled so that the step has its size. So frequent tokens recur and rare ones are new: with the default
+    exponent, 83 % of the 64 best and 85 % of the 512 best tokens of a step were among the best of an earlier one, over 200
+    steps, compared with 77 % and 88 % for SmolLM2-135M-Instruct describing a scene.
     """
 
     median: int = 64

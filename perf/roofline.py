@@ -5,10 +5,10 @@ few, such as topk, are several on a real GPU), the bytes it reads and writes (a 
 products of matrices. The kernels of the Triton step are counted as they are launched, and their bytes come from `traffic`,
 which tests/step/test_triton.py compares with every load and store of the interpreted kernels.
 
-The predicted time is bytes / (0.85 · bandwidth), or what the cache or the arithmetic take if that is longer, and for every
-kernel either 6 µs (the host's launch, if nothing hides it) or 2 µs (the least that a kernel takes on the device, if the host
-launches it while the device is still busy with the model, as it can wherever the model's own step takes longer than its 12
-launches a layer). A greedy step reads the weights and the KV cache once.
+The predicted time is bytes / (0.85 · bandwidth), or the time of the cache or the arithmetic if that is longer, plus a fixed time
+per kernel: 6 µs for the host's launch ("exposed"), or 2 µs, the least that a kernel takes on the device ("hidden"), if the host
+launches it while the device is still busy with the model. A greedy step reads the weights and the KV cache once; it takes at least
+12 launches per layer.
 
     python perf/roofline.py [--json]        in an environment with Triton, such as that of `make test-triton`
 """
@@ -50,9 +50,9 @@ VIEWS = (
     "permute",
     "_unsafe_view",
 )
-CANDIDATES = 64  # of every row: torch's places for sets of up to 42 tokens, which have half as much room again
+CANDIDATES = 64  # per row: the capacity that the torch step allocates for sets of up to 42 tokens
 CACHE = (
-    2.5  # times the memory's bandwidth: that of the cache from which tiles of states fetch the same rows of the head
+    2.5  # bandwidth of the cache, from which tiles of states read the same rows of the head again, relative to memory
 )
 
 
@@ -79,8 +79,8 @@ class Model:
     vocabulary: int
     kv_width: int  # numbers of keys and values of a token and layer
     vision_tokens: int
-    layers: int  # whose vision states are looked at
-    image: int | None = None  # tokens of an image, where the configuration says so
+    layers: int  # number of layers whose vision states are compared
+    image: int | None = None  # tokens per image, if the configuration fixes them
 
 
 MODELS = (
@@ -93,7 +93,7 @@ MODELS = (
 
 
 class Counted(TorchDispatchMode):
-    """Count kernels, bytes and matrix products of what runs inside."""
+    """Count the kernels, bytes and matrix products of the operators that run inside."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class MetaHead(LinearHead):
 
 @dataclass(frozen=True)
 class Cost:
-    """What one step asks of the device."""
+    """The work of one step."""
 
     kernels: int
     bytes: int  # from and to memory
@@ -137,7 +137,7 @@ class Cost:
     cached: int = 0  # bytes read again, from the cache
 
     def seconds(self, gpu: Gpu, per_kernel: float) -> float:
-        """Return the predicted time, with a fixed time per kernel besides its bytes or arithmetic."""
+        """Return the predicted time, with a fixed time per kernel."""
         bandwidth = EFFICIENCY * gpu.bandwidth
         busy = max(self.bytes / bandwidth, (self.bytes + self.cached) / (CACHE * bandwidth))
         return self.kernels * per_kernel + max(busy, self.products / (0.5 * gpu.half))

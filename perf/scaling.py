@@ -19,7 +19,7 @@ from random_models import Profile
 from revisit.models.parts import LinearHead
 from revisit.step.interface import PaddedStates, StepInput
 from revisit.step.rule import Rule
-from step import check, ways
+from step import check, implementations
 from timing import Memory
 
 WIDTH, VOCABULARY = 896, 151936
@@ -33,7 +33,7 @@ def random_states(count: int, seed: int = 0) -> Tensor:
 def run(what: str, items: list[Tensor], head: LinearHead, profile: Profile) -> None:
     """Print milliseconds per sequence and step, for each implementation."""
     table = profile.logits(VOCABULARY)
-    for way, step in ways(head, RULE).items():
+    for way, step in implementations(head, RULE).items():
         if len(items) == 1:
             check(step, items[0], head, RULE, table[0])
         states = PaddedStates.of_items(items)

@@ -3,7 +3,7 @@
     python perf/serving.py load --clients 200 --seconds 60         starts a server of its own and ends it by SIGTERM
     .venv-vllm/bin/python perf/serving.py throughput               vLLM with and without ReVisiT, transformers, serve
 
-Bounded in count and time; prints one JSON object. Figures are ratios wherever two things can be measured in one run.
+Both are bounded in count and time and print one JSON object, with ratios where two things can be measured in one run.
 """
 
 from __future__ import annotations
@@ -129,7 +129,8 @@ async def client(url: str, number: int, until: float, tokens: int, images: list[
             found.setdefault("malformed" if bad else "well-formed", []).append((status, time.monotonic() - began))
 
 
-async def beat(server: Server, clients: int, seconds: float, tokens: int) -> dict[str, Any]:
+async def stress(server: Server, clients: int, seconds: float, tokens: int) -> dict[str, Any]:
+    """Run all clients at once; return counts, times and the server's memory."""
     images = [data_uri(seed) for seed in range(8)]
     found: dict[str, Any] = {}
     memory: list[float] = []
@@ -201,7 +202,7 @@ def load(options: argparse.Namespace) -> dict[str, Any]:
         try:
             server.wait()
             httpx.post(server.url + "/v1/chat/completions", json=question("tiny", data_uri(0), 4), timeout=300)
-            result = asyncio.run(beat(server, options.clients, options.seconds, options.tokens))
+            result = asyncio.run(stress(server, options.clients, options.seconds, options.tokens))
             result["rejected"] = hostile(server.url)
             last: list[int] = []
 
@@ -241,7 +242,7 @@ MEDIUM = {  # 0.27 B parameters in the text model
 
 
 def throughput(options: argparse.Namespace) -> dict[str, Any]:
-    """Print tokens per second of four ways to answer the same requests with the same mid-size random model."""
+    """Return the tokens per second of vLLM, transformers and `revisit serve` for the same requests and mid-size random model."""
     os.environ.update(
         VLLM_ENABLE_V1_MULTIPROCESSING="0",
         VLLM_CPU_KVCACHE_SPACE="2",
@@ -304,7 +305,7 @@ def throughput(options: argparse.Namespace) -> dict[str, Any]:
             ways[warm]()
         wall: dict[str, list[float]] = {name: [] for name in ways}
         busy: dict[str, list[float]] = {name: [] for name in ways}
-        for _ in range(options.rounds):  # interleaved, so that a busy machine troubles all alike
+        for _ in range(options.rounds):  # interleaved, so that other processes affect all engines alike
             for name, way in ways.items():
                 began = time.process_time()
                 wall[name].append(way())
@@ -313,7 +314,7 @@ def throughput(options: argparse.Namespace) -> dict[str, Any]:
         return {
             "tokens_per_second": {name: round(statistics.median(values), 1) for name, values in wall.items()},
             "processor_ms_per_token": {name: round(1000 * value, 2) for name, value in cost.items()},
-            # Everything runs in this process, so processor time says what a busy machine's clock cannot.
+            # Everything runs in this process, and other processes affect its processor time less than wall-clock time.
             "plain_over_revisit": {
                 name: round(cost[name] / cost[f"{name} revisit"], 3)
                 for name in ("vllm", "transformers")
@@ -372,7 +373,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(required=True)
     one = commands.add_parser("load")
-    one.add_argument("--model", default=None, help="a model folder; a tiny random LLaVA unless given")
+    one.add_argument("--model", default=None, help="a model folder; by default a tiny random LLaVA")
     one.add_argument("--clients", type=int, default=200)
     one.add_argument("--seconds", type=float, default=60)
     one.add_argument("--tokens", type=int, default=8)
@@ -383,7 +384,7 @@ def main() -> None:
     two.add_argument("--tokens", type=int, default=32)
     two.add_argument("--rounds", type=int, default=3)
     two.add_argument("--alpha", type=float, default=1e-5)
-    two.add_argument("--vllm-only", action="store_true", help="vLLM with and without ReVisiT, and nothing else")
+    two.add_argument("--vllm-only", action="store_true", help="only vLLM with and without ReVisiT")
     two.set_defaults(run=throughput)
     options = parser.parse_args()
     print(json.dumps(options.run(options), indent=2))

@@ -40,8 +40,8 @@ VISION, TEXT = 346, 32
 LAYERS = {"last": 1, "all": 12}
 
 
-def ways(head: LinearHead, rule: Rule) -> dict[str, Step]:
-    """Return the two implementations of the usual step on a CPU."""
+def implementations(head: LinearHead, rule: Rule) -> dict[str, Step]:
+    """Return the implementations of the step on a CPU by name."""
     steps: dict[str, Step] = {"torch": BatchedStep(head, rule)}
     if kernel.suits(head, rule):
         steps["compiled"] = kernel.CompiledStep(head, rule)
@@ -66,7 +66,7 @@ def busy(function: Callable[..., Any], *arguments: Any, **named: Any) -> tuple[A
 
 
 def fast_model() -> Qwen2ForCausalLM:
-    """Fill the weights with random numbers, drawn quickly."""
+    """Build a text model whose random weights are drawn quickly."""
     with torch.device("meta"):
         model = Qwen2ForCausalLM(Qwen2Config(**SHAPE))
     model = model.to_empty(device="cpu").eval()
@@ -113,7 +113,7 @@ def main() -> None:
         written = torch.cat([table[0].topk(10).indices, torch.arange(190)])[None]
         for layers, count in LAYERS.items():
             states = torch.randn(count * VISION, head.weight.shape[1], generator=torch.Generator().manual_seed(0))
-            for way, step in ways(head, rule).items():
+            for way, step in implementations(head, rule).items():
                 check(step, states, head, rule, table[0], written)
                 rows = PaddedStates.of_items([states])
                 times = [busy(step.take, StepInput(logits[None], rows, written=written))[1] for logits in table]

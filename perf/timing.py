@@ -66,7 +66,7 @@ class Timing(latency.Timing):
     own: list[float] = field(default_factory=list)  # seconds inside the method at each further step
     own_first: list[float] = field(default_factory=list)  # and at the first
     own_busy: list[float] = field(default_factory=list)  # processor seconds of the method's part of each further step
-    peak: int = 0  # most bytes that a call needed beyond what was there before it
+    peak: int = 0  # most bytes that a call needed in addition to those in use before it
     counters: dict[str, Any] = field(default_factory=dict)
 
 
@@ -146,7 +146,7 @@ def table(timings: Sequence[Timing]) -> list[dict[str, Any]]:
     base, rows = timings[0], latency.table(timings)
     for row, timing in zip(rows, timings, strict=True):
         own = fmean(timing.own)
-        # what greedy does, in the same minutes
+        # the model's part of the same steps
         rest = fmean(t for run in timing.intervals for t in run) - own
         row |= {
             "own_first_ms": 1e3 * median(timing.own_first),
