@@ -58,8 +58,8 @@ def train_tiny(
     out: Path = OUT,
     steps: int = STEPS,
     stage: list[str] = typer.Option(None, help="Only these stages (vision, language, projector, tune), in this order."),
-    seed: int = typer.Option(0, callback=options.a_seed, help="Seed of everything."),
-    size: str = typer.Option("base", help="base (what ships) or small (less than half of its parameters)."),
+    seed: int = typer.Option(0, callback=options.a_seed, help="Random seed."),
+    size: str = typer.Option("base", help="base (ships with the package) or small (less than half of its parameters)."),
     threads: int = THREADS,
 ) -> None:
     """Train `tiny` from scratch: vision tower, language model, projector, light tuning.
@@ -101,11 +101,11 @@ def train_photo(
     stage: list[str] = typer.Option(
         None, help="Only these stages (features, words, projector, adapter), in this order."
     ),
-    seed: int = typer.Option(30, callback=options.a_seed, help="Seed of everything."),
+    seed: int = typer.Option(30, callback=options.a_seed, help="Random seed."),
     vision_loss: float = typer.Option(
         0.1, min=0, help="Weight of the loss that makes vision tokens predict the words of their patches."
     ),
-    start: Path = typer.Option(None, help="Weights of ours whose adapters the stage adapter starts from."),
+    start: Path = typer.Option(None, help="Trained weights from which the stage adapter starts."),
     threads: int = THREADS,
 ) -> None:
     """Train the parts that `photo` adds to its vision tower and to SmolLM2-135M-Instruct, on photographs.
@@ -139,8 +139,8 @@ def train_photo(
 def photo_benchmark(
     folder: Path = typer.Argument(help="Folder to write, for `revisit eval --data FOLDER`."),
     part: str = typer.Option("test", help="Photos that no stage trains on: validation or test."),
-    first: int = typer.Option(0, min=0, help="Leave out this many photos of the list."),
-    count: int = typer.Option(300, min=1, help="Photos."),
+    first: int = typer.Option(0, min=0, help="Skip this many photos of the list."),
+    count: int = typer.Option(300, min=1, help="Number of photos."),
     photos: Path = PHOTOS,
     labels: Path = LABELS,
     held_out: list[Path] = HELD_OUT,
@@ -173,10 +173,10 @@ def measure(
     validation: int = typer.Option(400, min=1, help="Unusual scenes on which the settings are chosen."),
     test: int = typer.Option(1000, min=1, help="Other unusual scenes on which they are reported."),
     grid: bool = typer.Option(False, "--grid", help="Report every combination of settings on the test scenes too."),
-    batch_size: int = typer.Option(32, min=1, help="Captions generated at once."),
+    batch_size: int = typer.Option(32, min=1, help="Batch size."),
     workers: int = typer.Option(1, min=1, help="Processes that decode side by side."),
     seed: int = typer.Option(
-        101, callback=options.a_seed, help="Of the usual scenes; validation and test have the two after it."
+        101, callback=options.a_seed, help="Seed of the usual scenes; validation and test use the two seeds after it."
     ),
     threads: int = THREADS,
 ) -> None:
@@ -196,7 +196,7 @@ def adaptive_fusion(
     test: int = typer.Option(1000, min=1, help="Other unusual scenes on which it is measured."),
     usual: int = typer.Option(500, min=1, help="Usual scenes on which it is measured too."),
     seed: int = typer.Option(
-        301, callback=options.a_seed, help="Of the validation scenes; the test scenes have the two seeds after it."
+        301, callback=options.a_seed, help="Seed of the validation scenes; the test scenes use the two seeds after it."
     ),
     workers: int = typer.Option(1, min=1, help="Processes that decode side by side."),
 ) -> None:

@@ -61,7 +61,7 @@ class Checkpoint:
         os.replace(draft_json, self.folder / f"{self.name}.json")
 
     def read(self) -> tuple[int, dict[str, Tensor]] | None:
-        """Return the step and the tensors, None if the stage has not begun; raise RevisitError if other settings wrote them."""
+        """Return the step and the tensors, None if the stage has not begun; raise RevisitError if another recipe wrote them."""
         path = self.folder / f"{self.name}.safetensors"
         if not path.exists():
             return None

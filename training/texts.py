@@ -25,7 +25,7 @@ ONE_WORD = "Answer the question using a single word or phrase."
 ONE_LETTER = "Answer with the option's letter from the given choices directly."
 GROUNDS: tuple[str, ...] = tuple(sorted({p.top for p in PLACES} | {p.bottom for p in PLACES}))
 
-# Index -> what the vision tower calls a patch: all nouns, then all grounds.
+# The words of patches that the vision tower learns: all nouns, then all grounds.
 PATCH_WORDS: tuple[str, ...] = tuple(c.noun for c in CATEGORIES) + GROUNDS
 _PATCH_INDEX = {word: i for i, word in enumerate(PATCH_WORDS)}
 _COLOR_INDEX = {color: i for i, color in enumerate(COLORS)}

@@ -190,8 +190,8 @@ class Trainer:
         known = torch.ones_like(present)
         for row, photo in enumerate(photos):
             present[row, self.sources.labels.objects[photo]] = 1
-            if said := words_of(self.sources.captions.get(photo, ())):
-                present[row, objects:] = torch.tensor([float(word in said) for word in vision.SCENE_WORDS])
+            if words := words_of(self.sources.captions.get(photo, ())):
+                present[row, objects:] = torch.tensor([float(word in words) for word in vision.SCENE_WORDS])
             else:
                 known[row, objects:] = 0
         return present, known
@@ -317,7 +317,7 @@ class Trainer:
         fit(self.checkpoint("adapter"), recipe.adapter, weights, loss_of, self.every, self.progress, decay=0.0)
 
     def finish(self, target: Path) -> None:
-        """Write what is ours in float16, with the recipe and the log of losses beside it."""
+        """Write the trained parts in float16, with the recipe and the log of losses beside them."""
         target.mkdir(parents=True, exist_ok=True)
         recipe = self.recipe
         projector = self.checkpoint("projector").finished(recipe.projector.steps)
@@ -369,8 +369,8 @@ def language_loss(
     logits = model.lm_head(hidden[:, :-1][trained]).float()  # (trained, vocabulary)
     talk = (F.cross_entropy(logits, wanted, reduction="none") * weight).sum() / weight.sum()
     start = len(writer.before)
-    said = F.linear(hidden[:, start : start + writer.slots], model.lm_head.weight[slot_words]).float()
-    slots = -(shares * said.log_softmax(-1)).sum(-1).mean()
+    slot_logits = F.linear(hidden[:, start : start + writer.slots], model.lm_head.weight[slot_words]).float()
+    slots = -(shares * slot_logits.log_softmax(-1)).sum(-1).mean()
     again = repetition(logits, trained, batch)
     right = (logits.argmax(-1) == wanted).float()
     asked = weight == VERDICT
