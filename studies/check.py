@@ -70,7 +70,7 @@ class Unit:
 
 
 class Reader:
-    """Reads texts with the model and scores their words, one image at a time."""
+    """Read texts with the model and score their words, one image at a time."""
 
     def __init__(self, subject: Subject) -> None:
         self.model, self.processor = subject.loaded

@@ -214,5 +214,5 @@ def test_only_downloads_have_bars_of_other_libraries(downloads: bool, monkeypatc
     monkeypatch.delenv("HF_HUB_DISABLE_PROGRESS_BARS", raising=False)
     monkeypatch.setenv("TQDM_DISABLE", "")
     hide_progress_bars(downloads=downloads)
-    assert are_progress_bars_disabled()  # what transformers asks when it is imported
+    assert are_progress_bars_disabled()  # which transformers reads when it is imported
     assert are_progress_bars_disabled("huggingface_hub.http_get") is not downloads

@@ -155,6 +155,7 @@ def test_studies_are_shown_with_the_papers_numbers_and_verdicts(tmp_path: Path, 
     text = report_of("projection,hallucinated-steps,gt-vs-hal,token-tables", tmp_path)
     assert len(list(tmp_path.glob("analyses/studies/*.json"))) == 4
     assert text.count("recall@k: difference") == 1
+    assert text.count("Case studies · tiny") == 1  # although the paper has two models
     assert "| top-1 | 2.03 | " in text  # the paper's recall at the final layer, and ours
 
 
