@@ -204,11 +204,14 @@ def load(options: argparse.Namespace) -> dict[str, Any]:
             httpx.post(server.url + "/v1/chat/completions", json=question("tiny", data_uri(0), 4), timeout=300)
             result = asyncio.run(stress(server, options.clients, options.seconds, options.tokens))
             result["rejected"] = hostile(server.url)
-            last: list[int] = []
+            last: list[str] = []
+            body, http = question("tiny", data_uri(1), 256), httpx.Client(timeout=300)
 
             def final() -> None:
-                body = question("tiny", data_uri(1), 256)
-                last.append(httpx.post(server.url + "/v1/chat/completions", json=body, timeout=300).status_code)
+                try:
+                    last.append(str(http.post(server.url + "/v1/chat/completions", json=body).status_code))
+                except httpx.TransportError as error:
+                    last.append(type(error).__name__)
 
             begun = [threading.Thread(target=final) for _ in range(20)]
             for thread in begun:
@@ -220,7 +223,7 @@ def load(options: argparse.Namespace) -> dict[str, Any]:
             server.process.wait(120)
             result["sigterm"] = {
                 "begun": 20,
-                "answered": sum(status == 200 for status in last),
+                "answered": last.count("200"),
                 "statuses": sorted(set(last)),
             }
             return result
