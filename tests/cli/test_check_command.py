@@ -136,6 +136,7 @@ WRONG: list[tuple[list[str], str]] = [
     ([PHOTO], "Give an image and its text"),
     ([PHOTO, "--calibrate", "scenes:unusual:8"], "--calibrate measures the model"),
     (["--calibrate", "scenes:unusual:8", "--words", "content"], "--calibrate measures the model"),
+    (["--calibrate", "scenes:unusual:8", "--any-image"], "--calibrate measures the model"),
     (["--calibrate", "nowhere"], "nowhere"),
     (["nowhere.jpg", "A dog."], "There is no file nowhere.jpg"),
     ([PHOTO, "A dog.", "--prompt", " "], "The prompt must be a question"),

@@ -67,7 +67,7 @@ def check(
     loading = {"trust_remote_code": trust_remote_code, "allow_incomplete": allow_incomplete}
     if calibrate is not None:
         others = (source, images, output, prompt, threshold, field, html)
-        if as_json or words != "objects" or any(option is not None for option in others):
+        if as_json or any_image or words != "objects" or any(option is not None for option in others):
             raise RevisitError(
                 "--calibrate measures the model: combine it with --model, --batch-size, --quiet, --trust-remote-code and "
                 "--allow-incomplete only."
