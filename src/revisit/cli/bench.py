@@ -7,6 +7,7 @@ import typer
 from revisit import methods
 from revisit.cli import options
 from revisit.decoding.method import Method
+from revisit.errors import unknown
 from revisit.eval.report.document import Section
 from revisit.eval.report.terminal import print_section
 
@@ -43,11 +44,15 @@ def bench(
     from revisit.models.images import open_image
 
     compared = methods.parse_methods(methods_)
-    for name, settings in compared:
-        methods.get(name, **settings)
+    for name, _ in compared:
+        if name not in methods.names():
+            raise unknown("method", name, methods.names())
     opened = open_image(image) if image is not None else linear_gradient("L").convert("RGB")
 
-    import torch  # after the checks, because it takes seconds
+    for name, settings in compared:  # after the other checks, because it imports torch, which takes seconds
+        methods.get(name, **settings)
+
+    import torch
 
     from revisit import load
     from revisit.models.prompts import prepare
