@@ -62,11 +62,15 @@ def analyze(
         if study == "projection" and source.name != "DEFAULT":
             raise RevisitError(f"--{name.replace('_', '-')} cannot be used with projection, which decodes nothing.")
     from revisit.cli.progress import reporter
+    from revisit.methods import as_method
+    from revisit.methods.revisit import ReVisiT
     from revisit.paper.report import STUDIES, run_study, study_section
     from revisit.paper.study import CAPTIONS, Subject
 
     if data is None and model != EMBEDDED:
         raise RevisitError(f"--data is missing: give a folder, or {DEFAULT_SCENES} for generated scenes.")
+    if method is not None and not isinstance(as_method(method), ReVisiT) and study == "case-study":
+        raise RevisitError(f"Case studies need ReVisiT: use --method revisit, with any settings, not {method}.")
     subject = Subject(
         model=model,
         data=data or DEFAULT_SCENES,

@@ -10,7 +10,6 @@ import math
 from collections import Counter
 
 from revisit.decoding.trace import StepRecord
-from revisit.errors import RevisitError
 from revisit.eval.report.document import Block, Table, Text
 from revisit.eval.run import Reporter
 from revisit.methods import as_method
@@ -26,8 +25,7 @@ def case_studies(subject: Subject, reporter: Reporter) -> Result:
     """Count the changes by kind, and collect the corrections in which the model alone was most confident."""
     model, processor = subject.loaded
     method = as_method(subject.methods[0], model)
-    if not isinstance(method, ReVisiT):
-        raise RevisitError(f"Case studies need ReVisiT: use --method revisit, with any settings, not {method.name}.")
+    assert isinstance(method, ReVisiT)  # which the command checks
     vocabulary = subject.vocabulary
     changes: Counter[str] = Counter()
     steps = 0
