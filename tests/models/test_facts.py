@@ -13,11 +13,11 @@ from revisit.models.families import resolve_layers
 
 
 def test_facts_of_the_embedded_model() -> None:
-    facts = model_facts("tiny", batch=8)
+    facts = model_facts("tiny")
     assert facts.vision_tokens == 64
     assert facts.recommended == {"alpha": 1e-5, "layers": "last", "weight": "agreement", "neighbors": 8}
     assert facts.layers["last"] == (facts.depth,)
-    assert facts.state_bytes("last") == 8 * 64 * facts.width * 4
+    assert facts.state_bytes("last") == 64 * facts.width * 4
     assert facts.problems == ()
 
 

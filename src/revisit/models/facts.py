@@ -32,7 +32,6 @@ class ModelFacts:
     tied: bool  # whether the LM head shares its weights with the embedding
     dtype: str  # of the checkpoint; empty if it is not declared
     image_size: tuple[int, int]  # width, height of the image that `vision_tokens` counts
-    batch: int
     vision_tokens: int | None  # of one image of that size
     layers: dict[str, tuple[int, ...]]  # name of a set -> hidden states; 0 is the embedding, `depth` the last
     recommended: dict[str, Any]  # settings of ReVisiT
@@ -41,20 +40,19 @@ class ModelFacts:
     thought: tuple[str, str] | None  # tokens around a thought; None if its tokenizer does not have them
 
     def state_bytes(self, layers: str) -> int | None:
-        """Return the bytes of a batch's vision states in float32, one image per row; None if their number is unknown."""
+        """Return the bytes of one image's vision states in float32; None if their number is unknown."""
         if self.vision_tokens is None:
             return None
-        return self.batch * self.vision_tokens * self.width * 4 * len(self.layers[layers])
+        return self.vision_tokens * self.width * 4 * len(self.layers[layers])
 
 
 def model_facts(
-    name: str | Path, *, image_size: tuple[int, int] = (640, 480), batch: int = 1, trust_remote_code: bool = False
+    name: str | Path, *, image_size: tuple[int, int] = (640, 480), trust_remote_code: bool = False
 ) -> ModelFacts:
     """Collect the facts about a model."""
-    if min(image_size) < 1 or max(image_size) > 20_000 or batch < 1:
+    if min(image_size) < 1 or max(image_size) > 20_000:
         raise RevisitError(
-            f"An image of {image_size[0]}×{image_size[1]} pixels in a batch of {batch} is out of range: use sizes "
-            "from 1 to 20000 and a batch of at least 1."
+            f"An image of {image_size[0]}×{image_size[1]} pixels is out of range: use sizes from 1 to 20000."
         )
     described = describe_model(str(name), trust_remote_code)
     config, text = described.config, described.config.get_text_config()
@@ -84,7 +82,6 @@ def model_facts(
         tied=tied,
         dtype=dtype,
         image_size=image_size,
-        batch=batch,
         vision_tokens=tokens,
         layers={name: resolve_layers(name, depth, tied) for name in LAYER_SETS},
         recommended={"layers": family.layers, **(declared if isinstance(declared, dict) else {})},

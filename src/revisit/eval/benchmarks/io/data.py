@@ -52,7 +52,9 @@ def get(
         raise RevisitError(f"{benchmark.title} is not on the Hub: leave --from out, or put its files into a folder.")
     folder = folder.expanduser().resolve()
     request = {"benchmark": benchmark.name, "from": source, "limit": limit, "set": options}
-    if folder.exists() and (folder.is_file() or any(folder.iterdir())):
+    if folder.is_file():
+        raise RevisitError(f"{folder} is a file: name a new folder.")
+    if folder.exists() and any(folder.iterdir()):
         stored: dict[str, Any] = json.loads(file.read_text("utf-8")) if (file := folder / SOURCE).is_file() else {}
         if stored.get("asked") == request:
             return stored
