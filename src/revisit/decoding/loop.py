@@ -206,7 +206,6 @@ def checked(run: Run, method: Method, step: StepFunction) -> StepFunction:
             )
         if not run.recorder.counted:
             run.recorder.note_scores(input_ids, logits, scores)
-        run.recorder.check_scores(logits, scores)
         if in_phase:
             rows = in_phase(input_ids)
             run.recorder.note_phase(rows, input_ids, logits)

@@ -102,7 +102,7 @@ class Recorder:
         acted: Tensor | None = None,
         layer: Tensor | None = None,
     ) -> None:
-        """Count, and on request record, a step of all rows that turned the logits `base` into `scores`.
+        """Check, count, and on request record a step of all rows that turned the logits `base` into `scores`.
 
         Args:
             input_ids: (rows, length).
@@ -116,6 +116,8 @@ class Recorder:
         applied = sizes > 1 if acted is None else acted.to(sizes.device) & (sizes > 1)
         changed = (scores.argmax(-1) != base.argmax(-1)) & applied
         self.count(input_ids, sizes, applied, changed)
+        if scores is not base:
+            self._check_scores(base, scores)
         if not self.trace.record:
             return
         acts, chosen = applied.tolist(), None if layer is None else layer.tolist()
@@ -156,11 +158,9 @@ class Recorder:
                 plain = self._of_scores(input_ids, logits[row], logits[row], None)
                 self.trace.rows[row].records = [*records, plain]
 
-    def check_scores(self, logits: Tensor, scores: Tensor) -> None:
+    def _check_scores(self, base: Tensor, scores: Tensor) -> None:
         """Raise RevisitError for rows in which the method left no token or returned NaN; on a GPU, when the call ends."""
-        if scores is logits:
-            return
-        after, before = (values.amax(-1) > -torch.inf for values in (scores, logits))  # (rows,), false with any NaN
+        after, before = (values.amax(-1) > -torch.inf for values in (scores, base))  # (rows,), false with any NaN
         self._unread[-1]["unusable"] = unusable = after < before.to(after.device)
         if unusable.is_cpu and bool(unusable.any()):
             self.flush()
