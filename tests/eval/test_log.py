@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,7 +83,7 @@ def test_the_same_request_is_stored_once(tmp_path: Path) -> None:
     assert [request.items for request in Log.read(log.path).requests] == [2, 1]
 
 
-def test_cached_scores_belong_to_one_scorer_and_to_the_answers(tmp_path: Path) -> None:
+def test_cached_scores_belong_to_one_scorer_and_to_the_answers_and_labels(tmp_path: Path) -> None:
     log = written(tmp_path, answer(1), answer(2))
     scores = log.score(Letters(), ITEMS)
     assert Log.read(log.path).scores == scores
@@ -94,6 +95,12 @@ def test_cached_scores_belong_to_one_scorer_and_to_the_answers(tmp_path: Path) -
     for other in others:
         shutil.copy(log.path.with_suffix(".scores.json"), other.path.with_suffix(".scores.json"))
         assert Log.read(other.path).scores is None
+    corrected = Log.open(tmp_path, spec())
+    corrected.begin([replace(ITEMS[0], meta={"label": "no"}), ITEMS[1]])
+    corrected.close()
+    assert corrected.scores is None
+    log = written(tmp_path)
+    log.score(Letters(), ITEMS)
     path = log.path.with_suffix(".scores.json")
     path.write_text(path.read_text().replace("vowels", "vowel"))
     assert Log.read(log.path).scores is None

@@ -54,6 +54,7 @@ class Request(Frozen):
     time: str
     items: int
     items_hash: str  # hash of the ids and hashes of all items
+    labels_hash: str = ""  # hash of the labels and other data that the scorer reads
     data: str = ""  # the data folder
     limit: int | None = None
     batch_size: int = 1
@@ -140,6 +141,7 @@ class Log:
             time=datetime.now(timezone.utc).isoformat(),
             items=len(items),
             items_hash=_items_hash({item.id: item.hash for item in items}),
+            labels_hash=digest({item.id: item.meta for item in items}),
             environment=environment(),
             **details,
         )
@@ -159,7 +161,7 @@ class Log:
         return len(new)
 
     def score(self, benchmark: Benchmark, items: Sequence[Item]) -> Scores:
-        """Return the scores of the requested items; they are computed once and cached."""
+        """Return the scores of the requested items, from the cache if neither answers nor labels have changed."""
         if self.scores is None:
             texts = {item.id: self.answers[item.id, item.hash].text for item in items}
             self.scores = scores = _score(benchmark, items, texts)
@@ -261,9 +263,10 @@ class Log:
         return scores if requested and stored.get("answers") == self._answers_hash(scores) else None
 
     def _answers_hash(self, scores: Scores) -> str:
-        """Return a hash of the scorer and of the answers to the scored items."""
+        """Return a hash of the scorer, the labels, and the answers to the scored items."""
         answers = [(*key, self.answers.get(key)) for key in sorted(scores.items.items())]
-        return digest([self.spec.scorer, [[id, item, answer and answer.text] for id, item, answer in answers]])
+        texts = [[id, item, answer and answer.text] for id, item, answer in answers]
+        return digest([self.spec.scorer, self.request.labels_hash, texts])
 
 
 def _items_hash(hashes: Mapping[str, str]) -> str:
