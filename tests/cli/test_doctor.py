@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from command_line import Run
 
+import families
 from revisit.cli.doctor import machine_rows
 
 
@@ -21,6 +22,13 @@ def test_the_embedded_model(run: Run) -> None:
     assert model["recommended"] == "layers=last, alpha=1e-05, neighbors=8, weight=agreement"
     # 64 tokens × 256 numbers × 4 bytes = 64 KB per image
     assert model["layers=last"] == "5; states 0.1 MB per image"
+
+
+def test_a_model_without_a_patch_map_is_supported(run: Run, tmp_path: Path) -> None:
+    done = run("doctor", families.save("ovis2", tmp_path))
+    assert done.status == 0
+    assert "✓ ReVisiT can be used" in done.out
+    assert "! Pages cannot show patches" in done.out
 
 
 def test_an_unsupported_model(run: Run, tmp_path: Path) -> None:

@@ -40,14 +40,15 @@ def doctor(
       revisit doctor
       revisit doctor llava-hf/llava-1.5-7b-hf --image-size 1024 768 --json
     """
-    facts, problems = None, list[str]()
+    facts, problems, warnings = None, list[str](), list[str]()
     if model is not None:
         load_config(model, trust_remote_code=trust_remote_code)  # a wrong name fails before torch is imported
         from revisit.models.facts import model_facts
 
         found = model_facts(model, image_size=image_size, trust_remote_code=trust_remote_code)
-        facts, problems = dict(model_rows(found)), list(found.problems)
-    machine, warnings = dict(machine_rows()), list(machine_warnings())
+        facts, problems, warnings = dict(model_rows(found)), list(found.problems), list(found.warnings)
+    machine = dict(machine_rows())
+    warnings += machine_warnings()
     if as_json:
         options.print_json({"machine": machine, "warnings": warnings, "model": facts, "problems": problems})
     else:

@@ -35,7 +35,8 @@ class ModelFacts:
     vision_tokens: int | None  # of one image of that size
     layers: dict[str, tuple[int, ...]]  # name of a set -> hidden states; 0 is the embedding, `depth` the last
     recommended: dict[str, Any]  # settings of ReVisiT
-    problems: tuple[str, ...]  # features that will not work, and the reason; one sentence each
+    problems: tuple[str, ...]  # reasons why ReVisiT cannot be used, one sentence each
+    warnings: tuple[str, ...]  # features that will not work, and the reason; one sentence each
     vllm: bool  # whether the vLLM plug-in supports it
     thought: tuple[str, str] | None  # tokens around a thought; None if its tokenizer does not have them
 
@@ -67,8 +68,7 @@ def model_facts(
         except RevisitError as error:
             problems.append(str(error))
     dtype = str(getattr(config, "dtype", None) or "").removeprefix("torch.")
-    if family.patch_map is None:
-        problems.append(f"Patches on the image (decode pages): {family.no_patch_map}")
+    warnings = [] if family.patch_map else [f"Pages cannot show patches on the image: {family.no_patch_map}"]
     depth = int(getattr(text, "num_hidden_layers", 0))
     tied = declares_tied_head(config)
     declared = getattr(described.generation_config, "revisit", None)
@@ -86,6 +86,7 @@ def model_facts(
         layers={name: resolve_layers(name, depth, tied) for name in LAYER_SETS},
         recommended={"layers": family.layers, **(declared if isinstance(declared, dict) else {})},
         problems=tuple(problems),
+        warnings=tuple(warnings),
         vllm=bool(family.vllm),
         thought=None if thoughts is None else family.thought,
     )
