@@ -83,6 +83,7 @@ def test_the_page_contains_the_readings(seen: revisit.Lens, tmp_path: Path) -> N
     assert (top == seen.readings[1].top.numpy()).all()
     assert "LensView" in seen.save(tmp_path / "lens.html").read_text("utf-8")
     assert "srcdoc=" in seen._repr_html_()
+    assert len(repr(seen)) < 100
     with pytest.raises(RevisitError, match=r"\.html"):
         seen.save(tmp_path / "maps.png")
 

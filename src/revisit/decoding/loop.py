@@ -87,7 +87,7 @@ def decode_call(
             expand_size=config.num_beams, is_encoder_decoder=False, input_ids=input_ids, **model_kwargs
         )
     check_context(model, input_ids, model_kwargs.get("inputs_embeds"))
-    with ExitStack() as stack, _errors_in_one_sentence(model, config):
+    with ExitStack() as stack, _translate_errors(model, config):
         ended = EndedRows(criteria, input_ids.shape[1], config.num_beams > 1)
         recorder = Recorder(Trace() if trace is None else trace, method, len(input_ids), ended, stack)
         run = Run(method, model, input_ids, model_kwargs, inputs, config, recorder, stack, vision_mask, processor)
@@ -150,7 +150,7 @@ class Loop:
         def first(input_ids: Tensor, logits: Tensor) -> Tensor:
             run.raw = logits
             if self._speculates:
-                run.recorder.mark()  # the counters are undone if the token before is rejected
+                run.recorder.mark()  # the counters are rolled back if the previous token is rejected
             return step(input_ids, logits)
 
         output: GenerateOutput | Tensor = self._function(
@@ -233,7 +233,7 @@ def find_phase(run: Run, method: Method) -> Callable[[Tensor], Tensor] | None:
 
 
 @contextmanager
-def _errors_in_one_sentence(model: Model, config: GenerationConfig) -> Iterator[None]:
+def _translate_errors(model: Model, config: GenerationConfig) -> Iterator[None]:
     """Raise RevisitError for errors of transformers that come from the prompt or from options of the call."""
     try:
         yield
@@ -251,7 +251,7 @@ def _errors_in_one_sentence(model: Model, config: GenerationConfig) -> Iterator[
                 "prefill_chunk_size."
             ) from error
         *_, (last, _) = walk_tb(error.__traceback__)
-        # Such as a bias for tokens that do not exist, or speculative decoding of several prompts.
+        # For example a bias for tokens that do not exist, or speculative decoding of several prompts.
         if last.f_code.co_filename == logits_process.__file__ or last.f_code.co_name == "_assisted_decoding":
             raise wrong_arguments(error) from error
         raise

@@ -37,7 +37,7 @@ LayerNumbers = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_leng
 
 
 class Method(Settings):
-    """A decoding method; the base class of all of them, and of your own.
+    """The base class of all decoding methods, including your own.
 
     Pass one as `revisit.generate(model, ..., method=method)` or `model.generate(..., custom_generate=method)`.
 
@@ -168,7 +168,7 @@ class Method(Settings):
 
 
 def layers_of_32(first: int, last: int, depth: int, least: int = 0) -> tuple[int, ...]:
-    """Return the decoder layers at the relative depth of `first` to `last` of LLaVA-7B's 32, none below `least`."""
+    """Scale the layers `first` to `last` of LLaVA-7B's 32 to a decoder of `depth` layers; drop those below `least`."""
     start, end = (min(round(layer * depth / 32), depth - 1) for layer in (first, last))
     return tuple(range(min(max(start, least), end), end + 1))
 

@@ -1,7 +1,7 @@
 """The log of an evaluation: one file per spec, `OUT/logs/MODEL-METHOD-BENCHMARK-KEY.jsonl`.
 
-The first line is a header with the spec and the request of a command: its items and its environment. A command with another request
-adds a header. Every other line is one answer with the hash of its item (prompt and image bytes), so an old answer is never used for
+The first line is a header with the spec and the command's request: its items and its environment. A command with a different
+request adds a header. Every other line is one answer with the hash of its item (prompt and image bytes), so an old answer is never used for
 a changed item. `….scores.json` next to a log caches its scores.
 """
 
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 LOGS, RESULTS = "logs", "results.json"  # in the output folder
 SCORES = TypeAdapter(Scores)
-KEY = 12  # digits of the key in a log's name and lines
+KEY_LENGTH = 12  # digits of the key in a log's name and lines
 
 
 class Answer(Frozen):
@@ -88,7 +88,7 @@ class Log:
             try:
                 if "spec" in line:
                     self.requests.append(Request.model_validate(line["request"]))
-                elif line.get("log") == spec.key[:KEY]:
+                elif line.get("log") == spec.key[:KEY_LENGTH]:
                     answer = Answer.model_validate({name: value for name, value in line.items() if name != "log"})
                     self.answers.setdefault((answer.id, answer.item), answer)
                 else:  # a line of another log
@@ -107,7 +107,7 @@ class Log:
     def open(cls, folder: Path, spec: Spec) -> Log:
         """Open the log of a spec in an output folder for appending; raise RevisitError if another process has it open."""
         names = "-".join(slug(name) for name in (spec.model, spec.method, spec.benchmark))
-        path = folder / LOGS / f"{names}-{spec.key[:KEY]}.jsonl"
+        path = folder / LOGS / f"{names}-{spec.key[:KEY_LENGTH]}.jsonl"
         file = LineFile(path)
         stored = next((line["spec"] for line in file.objects if "spec" in line), None)
         if stored is not None and stored != spec.model_dump(mode="json"):
@@ -156,7 +156,9 @@ class Log:
         new = {(answer.id, answer.item): answer for answer in answers if (answer.id, answer.item) not in self.answers}
         if new:
             assert self._file is not None
-            self._file.append({"log": self.spec.key[:KEY], **answer.model_dump(mode="json")} for answer in new.values())
+            self._file.append(
+                {"log": self.spec.key[:KEY_LENGTH], **answer.model_dump(mode="json")} for answer in new.values()
+            )
             self.answers.update(new)
         return len(new)
 
@@ -170,7 +172,7 @@ class Log:
         return self.scores
 
     def close(self) -> None:
-        """Close the file, which other processes can then open."""
+        """Close the file, so that other processes can open it."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -195,7 +197,7 @@ class Log:
 
     @property
     def title(self) -> str:
-        """The model, method and benchmark, and the seed of sampling."""
+        """The model, method and benchmark, and the seed if tokens are sampled."""
         names = (self.spec.model, self.spec.method, self.spec.benchmark)
         sampled = self.spec.decoding.get("temperature") is not None
         return " · ".join([*names, *([f"seed {self.spec.seed}"] if sampled else [])])

@@ -1,4 +1,4 @@
-"""Run an evaluation: answer every item once, store every answer immediately, score each log when it is complete.
+"""Run an evaluation: answer every item once, store each batch before decoding the next, and score each log when it is complete.
 
 A resumed run equals an uninterrupted one. Batches are cut from the complete list of items, whatever is stored; a batch with a missing
 answer is decoded again as a whole, and only missing answers are added. Every item has its own seed.
@@ -68,7 +68,7 @@ def evaluate(
     reporter: Reporter | None = None,
     **options: Any,
 ) -> list[Log]:
-    """Evaluate methods on benchmarks. A stopped evaluation resumes when it is called again.
+    """Evaluate methods on benchmarks. To resume a stopped evaluation, call it again with the same arguments.
 
     Args:
         model: A name, several, or the pair (model, processor) of `revisit.load`.
@@ -148,7 +148,7 @@ def conditions(methods: Sequence[Method], items: list[Item], controls: bool) -> 
 
 
 def plain(methods: Sequence[Method]) -> Method:
-    """Return greedy decoding, which every run with controls includes."""
+    """Return greedy decoding, which runs with controls or --only-visual include."""
     return next(method for method in methods if method.name == "greedy")
 
 
@@ -226,7 +226,7 @@ def make_batches(items: Sequence[Item], size: int) -> list[list[Item]]:
 
 
 def read_items(config: EvalConfig, reporter: Reporter) -> list[tuple[Benchmark, list[Item]]]:
-    """Return every benchmark with its items up to the limit, which have their hashes; each image is read once."""
+    """Return every benchmark with its items up to the limit, and set their hashes; each image is read once."""
     checksums: dict[Path, str] = {}
     benchmarks = []
     for benchmark in config.benchmarks:

@@ -108,7 +108,7 @@ def check(
     threshold: Share | None = None,
     words: Words = "objects",
 ) -> Check:
-    """Check each word of a text, from any source, against an image in one forward pass.
+    """Check the words of a text, from any source, against an image in one forward pass.
 
         checked = revisit.check(model, "photo.jpg", "A dog on a couch.")
         print(checked.flagged())
@@ -116,7 +116,7 @@ def check(
 
     Args:
         model: A Hub id, a folder, "tiny", or the pair (model, processor) that `revisit.load` returns.
-        image: A path, bytes, a PIL image or an array of pixels; or a list of them, which share one prompt.
+        image: A path, bytes, a PIL image or an array of pixels; or a list of them, used together in one prompt.
         text: The text to check.
         prompt: The question that the text answers; by default, a request to describe the image.
         threshold: Words with less support are flagged; by default the model's recommendation (`check` in its

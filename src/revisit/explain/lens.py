@@ -110,6 +110,9 @@ class Lens:
             meta=f"{self.model} · click a patch, or use the arrow keys; [ and ] change the layer; o shows the image alone",
         )
 
+    def __repr__(self) -> str:
+        return f"Lens({len(self.images)} images, {self.model}, layers {list(self.layers)})"
+
     def _repr_html_(self) -> str:
         return notebook_frame(self._page(), "The lens, layer by layer")
 
@@ -131,7 +134,7 @@ def lens(
 
     Args:
         model: A Hub id, a folder, "tiny", or the pair (model, processor) that `revisit.load` returns.
-        image: A path, bytes, a PIL image or an array of pixels; or a list of them, which share one prompt.
+        image: A path, bytes, a PIL image or an array of pixels; or a list of them, used together in one prompt.
         words: Words to compare with each other; the whole vocabulary is always read.
         prompt: The text of the prompt.
         layers: Hidden states as in ReVisiT; all of them by default.

@@ -49,7 +49,7 @@ class ReVisiT(Rule, Method):
         norm: Apply the decoder's "final" norm to states of intermediate layers, or "none".
         normalize: Return a distribution; the released code returns the unnormalized sum.
         once: From 0 (off) to 1: how much the image's preference for tokens that the answer already contains is reduced. Their
-            log Q is lowered towards log Σ P·Q, its mean under P, where it is above: with 1 to that mean.
+            log Q is lowered towards log Σ P·Q, the log of Q's mean under P, where it is above: with 1 to that mean.
         precision: "float32", or "model" to round vision distributions as the released code does.
         seed: Seed of the "random" selection.
     """
@@ -109,7 +109,7 @@ class ReVisiT(Rule, Method):
         mask = run.find_vision_tokens()
         layers = resolve_layers(self.layers, run.parts.depth, run.parts.tied)
         capture = run.capture(mask, layers, final_norm=self.norm == "final")
-        rule = self.rule(normalize=self.normalize or run.beams)  # beams are compared with each other
+        rule = self.rule(normalize=self.normalize or run.beams)  # scores of beams must be comparable
         head, start = run.parts.head, run.input_ids.shape[1]
         draws = random.Random(self.seed)
         uniform: list[float] = []  # one number per step, so that a row does not depend on the others

@@ -1,6 +1,6 @@
 """VCD (Leng et al.): contrast with the same prompt over a noisy image.
 
-Noise is diffused into the processed pixels, sqrt(a)·x + sqrt(1 − a)·n with a falling along 1000 steps, and score = (1 +
+Noise is diffused into the processed pixels, sqrt(a)·x + sqrt(1 − a)·n with a decreasing over 1,000 steps, and score = (1 +
 alpha)·l − alpha·l_noisy on the plausible tokens, p >= beta · max p.
 """
 

@@ -43,7 +43,7 @@ class Ticket:
         self.events: asyncio.Queue[Event] = asyncio.Queue()
         self.sent = False  # whether a piece of the answer was sent
         self.finished = False
-        self.gone = False  # set when the client no longer waits for the answer
+        self.gone = False  # set when nobody waits for the answer any more
         self.image_bytes = sum(3 * image.width * image.height for image in request.images)
         self._loop = loop
 
@@ -102,7 +102,7 @@ class Batcher:
 
     @property
     def held_bytes(self) -> int:
-        """The memory of the images that wait or are being decoded."""
+        """The memory of the images of queued and running requests."""
         with self._ready:
             return sum(ticket.image_bytes for ticket in (*self.waiting, *self.running))
 
@@ -141,7 +141,7 @@ class Batcher:
 
     def _recover(self, batch: list[Ticket], error: BaseException) -> None:
         """Retry, one by one, the requests whose clients have received nothing: only one of them may be at fault."""
-        if not isinstance(error, RevisitError):  # which clients receive
+        if not isinstance(error, RevisitError):  # clients get the message of a RevisitError
             logger.error("A batch of %d failed: %s: %s", len(batch), type(error).__name__, error, exc_info=error)
         error.__traceback__ = None  # its frames hold the batch's tensors
         for ticket in batch:

@@ -15,8 +15,8 @@ model's dtype as the released code does. Edge cases that the paper leaves open:
   ±inf or NaN depending on its order. Without another vision token, the result is the plausible set with its own distribution.
 * Of equal divergences, the first vision token is selected. Divergences are equal if they differ by less than the resolution
   of float32 (1e-6 of their scale), so that the choice does not depend on the order of a sum; with `precision="model"`, which
-  reproduces a program, only if they are the same number. If they differ by about that much, or by as much as rounding of the
-  logits changes them (1e-6 of the terms of the largest), either choice is right. A NaN divergence is never selected.
+  reproduces a program, only if they are the same number. Near that limit, or within the rounding error of the logits (1e-6
+  of the largest terms), either choice is right. A NaN divergence is never selected.
 """
 
 from __future__ import annotations
@@ -178,13 +178,13 @@ def select(divergences: Tensor, size: int, rule: Rule, uniform: float = 0.0) -> 
 
 
 def quantized_distance(distance: Tensor, least: Tensor, size: int | Tensor, rule: Rule) -> Tensor:
-    """Return the gap of each distance to the least in units of the resolution; equal distances get the same number."""
+    """Round the gap between each distance and the least to the resolution, so that equal distances get the same number."""
     if rule.model_dtype:
         return distance
     gap = distance - least
     if rule.divergence in ("kl", "official"):
         return (gap / resolution(least, size, rule)).round()
-    return gap.round(decimals=-round(math.log10(RESOLUTION)))  # the same by one kernel, in units of 1
+    return gap.round(decimals=-round(math.log10(RESOLUTION)))  # also equal for equal distances, with one kernel
 
 
 def resolution(least: Tensor, size: int | Tensor, rule: Rule) -> Tensor | float:
@@ -209,7 +209,7 @@ def vision_weight(log_p: Tensor, log_q: Tensor, weight: float | str) -> Tensor:
 
 
 def limit(log_p: Tensor, log_q: Tensor, written: Tensor, once: float) -> Tensor:
-    """Lower log Q of written tokens towards log Σ P·Q, its mean under P, where it is above: by `once` of the excess.  (..., k) -> (..., k)
+    """Lower log Q of written tokens towards log Σ P·Q, the log of Q's mean under P, by `once` of the excess.  -> (..., k)
 
     With once=1, the image promotes no token that the answer already contains.
     """

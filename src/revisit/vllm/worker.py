@@ -107,7 +107,9 @@ class Worker:
     def _assign_blocks(self, request: RequestState, owner: str) -> None:
         request.shared = owner != request.name
         if request.shared and owner not in self._complete:
-            raise RevisitError(f"the vision states of {owner}, which it shares, were not stored; send it again.")
+            raise RevisitError(
+                f"the vision states that it shares with {owner} were not stored; send the request again."
+            )
         if owner not in self.blocks:
             self.blocks[owner] = self.pool.take(self.plan.blocks_for(request.states))
         request.blocks = self.blocks[owner]
@@ -134,7 +136,7 @@ class Worker:
         self._failed.add(name)
 
     def take_failed(self) -> frozenset[str]:
-        """Return the requests that failed, and clear the list."""
+        """Return the requests that failed, and forget them."""
         failed, self._failed = frozenset(self._failed), set()
         return failed
 
@@ -190,7 +192,7 @@ class Worker:
         self._store(jobs, dict(zip(self.plan.collected, (*others, final), strict=True)))
 
     def _observe_sampled(self, states: Tensor) -> None:
-        """Store vision states that logits were computed from, for a replayed graph returns no others."""
+        """Store vision states that logits were computed from, because a replayed graph returns no others."""
         depth, jobs = self.plan.depth, []
         for part in self._scheduled:
             numbers = part.new_vision_tokens()

@@ -208,7 +208,9 @@ class Benchmark(Settings):
         """Return the path of an annotation file; raise RevisitError if it does not exist."""
         if not path.exists():
             how = "use --data download, which fetches it once, or " if self.downloads or self.hub else ""
-            raise RevisitError(f"{self.title}'s {path.name} is missing: {how}put it at {path} (source: {self.source}).")
+            raise RevisitError(
+                f"{self.title}'s {path.name} is missing: {how}put it at {path}, or select its folder with --data DIR (source: {self.source})."
+            )
         return path
 
     def load(self, data_dir: Path) -> list[Item]:
