@@ -51,6 +51,26 @@ def test_code_from_outside_is_identified_by_its_file(tmp_path: Path, base: type[
         assert foreign_code(Chain(methods=("vcd", "revisit"))) == set()
 
 
+def test_code_from_outside_includes_the_modules_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_formula.py").write_text("import json\n\n\ndef weight():\n    return 1\n")
+    path = tmp_path / "own.py"
+    path.write_text(
+        "from own_formula import weight\nfrom revisit import Greedy\n\n\nclass Own(Greedy):\n    name = 'own'\n"
+    )
+    code = foreign_code(class_from_file(path, "Own", "class")())
+    assert {text.split()[0] for text in code} == {"own.py", "own_formula.py"}
+
+
+def test_code_without_a_file_is_identified_by_its_functions() -> None:
+    found = []
+    for power in (1, 1, 2):
+        scope: dict[str, Any] = {"__name__": "typed"}
+        exec(f"import revisit\nclass Own(revisit.Greedy):\n name = 'own'\n def begin(self, run): return {power}", scope)
+        found.append(foreign_code(scope["Own"]()))
+    assert found[0] == found[1] != found[2]
+
+
 @pytest.mark.parametrize(
     ("options", "placement"),
     [

@@ -66,7 +66,7 @@ def generate(
     opened = [[open_image(path) for path in group] for group in groups]
     method, settings = options.chosen_method(method, set_)
     others = methods.parse_methods(compare_with) if html is not None else []
-    others = [(name, own) for name, own in others if name not in (method, "none")]
+    others = [other for other in others if other != (method, settings) and other[0] != "none"]
     for name, own in ((method, settings), *others):
         methods.get(name, **own)
 

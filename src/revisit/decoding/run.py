@@ -308,6 +308,8 @@ class Run:
         try:
             while True:
                 yield ids[:, input_ids.shape[1] :]
+                if not crops and ids.shape[1] >= self.generation_config.max_length:
+                    return  # a static cache has no room for more
                 if not (ahead or crops):
                     kwargs[CACHE] = copy.deepcopy(cache)
                 logits, kwargs = _continue(self.model, ids, kwargs, ids.shape[1] - known, 1)

@@ -74,8 +74,12 @@ class EvalConfig(Settings):
             raise RevisitError("--seed and --seeds need --sample: without it every seed gives the same answers.")
         if self.seed and self.seeds:
             raise RevisitError("--seed has no effect with --seeds: use one of them.")
-        if self.engine != "local" and not all(isinstance(model, str) for model in self.models.values()):
-            raise RevisitError(f"A loaded model needs the local engine, not {self.engine}.")
+        if not all(isinstance(model, str) for model in self.models.values()):
+            if self.engine != "local":
+                raise RevisitError(f"A loaded model needs the local engine, not {self.engine}.")
+            for name in ("dtype", "device_map", "trust_remote_code", "allow_incomplete"):
+                if getattr(self, name):
+                    raise RevisitError(f"{name} has no effect on a loaded model: pass it to revisit.load.")
         _ = self.decoding, self.engine_options
         for name, source in self._sources.items():
             if source != DOWNLOAD and not is_scenes(source):
@@ -121,17 +125,24 @@ class EvalConfig(Settings):
 
     def methods_for(self, name: str) -> tuple[Method, ...]:
         """Return the methods for a model, with its recommended settings, and those that controls need."""
-        methods = [entry if isinstance(entry, Method) else self._method(entry, name) for entry in _entries(self.method)]
+        methods = [self._method(entry, name) for entry in self._method_entries]
         listed = {method.name for method in methods}
         required = REQUIRED_METHODS if self.controls else REQUIRED_METHODS[: self.only_visual]
         return (*methods, *(self._method(method, name) for method in required if method not in listed))
 
+    @cached_property
+    def _method_entries(self) -> list[Any]:
+        return _entries(self.method)  # once: a generator has no entries the second time
+
     def _method(self, entry: Any, name: str) -> Method:
-        (method, settings), model = METHODS.parse(entry), self.models[name]
-        cls: Any = METHODS.find(method)  # before transformers is imported, which takes seconds
+        if isinstance(entry, Method) and type(entry).for_model is Method.for_model:
+            return entry  # its settings do not depend on the model
+        method, settings = (entry, {}) if isinstance(entry, Method) else METHODS.parse(entry)
+        cls: Any = METHODS.find(method) if isinstance(method, str) else None  # before transformers is imported
+        model = self.models[name]
         configured = describe_model(name, self.trust_remote_code) if isinstance(model, str) else model[0]
         model_type = configured.config.model_type
-        if self.preset and method != "revisit" and hasattr(cls, "official"):
+        if self.preset and cls is not None and method != "revisit" and hasattr(cls, "official"):
             official: Method = cls.official(**settings)
             return official.for_model(model_type)
         return as_method(method, model_type if self.preset else configured, **settings)

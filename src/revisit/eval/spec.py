@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import marshal
 import os
 import platform
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
@@ -112,18 +113,46 @@ def label(part: Method | Benchmark) -> str:
 
 
 def foreign_code(instance: object) -> set[str]:
-    """Return "NAME SHA-256" of the source files outside this package that define a method or benchmark.
+    """Return "NAME SHA-256" of the code outside this package that defines a method or benchmark.
 
-    The methods of a chain are included.
+    This includes the modules that its file imports from the same folder, and the methods of a chain.
     """
-    files = set()
+    code = set()
     for cls in type(instance).__mro__:
-        if cls.__module__.partition(".")[0] in ("revisit", "pydantic"):
+        if cls.__module__.partition(".")[0] in ("builtins", "pydantic", "revisit", "typing"):
             continue
-        with suppress(TypeError):  # a class typed into an interpreter has no file
-            if path := inspect.getsourcefile(cls):
-                files.add(f"{Path(path).name} {file_digest(Path(path))}")
-    return files.union(*map(foreign_code, getattr(instance, "methods", ())))
+        if files := _files_of(sys.modules.get(cls.__module__)):
+            code |= {f"{path.name} {file_digest(path)}" for path in files}
+        else:  # typed into a notebook or an interpreter
+            functions = [value.__code__ for value in vars(cls).values() if inspect.isfunction(value)]
+            code.add(f"{cls.__name__} {hashlib.sha256(marshal.dumps(functions)).hexdigest()}")
+    return code.union(*map(foreign_code, getattr(instance, "methods", ())))
+
+
+def _files_of(module: ModuleType | None) -> set[Path]:
+    """Return the source file of a module, and those of the modules that it imports from the same folder."""
+    start = Path(getattr(module, "__file__", None) or "")
+    found: set[Path] = set()
+    waiting = [module]
+    while waiting:
+        module = waiting.pop()
+        path = Path(getattr(module, "__file__", None) or "")
+        if module is None or path in found or not path.is_file() or not _is_local(module, path, start):
+            continue
+        found.add(path)
+        for value in list(vars(module).values()):
+            owner = value if isinstance(value, ModuleType) else sys.modules.get(str(getattr(value, "__module__", "")))
+            waiting.append(owner)
+    return found
+
+
+def _is_local(module: ModuleType, path: Path, start: Path) -> bool:
+    """Return whether a module is a user's own: below the folder of `start`, not installed and not Python's library."""
+    package, installed = module.__name__.partition(".")[0], {"site-packages", "dist-packages"}
+    if path == start or not path.is_relative_to(start.parent):
+        return path == start
+    below = {start.parent.name, *path.relative_to(start.parent).parts}
+    return package != "revisit" and package not in sys.stdlib_module_names and not installed & below
 
 
 def model_folder(name: str) -> Path:

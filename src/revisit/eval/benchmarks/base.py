@@ -209,7 +209,8 @@ class Benchmark(Settings):
         if not path.exists():
             how = "use --data download, which fetches it once, or " if self.downloads or self.hub else ""
             raise RevisitError(
-                f"{self.title}'s {path.name} is missing: {how}put it at {path}, or select its folder with --data DIR (source: {self.source})."
+                f"{self.title}'s {path.name} is missing: {how}put it at {path}, or select its folder with --data DIR "
+                f"(source: {self.source})."
             )
         return path
 

@@ -47,7 +47,7 @@ def resolve_data(place: str, benchmark: str, limit: int | None = None) -> Path:
         return scene_folder(place)
     if place == DOWNLOAD:
         return _downloaded_folder(benchmark, limit)
-    path = Path(place).expanduser()
+    path = Path(place).expanduser().absolute()
     if not path.is_dir():
         wrong = "is a file, not a folder" if path.exists() else "does not exist"
         raise RevisitError(f"The data folder {place!r} {wrong}: pass the folder with the benchmark's files.")
