@@ -89,6 +89,13 @@ def test_compared_methods_use_the_models_recommendation(run: Run, tmp_path: Path
     assert neighbors != ReVisiT().neighbors
 
 
+def test_a_method_is_compared_with_itself_under_other_settings(run: Run, tmp_path: Path) -> None:
+    options = ("--max-new-tokens", "2", "--compare-with", "revisit:alpha=0.5")
+    assert run("generate", "scene.png", *options, "--html", str(tmp_path / "page.html")).status == 0
+    alphas = [answer["method"]["alpha"] for answer in page_data(tmp_path / "page.html")["answers"]]
+    assert alphas == [1e-5, 0.5]
+
+
 @pytest.mark.parametrize(
     "command",
     [

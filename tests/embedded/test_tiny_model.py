@@ -13,7 +13,7 @@ from PIL import Image
 from safetensors import safe_open
 
 import revisit.embedded
-from revisit import generate, load
+from revisit import RevisitError, generate, load
 from revisit.embedded.catalog import CATEGORIES
 from revisit.embedded.scenes import render, scene
 from revisit.models.prompts import generated_text, prepare
@@ -136,3 +136,11 @@ def test_settings_are_chosen_by_hallucination_at_equal_f1() -> None:
     repeated = repetition_rate(["A cat. A cat. A cat.", "A cat and a dog. The cat is near.", "Nothing."])
     assert repeated == pytest.approx(1 / 3)
     assert chosen(made(0.12, 0.79), [*tried, babble], {babble[0]: repeated}) == third
+
+
+def test_looking_ahead_beyond_a_static_cache_raises(tiny: tuple[object, object]) -> None:
+    """SADT looks ahead at the beginning of a word, which random models do not write."""
+    model, processor = tiny
+    inputs = prepare(processor, PROMPT, render(scene("unusual", 3, 1)))
+    with pytest.raises(RevisitError, match="leave out cache_implementation"):
+        generate(model, **inputs, method="sadt", max_new_tokens=8, cache_implementation="static")

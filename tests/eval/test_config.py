@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import families
 from revisit import VCD, Chain, ReVisiT
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
@@ -206,3 +207,27 @@ def test_an_object_with_a_long_repr_raises_one_line(tmp_path: Path) -> None:
 
     with pytest.raises(RevisitError, match=r"^Module\( \(layer\): Linear\(\) \) is not a name: .*\.$"):
         checked(tmp_path, model=[(Module(), None)])
+
+
+def test_a_chain_of_names_takes_the_settings_recommended_for_the_model(tmp_path: Path) -> None:
+    chain = Chain(methods=("revisit",))
+    (by_object,) = checked(tmp_path, method=chain).methods_for("tiny")
+    (by_name,) = checked(tmp_path, method="chain:methods=revisit").methods_for("tiny")
+    assert by_object.settings() == by_name.settings() != chain.settings()
+
+
+def test_methods_may_come_from_a_generator(tmp_path: Path) -> None:
+    made = checked(tmp_path, method=(name for name in ("greedy", "vcd")))
+    assert [method.name for method in made.methods_for("tiny")] == ["greedy", "vcd"]
+
+
+def test_a_relative_data_folder_is_stored_as_an_absolute_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert checked(tmp_path, data="own", benchmark="pope").folders == {"pope": tmp_path / "own"}
+
+
+@pytest.mark.parametrize("option", [{"dtype": "bfloat16"}, {"device_map": "cpu"}, {"allow_incomplete": True}])
+def test_options_of_loading_raise_for_a_loaded_model(tmp_path: Path, option: dict[str, Any]) -> None:
+    with pytest.raises(RevisitError, match="no effect on a loaded model"):
+        checked(tmp_path, model=families.build("llava"), **option)

@@ -309,7 +309,9 @@ class Run:
             while True:
                 yield ids[:, input_ids.shape[1] :]
                 if not crops and ids.shape[1] >= self.generation_config.max_length:
-                    return  # a static cache has no room for more
+                    raise RevisitError(
+                        f"{type(self.method).__name__} looks ahead beyond the KV cache, which has a fixed size: leave out cache_implementation."
+                    )
                 if not (ahead or crops):
                     kwargs[CACHE] = copy.deepcopy(cache)
                 logits, kwargs = _continue(self.model, ids, kwargs, ids.shape[1] - known, 1)
