@@ -310,7 +310,7 @@ class Run:
                 yield ids[:, input_ids.shape[1] :]
                 if not crops and ids.shape[1] >= self.generation_config.max_length:
                     raise RevisitError(
-                        f"{type(self.method).__name__} looks ahead beyond the KV cache, which has a fixed size: leave out cache_implementation."
+                        f"{type(self.method).__name__} looks ahead beyond the KV cache of fixed size: leave out cache_implementation."
                     )
                 if not (ahead or crops):
                     kwargs[CACHE] = copy.deepcopy(cache)

@@ -261,18 +261,19 @@ def _test_notes(values: Mapping[str, Mapping[str, Value]]) -> list[str]:
 
 def _check_items(logs: Sequence[Log]) -> None:
     """Raise RevisitError unless the logs have the same items with the same prompts and images."""
-    first, name = _scores(logs[0]).items, logs[0].spec.benchmark_name
-    for log in logs[1:]:
-        items = _scores(log).items
+    # The hash of an item with the images of another one (a control) is followed by that one's.
+    items_of = [{id: hash.partition(" ")[0] for id, hash in _scores(log).items.items()} for log in logs]
+    first, name = items_of[0], logs[0].spec.benchmark_name
+    for log, items in zip(logs[1:], items_of[1:], strict=True):
         changed = next((id for id, hash in items.items() if first.get(id, hash) != hash), None)
         if changed is not None:
             raise RevisitError(
                 f"{logs[0].spec.method} and {log.spec.method} answered different questions with the same id {changed!r} of "
                 f"{name} (another prompt or image): run both on the same data."
             )
-    if any(_scores(log).items != first for log in logs):
-        listed = ", ".join(f"{log.spec.method} {len(_scores(log).items)}" for log in logs)
-        common = len(set.intersection(*(set(_scores(log).items) for log in logs)))
+    if any(items != first for items in items_of):
+        listed = ", ".join(f"{log.spec.method} {len(items)}" for log, items in zip(logs, items_of, strict=True))
+        common = len(set.intersection(*map(set, items_of)))
         raise RevisitError(
             f"The methods were not run on the same items of {name} ({listed}; {common} in common): run the same command for "
             "all of them."

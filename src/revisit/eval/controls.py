@@ -36,7 +36,9 @@ def is_control(label: str) -> bool:
 
 
 def controlled(items: Sequence[Item], control: str) -> list[Item]:
-    """Return the items with the images of a control. Ids, hashes and gold answers stay, so scores can be compared.
+    """Return the items with the images of a control. Ids and gold answers stay, so scores can be compared.
+
+    With another item's images, its hash follows the item's own: answers are generated again if those images change.
 
     Raises:
         RevisitError: All items have the same image, so there is no other one.
@@ -45,20 +47,23 @@ def controlled(items: Sequence[Item], control: str) -> list[Item]:
         return [replace(item, images=()) for item in items]
     if control == "noise image":
         return [replace(item, noise=True) for item in items]
-    other: dict[tuple[Path, ...], tuple[Path, ...]] = {}  # an item's images -> those that replace them
+    other: dict[tuple[Path, ...], Item] = {}  # an item's images -> the item whose images replace them
     for number, item in enumerate(items):
         if item.images in other:
             continue
         # The nearest earlier item with other images, or else the first later one: a longer run keeps the answers of a shorter one.
         near = (*reversed(items[:number]), *items[number:])
-        fits = (o.images for o in near if o.images != item.images and len(o.images) == len(item.images))
-        images = next(fits, None)
-        if images is None:
+        fits = (o for o in near if o.images != item.images and len(o.images) == len(item.images))
+        found = next(fits, None)
+        if found is None:
             raise RevisitError(
                 "Controls need items with different images, and all of these have the same: use a larger --limit."
             )
-        other[item.images] = images
-    return [replace(item, images=other[item.images]) for item in items]
+        other[item.images] = found
+    return [
+        replace(item, images=shown.images, hash=f"{item.hash} {shown.hash}")
+        for item, shown in ((item, other[item.images]) for item in items)
+    ]
 
 
 def noise_like(image: Image, key: str) -> Image:
