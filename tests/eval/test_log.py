@@ -99,8 +99,9 @@ def test_cached_scores_belong_to_one_scorer_and_to_the_answers_and_labels(tmp_pa
     corrected.begin([replace(ITEMS[0], meta={"label": "no"}), ITEMS[1]])
     corrected.close()
     assert corrected.scores is None
+    corrected.score(Letters(), ITEMS)
     log = written(tmp_path)
-    log.score(Letters(), ITEMS)
+    assert log.scores == scores  # those of other labels or items do not replace them
     path = log.path.with_suffix(".scores.json")
     path.write_text(path.read_text().replace("vowels", "vowel"))
     assert Log.read(log.path).scores is None

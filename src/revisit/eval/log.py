@@ -2,7 +2,7 @@
 
 The first line is a header with the spec and the command's request: its items and its environment. A command with a different
 request adds a header. Every other line is one answer with the hash of its item (prompt and image bytes), so an old answer is never used for
-a changed item. `….scores.json` next to a log caches its scores.
+a changed item. `….scores.json` next to a log caches its scores, one line for each set of items.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from revisit.errors import RevisitError
 from revisit.eval import statistics
 from revisit.eval.benchmarks.base import Benchmark, Item, Scores, check_answers, ratio
 from revisit.eval.spec import Frozen, Spec, environment
-from revisit.explain.files import LineFile, decode, digest, encode, read_file, read_lines, slug, write_json, write_text
+from revisit.explain.files import LineFile, digest, encode, read_lines, slug, write_json, write_text
 
 logger = logging.getLogger(__name__)
 
@@ -167,8 +167,8 @@ class Log:
         if self.scores is None:
             texts = {item.id: self.answers[item.id, item.hash].text for item in items}
             self.scores = scores = _score(benchmark, items, texts)
-            stored = {"answers": self._answers_hash(scores), "scores": json.loads(SCORES.dump_json(scores))}
-            write_text(self._scores_path, encode(stored).decode())
+            entry = {"answers": self._answers_hash(scores), "scores": json.loads(SCORES.dump_json(scores))}
+            write_text(self._scores_path, "".join(encode(line).decode() for line in (*self._cached_scores(), entry)))
         return self.scores
 
     def close(self) -> None:
@@ -255,14 +255,23 @@ class Log:
         return self.path.with_suffix(".scores.json")
 
     def _read_scores(self) -> Scores | None:
-        """Return the cached scores if they are those of the requested items and of these answers."""
+        """Return the cached scores of the requested items with their labels and answers, if there are any."""
+        for entry in self._cached_scores():
+            try:
+                scores: Scores = SCORES.validate_python(entry["scores"])
+            except (ValidationError, KeyError):  # a line of another version
+                continue
+            requested = _items_hash(scores.items) == self.request.items_hash
+            if requested and entry.get("answers") == self._answers_hash(scores):
+                return scores
+        return None
+
+    def _cached_scores(self) -> list[dict[str, Any]]:
+        """Return one entry for every request that was scored; damaged ones are left out."""
         try:
-            stored = decode(read_file(self._scores_path))
-            scores: Scores = SCORES.validate_python(stored["scores"])
-        except (OSError, ValueError, KeyError, RecursionError):  # there is no file, or it is damaged
-            return None
-        requested = _items_hash(scores.items) == self.request.items_hash
-        return scores if requested and stored.get("answers") == self._answers_hash(scores) else None
+            return read_lines(self._scores_path)[0]
+        except OSError:
+            return []
 
     def _answers_hash(self, scores: Scores) -> str:
         """Return a hash of the scorer, the labels, and the answers to the scored items."""
