@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, StaticLayer
 
 from revisit.decoding.recorder import Recorder
 from revisit.decoding.trace import Trace
@@ -304,11 +304,12 @@ class Run:
         ids, known = torch.cat([input_ids, token[:, None]], dim=1), self.input_ids.shape[1]
         ahead = 0  # tokens in the KV cache after `input_ids`
         crops = cache is not None and all(type(layer) is DynamicLayer for layer in cache.layers)
+        static = cache is not None and any(isinstance(layer, StaticLayer) for layer in cache.layers)
         self.contrasting, before = True, self.contrasting
         try:
             while True:
                 yield ids[:, input_ids.shape[1] :]
-                if not crops and ids.shape[1] >= self.generation_config.max_length:
+                if static and ids.shape[1] >= self.generation_config.max_length:
                     raise RevisitError(
                         f"{type(self.method).__name__} looks ahead beyond the KV cache of fixed size: leave out cache_implementation."
                     )
