@@ -135,17 +135,22 @@ class EvalConfig(Settings):
         return _entries(self.method)  # once: a generator has no entries the second time
 
     def _method(self, entry: Any, name: str) -> Method:
-        if isinstance(entry, Method) and type(entry).for_model is Method.for_model:
-            return entry  # its settings do not depend on the model
-        method, settings = (entry, {}) if isinstance(entry, Method) else METHODS.parse(entry)
-        cls: Any = METHODS.find(method) if isinstance(method, str) else None  # before transformers is imported
-        model = self.models[name]
-        configured = describe_model(name, self.trust_remote_code) if isinstance(model, str) else model[0]
+        if isinstance(entry, Method):
+            depends_on_model = type(entry).for_model is not Method.for_model
+            return entry.for_model(self._configured(name)) if depends_on_model else entry
+        method, settings = METHODS.parse(entry)
+        cls: Any = METHODS.find(method)  # before transformers is imported, which takes seconds
+        configured = self._configured(name)
         model_type = configured.config.model_type
-        if self.preset and cls is not None and method != "revisit" and hasattr(cls, "official"):
+        if self.preset and method != "revisit" and hasattr(cls, "official"):
             official: Method = cls.official(**settings)
             return official.for_model(model_type)
         return as_method(method, model_type if self.preset else configured, **settings)
+
+    def _configured(self, name: str) -> Any:
+        """Return a loaded model, or the configuration of one that is given by name."""
+        model = self.models[name]
+        return describe_model(name, self.trust_remote_code) if isinstance(model, str) else model[0]
 
     @cached_property
     def decoding(self) -> Decoding:

@@ -60,10 +60,8 @@ def controlled(items: Sequence[Item], control: str) -> list[Item]:
                 "Controls need items with different images, and all of these have the same: use a larger --limit."
             )
         other[item.images] = found
-    return [
-        replace(item, images=shown.images, hash=f"{item.hash} {shown.hash}")
-        for item, shown in ((item, other[item.images]) for item in items)
-    ]
+    shown = [other[item.images] for item in items]
+    return [replace(i, images=o.images, hash=f"{i.hash} {o.hash}") for i, o in zip(items, shown, strict=True)]
 
 
 def noise_like(image: Image, key: str) -> Image:

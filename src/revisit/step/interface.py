@@ -43,7 +43,7 @@ class Step:
 
     def take(self, inputs: StepInput) -> StepOutput:
         """Take one step of all rows."""
-        raise NotImplementedError
+        raise NotImplementedError  # every implementation defines it
 
     def take_in_place(self, inputs: StepInput, rows: Tensor | None, gap: float) -> StepOutput:
         """Replace some rows of the logits by their scores.
