@@ -16,7 +16,7 @@ from revisit.eval.benchmarks.io.places import DEFAULT_SCENES
 from revisit.eval.report.document import Section
 from revisit.eval.report.terminal import print_section
 from revisit.eval.spec import environment
-from revisit.explain.files import make_folder, slug, write_json
+from revisit.io.files import make_folder, slug, write_json
 from revisit.paper.study import CAPTIONS, Subject, command
 from studies import check, decay, pointing, rendered, times, word_labels
 

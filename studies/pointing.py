@@ -20,7 +20,7 @@ from revisit.eval.benchmarks.base import Item
 from revisit.eval.report.document import Block, Cell, Table, Text
 from revisit.eval.run import Reporter
 from revisit.eval.statistics import mean_interval
-from revisit.explain.records import read_json
+from revisit.io.records import read_json
 from revisit.methods import as_method
 from revisit.methods.revisit import ReVisiT
 from revisit.models.geometry import Layout, layout_of

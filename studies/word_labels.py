@@ -20,7 +20,7 @@ from revisit.eval.benchmarks.chair import PROMPT
 from revisit.eval.report.document import Block, Table
 from revisit.eval.run import Reporter
 from revisit.explain.calibration import Flags, Floats, auroc, best_threshold, f1
-from revisit.explain.records import Record, find_image, read_records, record
+from revisit.io.records import Record, find_image, read_records, record
 from revisit.paper.study import Result, Stored, Subject, number, track
 from studies.check import Reader, Stated
 from studies.detectors import DETECTORS, average_precision

@@ -27,8 +27,8 @@ from revisit.eval.benchmarks import chair
 from revisit.eval.benchmarks.base import Scores
 from revisit.eval.benchmarks.language import require_data
 from revisit.eval.statistics import holm, paired
-from revisit.explain.files import make_folder, write_json
-from revisit.explain.records import read_json
+from revisit.io.files import make_folder, write_json
+from revisit.io.records import read_json
 from revisit.methods.revisit import ReVisiT
 from revisit.models.loading import load
 from revisit.models.prompts import generated_text, prepare

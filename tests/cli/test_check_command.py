@@ -18,7 +18,7 @@ from revisit.embedded.scenes import render, scene
 from revisit.errors import Incomplete
 from revisit.explain import check as check_module
 from revisit.explain.captions import read_captions
-from revisit.explain.files import LineFile, read_lines
+from revisit.io.files import LineFile, read_lines
 from revisit.words import WORDS
 
 PHOTO = str(sample("demo").path)

@@ -20,7 +20,7 @@ from revisit.eval.config import EvalConfig
 from revisit.eval.engines.base import Engine, item_seed
 from revisit.eval.log import Answer, Log, read_logs
 from revisit.eval.run import run
-from revisit.explain.files import read_lines
+from revisit.io.files import read_lines
 
 
 class Letters(Benchmark):

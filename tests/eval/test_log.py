@@ -15,7 +15,7 @@ from revisit.eval.benchmarks.base import Item, Metric
 from revisit.eval.log import Answer, Log, Request, read_logs
 from revisit.eval.report.sample_browser import read_samples
 from revisit.eval.spec import Spec
-from revisit.explain.files import encode
+from revisit.io.files import encode
 
 ITEMS = [Item("q1", "p", hash="c1"), Item("q2", "p", hash="c2")]
 

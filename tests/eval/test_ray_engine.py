@@ -26,7 +26,7 @@ from revisit.eval.benchmarks.base import Item, Scores
 from revisit.eval.config import EvalConfig
 from revisit.eval.engines.ray import RayEngine
 from revisit.eval.run import run
-from revisit.explain.files import read_lines
+from revisit.io.files import read_lines
 from revisit.methods.revisit import ReVisiT
 
 pytestmark = pytest.mark.timeout(3000)

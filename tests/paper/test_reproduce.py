@@ -18,7 +18,7 @@ from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Metric, Scores
 from revisit.eval.config import EvalConfig
 from revisit.eval.statistics import Interval
-from revisit.explain.files import read_lines
+from revisit.io.files import read_lines
 from revisit.methods.revisit import ReVisiT
 from revisit.methods.vcd import VCD
 from revisit.paper import latency, published

@@ -10,7 +10,7 @@ import pytest
 
 from revisit import ReVisiT
 from revisit.eval.benchmarks.base import Scores
-from revisit.explain.files import write_json
+from revisit.io.files import write_json
 from training import fusion
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from PIL import Image
 
 from revisit.errors import RevisitError
-from revisit.explain import records
+from revisit.io import records
 from revisit.words import CATEGORIES
 
 VALIDATION = 800  # photos of val2014 that choose settings

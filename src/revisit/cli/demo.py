@@ -9,7 +9,7 @@ import typer
 
 from revisit.eval.report.document import Cell, Table
 from revisit.eval.report.terminal import print_table
-from revisit.explain.files import make_folder
+from revisit.io.files import make_folder
 from revisit.models import DESCRIBE, photo
 
 

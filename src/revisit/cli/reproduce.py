@@ -11,7 +11,7 @@ from revisit.errors import RevisitError, need, unknown
 from revisit.eval.benchmarks.io.places import DOWNLOAD, parse_data
 from revisit.eval.report.document import Section, Table, write
 from revisit.eval.report.terminal import print_section
-from revisit.explain.files import make_folder
+from revisit.io.files import make_folder
 from revisit.models.config import EMBEDDED
 from revisit.paper import published
 from revisit.paper.published import MODELS, ROWS, Exhibit

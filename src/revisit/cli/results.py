@@ -10,7 +10,7 @@ from revisit.errors import RevisitError, need
 from revisit.eval.report.document import write
 from revisit.eval.report.terminal import print_section
 from revisit.explain.document import check_writable, write_page
-from revisit.explain.files import make_folder
+from revisit.io.files import make_folder
 
 RUN = typer.Argument(..., help="The --out folder of `revisit eval`.")
 

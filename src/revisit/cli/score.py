@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from revisit.eval.benchmarks.base import Item
-    from revisit.explain.records import AnswerRow
+    from revisit.io.records import AnswerRow
 
 
 def score(
@@ -43,7 +43,7 @@ def score(
       revisit score vqav2 results.json --data data/vqav2 --field answer
       revisit score mmmu total_val_output.json --data data/mmmu
     """
-    from revisit.explain.records import read_answers
+    from revisit.io.records import read_answers
 
     chosen = get(benchmark, **parse_assignments(set_))
     rows, notes = read_answers(answers, field), list[str]()

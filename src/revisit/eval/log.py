@@ -24,7 +24,7 @@ from revisit.errors import RevisitError
 from revisit.eval import statistics
 from revisit.eval.benchmarks.base import Benchmark, Item, Scores, check_answers, ratio
 from revisit.eval.spec import Frozen, Spec, environment
-from revisit.explain.files import LineFile, digest, encode, read_lines, slug, write_json, write_text
+from revisit.io.files import LineFile, digest, encode, read_lines, slug, write_json, write_text
 
 logger = logging.getLogger(__name__)
 

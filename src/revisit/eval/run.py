@@ -27,7 +27,7 @@ from revisit.eval.controls import CONTROLS, NO_IMAGE, ONLY_VISUAL, controlled
 from revisit.eval.engines.base import Engine, open_engine
 from revisit.eval.log import Log, check_layout, write_results
 from revisit.eval.spec import Spec
-from revisit.explain.files import digest, make_folder, path_within, read_file
+from revisit.io.files import digest, make_folder, path_within, read_file
 
 
 class Reporter:

@@ -27,7 +27,7 @@ from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Benchmark
 from revisit.eval.controls import control_label
-from revisit.explain.files import digest, file_digest
+from revisit.io.files import digest, file_digest
 
 if TYPE_CHECKING:
     from revisit.models.types import Model, Processor

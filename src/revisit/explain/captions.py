@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from revisit.errors import RevisitError
-from revisit.explain.files import LineFile, path_within, write_text
-from revisit.explain.records import IMAGES, AnswerRow, read_answers
+from revisit.io.files import LineFile, path_within, write_text
+from revisit.io.records import IMAGES, AnswerRow, read_answers
 from revisit.models.config import name_of
 from revisit.models.images import open_image
 

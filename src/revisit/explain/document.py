@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from revisit.errors import RevisitError, as_path
-from revisit.explain.files import write_text
+from revisit.io.files import write_text
 from revisit.words import FUNCTION_WORDS
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from revisit.eval.report.comparisons import heading, ranked
 from revisit.eval.report.document import Block, Cell, Section, Table
 from revisit.eval.run import Reporter, run
 from revisit.eval.spec import label
-from revisit.explain.files import slug, write_json
-from revisit.explain.records import read_json
+from revisit.io.files import slug, write_json
+from revisit.io.records import read_json
 from revisit.methods.greedy import Greedy
 from revisit.methods.revisit import ReVisiT
 from revisit.paper.figures import Plot, Series, curves

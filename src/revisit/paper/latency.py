@@ -24,8 +24,8 @@ from revisit.errors import RevisitError
 from revisit.eval.config import EvalConfig
 from revisit.eval.report.document import Table
 from revisit.eval.run import Reporter
-from revisit.explain.files import digest, make_folder, slug, write_json
-from revisit.explain.records import read_json
+from revisit.io.files import digest, make_folder, slug, write_json
+from revisit.io.records import read_json
 from revisit.models.types import Model
 from revisit.paper.study import Result, Subject, track
 

@@ -22,8 +22,8 @@ from revisit.eval.report.run_report import (
 )
 from revisit.eval.run import Reporter
 from revisit.eval.spec import environment
-from revisit.explain.files import make_folder, slug, write_json
-from revisit.explain.records import read_json
+from revisit.io.files import make_folder, slug, write_json
+from revisit.io.records import read_json
 from revisit.paper import ablation, cases, grounding, projection, steps
 from revisit.paper.study import CAPTIONS, Result, Stored, Subject, command, provenance
 

@@ -15,7 +15,7 @@ from revisit.eval.log import Log
 from revisit.eval.report.document import Block, Document, Section, Table, Text
 from revisit.eval.run import Reporter, run
 from revisit.eval.spec import label
-from revisit.explain.files import slug
+from revisit.io.files import slug
 from revisit.methods.revisit import ReVisiT
 from revisit.paper import published
 from revisit.paper.ablation import Panel, ablate, ablation_sections, paper_panels, read_panels

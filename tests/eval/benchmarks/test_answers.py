@@ -12,7 +12,7 @@ import pytest
 from revisit.cli.score import attach
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Item
-from revisit.explain.records import AnswerRow, read_answers
+from revisit.io.records import AnswerRow, read_answers
 
 
 def _write(path: Path, rows: list[Any]) -> Path:

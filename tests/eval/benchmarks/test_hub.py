@@ -24,8 +24,8 @@ from revisit.eval.benchmarks import get
 from revisit.eval.benchmarks.base import HubDataset
 from revisit.eval.benchmarks.io import data
 from revisit.eval.benchmarks.io.data import Draft
-from revisit.explain.files import new_folder
-from revisit.explain.records import Record
+from revisit.io.files import new_folder
+from revisit.io.records import Record
 
 Row = dict[str, Any]
 

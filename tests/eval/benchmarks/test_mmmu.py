@@ -9,7 +9,7 @@ import pytest
 from golden_files import golden
 from revisit.eval.benchmarks import mmmu
 from revisit.eval.benchmarks.base import ratio
-from revisit.explain.records import Record
+from revisit.io.records import Record
 
 
 def test_every_golden_choice():

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from revisit.eval.benchmarks import chair, get, hallusionbench, language, mmmu, vqav2
-from revisit.explain.records import Record
+from revisit.io.records import Record
 from revisit.words import PAIRS, WORDS
 
 FIVE = ("qAcc", "fAcc", "aAcc", "easy_aAcc", "hard_aAcc")

@@ -24,7 +24,7 @@ from revisit.eval.report.document import Cell, Document, Figure, Section, Table,
 from revisit.eval.report.run_report import all_results, find_runs
 from revisit.eval.run import Reporter, run
 from revisit.eval.spec import Spec, environment
-from revisit.explain.files import make_folder, write_json
+from revisit.io.files import make_folder, write_json
 from revisit.paper import report
 from revisit.paper.ablation import ablation_sections
 from revisit.paper.objects import recalls

@@ -19,7 +19,7 @@ from revisit.eval.benchmarks import language
 from revisit.eval.benchmarks.base import Benchmark, Item, Metric, PerUnit, Scores, ratio
 from revisit.eval.benchmarks.io.download import Remote
 from revisit.eval.benchmarks.yes_no import parse_vlmevalkit
-from revisit.explain import records
+from revisit.io import records
 
 # The published files at one commit, and the archive of images that its README links to.
 _FILES = "https://raw.githubusercontent.com/junyangwang0410/AMBER/534babf6bbfcce2e735c26289dedfb21cef3c939/data"

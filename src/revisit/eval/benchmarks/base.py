@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, ConfigDict
 
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks.io.download import Remote
-from revisit.explain.records import AnswerRow, Record, folder
+from revisit.io.records import AnswerRow, Record, folder
 from revisit.registry import Registry, Settings
 
 if TYPE_CHECKING:

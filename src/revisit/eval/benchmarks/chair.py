@@ -22,8 +22,8 @@ from revisit.errors import RevisitError, unknown
 from revisit.eval.benchmarks import language
 from revisit.eval.benchmarks.base import COCO_LICENSE, Benchmark, Item, Metric, PerUnit, Scores, coco_image
 from revisit.eval.benchmarks.io.download import Remote
-from revisit.explain import records
-from revisit.explain.records import AnswerRow
+from revisit.io import records
+from revisit.io.records import AnswerRow
 from revisit.words import PAIRS, WORDS
 
 PROMPT = "Please describe this image in detail."

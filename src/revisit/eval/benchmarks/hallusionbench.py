@@ -18,8 +18,8 @@ from revisit.eval.benchmarks.base import HubDataset, Item, Metric, PerUnit, Scor
 from revisit.eval.benchmarks.io.data import Draft
 from revisit.eval.benchmarks.judged import Judged
 from revisit.eval.benchmarks.yes_no import parse_vlmevalkit
-from revisit.explain import records
-from revisit.explain.records import AnswerRow, Record
+from revisit.io import records
+from revisit.io.records import AnswerRow, Record
 
 Row = Mapping[str, Any]
 

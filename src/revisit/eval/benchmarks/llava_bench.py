@@ -14,7 +14,7 @@ from pathlib import Path
 from revisit.eval.benchmarks.base import Item, Metric, Scores
 from revisit.eval.benchmarks.io.download import Remote
 from revisit.eval.benchmarks.judged import Judged
-from revisit.explain import records
+from revisit.io import records
 
 _URL = "https://huggingface.co/datasets/liuhaotian/llava-bench-in-the-wild/resolve/main"
 FILES = ("questions.jsonl", "context.jsonl", "answers_gpt4.jsonl")

@@ -14,8 +14,8 @@ from typing import ClassVar, Literal, get_args
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Benchmark, HubDataset, Item, Metric, PerUnit, Scores, lmms, ratio
 from revisit.eval.benchmarks.io.data import Draft
-from revisit.explain import records
-from revisit.explain.records import Record
+from revisit.io import records
+from revisit.io.records import Record
 
 Hallucination = Literal["existence", "count", "position", "color"]  # the four that hallucination papers report
 Perception = Literal[Hallucination, "posters", "celebrity", "scene", "landmark", "artwork", "OCR"]

@@ -14,7 +14,7 @@ from pathlib import Path
 from revisit.eval.benchmarks.base import Item, Metric, PerUnit, Scores
 from revisit.eval.benchmarks.io.download import Remote
 from revisit.eval.benchmarks.judged import Judged
-from revisit.explain import records
+from revisit.io import records
 
 FILE = "mmhal-bench_answer_template.json"
 _URL = "https://raw.githubusercontent.com/RLHF-V/RLHF-V/8daac8a8f30df123818ae9d3a0e3f0018497714c/eval/data"

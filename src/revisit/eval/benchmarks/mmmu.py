@@ -21,8 +21,8 @@ from typing import Literal
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Benchmark, HubDataset, Item, Metric, Scores, ratio
 from revisit.eval.benchmarks.io.data import Draft
-from revisit.explain import records
-from revisit.explain.records import Record
+from revisit.io import records
+from revisit.io.records import Record
 
 CHOICE_REQUEST = "Answer with the option's letter from the given choices directly."
 OPEN_REQUEST = "Answer the question using a single word or phrase."

@@ -16,7 +16,7 @@ from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Item, Metric, Scores
 from revisit.eval.benchmarks.io.download import Remote
 from revisit.eval.benchmarks.judged import Judged
-from revisit.explain import records
+from revisit.io import records
 
 _URL = "https://huggingface.co/datasets/MMVP/MMVP/resolve/main"
 IMAGES = "MMVP Images"

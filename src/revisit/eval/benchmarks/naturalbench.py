@@ -15,8 +15,8 @@ from pathlib import Path
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Benchmark, HubDataset, Item, Metric, Scores
 from revisit.eval.benchmarks.io.data import Draft
-from revisit.explain import records
-from revisit.explain.records import Record
+from revisit.io import records
+from revisit.io.records import Record
 
 FILE = "questions.jsonl"
 SUFFIXES = {

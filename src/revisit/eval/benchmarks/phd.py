@@ -15,8 +15,8 @@ from typing import Literal
 from revisit.eval.benchmarks.base import COCO_LICENSE, Benchmark, Item, PerUnit, Scores, coco_image
 from revisit.eval.benchmarks.io.download import Remote
 from revisit.eval.benchmarks.yes_no import RECALLS, Parser, score_recalls
-from revisit.explain import records
-from revisit.explain.records import Record
+from revisit.io import records
+from revisit.io.records import Record
 
 Mode = Literal["base", "iac", "icc", "ccs"]
 MODES: tuple[Mode, ...] = ("base", "iac", "icc", "ccs")

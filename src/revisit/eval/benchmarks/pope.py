@@ -12,7 +12,7 @@ from pathlib import Path
 from revisit.eval.benchmarks.base import COCO_LICENSE, HubDataset, Item, Scores
 from revisit.eval.benchmarks.io.data import Draft
 from revisit.eval.benchmarks.yes_no import RECALLS, ImageSource, Parser, Questions, YesNo, score_recalls
-from revisit.explain.records import Record
+from revisit.io.records import Record
 
 COCO = ImageSource(("val2014", "images"), ("http://images.cocodataset.org/val2014",))
 # GQA's images are those of Visual Genome, which keeps them in two folders.

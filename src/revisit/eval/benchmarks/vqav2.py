@@ -16,7 +16,7 @@ from typing import ClassVar, Literal
 
 from revisit.eval.benchmarks.base import Benchmark, Item, Metric, Scores
 from revisit.eval.benchmarks.io.download import Remote
-from revisit.explain import records
+from revisit.io import records
 
 QUESTIONS = "v2_OpenEnded_mscoco_val2014_questions.json"
 ANNOTATIONS = "v2_mscoco_val2014_annotations.json"

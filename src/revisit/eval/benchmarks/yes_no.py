@@ -19,7 +19,7 @@ from revisit.errors import RevisitError, unknown
 from revisit.eval.benchmarks.base import Benchmark, Item, Metric, Scores
 from revisit.eval.benchmarks.io.download import Remote
 from revisit.eval.benchmarks.vqav2 import strip_punctuation
-from revisit.explain import records
+from revisit.io import records
 
 Parser = Literal["official", "vcd", "opera", "harness", "vlmevalkit", "repope", "dash_b"]
 SUFFIXES = {"none": "", "one-word": " Please answer this question with one word."}

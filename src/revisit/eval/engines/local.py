@@ -18,7 +18,7 @@ from revisit.eval.benchmarks.base import Item
 from revisit.eval.engines.base import Engine, item_seed
 from revisit.eval.log import Answer
 from revisit.eval.spec import fingerprint, libraries, loaded_fingerprint, model_folder
-from revisit.explain.files import digest
+from revisit.io.files import digest
 from revisit.models.config import load_config, name_of, resolve
 from revisit.models.loading import as_dtype, load
 from revisit.models.types import Model, Processor

@@ -19,7 +19,7 @@ from revisit.errors import RevisitError, need
 from revisit.eval.benchmarks.base import Item
 from revisit.eval.engines.base import Engine, item_images
 from revisit.eval.log import Answer
-from revisit.explain.files import read_file
+from revisit.io.files import read_file
 from revisit.models.images import MAX_BYTES
 
 if TYPE_CHECKING:  # torch is slow to import

@@ -23,7 +23,7 @@ from revisit.eval.report.document import (
     to_latex,
     to_markdown,
 )
-from revisit.explain.records import plain_cell
+from revisit.io.records import plain_cell
 
 CSV_COLUMNS = (
     *("model", "benchmark", "scorer", "variant", "n", "method", "metric", "better", "value", "low", "high"),

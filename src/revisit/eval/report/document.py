@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from revisit.explain.document import fill, static_page
-from revisit.explain.files import make_folder, write_text
+from revisit.io.files import make_folder, write_text
 
 SUPERSCRIPT = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 

@@ -16,8 +16,8 @@ from revisit.errors import RevisitError, need
 from revisit.eval.benchmarks.base import Benchmark, HubDataset
 from revisit.eval.benchmarks.base import get as get_benchmark
 from revisit.eval.benchmarks.io.download import Progress, fetch_all
-from revisit.explain.files import new_folder, path_within, read_file
-from revisit.explain.records import Record
+from revisit.io.files import new_folder, path_within, read_file
+from revisit.io.records import Record
 
 SOURCE = "source.json"
 MAX_IMAGE_BYTES = 200_000_000

@@ -18,7 +18,7 @@ from importlib import resources
 from pathlib import Path, PurePosixPath
 
 from revisit.errors import RevisitError
-from revisit.explain.files import file_digest
+from revisit.io.files import file_digest
 
 ATTEMPTS = 5
 PAUSE = 0.5  # seconds before the second attempt, doubled for each further one

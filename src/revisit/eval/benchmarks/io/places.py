@@ -13,7 +13,7 @@ from typing import Any
 from revisit.errors import RevisitError, unknown
 from revisit.eval.benchmarks.base import find, names
 from revisit.eval.benchmarks.io import data
-from revisit.explain.files import new_folder
+from revisit.io.files import new_folder
 from revisit.settings import cache_folder
 
 log = logging.getLogger(__name__)

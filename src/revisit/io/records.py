@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from revisit.errors import RevisitError
-from revisit.explain.files import path_within, read_file
+from revisit.io.files import path_within, read_file
 
 # Fields with generated text. `answer` is not among them, because it is as often the gold answer.
 TEXTS = ("text", "caption", "response", "prediction", "model_prediction")

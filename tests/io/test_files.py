@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from revisit.errors import RevisitError
-from revisit.explain.files import (
+from revisit.io.files import (
     LineFile,
     decode,
     encode,
@@ -25,7 +25,7 @@ from revisit.explain.files import (
     read_lines,
     write_json,
 )
-from revisit.explain.records import plain_cell
+from revisit.io.records import plain_cell
 
 
 def test_names_from_data_stay_in_their_folder(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_every_changed_character_is_found(tmp_path: Path) -> None:
 HOLD = """
 import sys, time, pathlib
 from contextlib import closing
-from revisit.explain.files import LineFile
+from revisit.io.files import LineFile
 with closing(LineFile(pathlib.Path(sys.argv[1]))) as file:
     file.append([{"n": 1}])
     print("held", flush=True)
@@ -120,7 +120,7 @@ FILL = """
 import pathlib, resource, sys
 from contextlib import closing
 from revisit.errors import RevisitError
-from revisit.explain.files import LineFile
+from revisit.io.files import LineFile
 with closing(LineFile(pathlib.Path(sys.argv[1]))) as file:
     file.append([{"n": 1}])
     resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300))

@@ -1,0 +1,1 @@
+"""Files and records: read what data names safely, write whole files or none."""
