@@ -13,7 +13,7 @@ from revisit.decoding.trace import StepRecord
 from revisit.embedded.samples import sample
 from revisit.explain import page
 from revisit.explain.decode import Decode, MethodOutput
-from revisit.explain.document import data_uri
+from revisit.pages.document import data_uri
 
 DOCS = Path(__file__).parent.parent / "docs"
 WIDTH, MARGIN, SIDE = 640, 24, 216

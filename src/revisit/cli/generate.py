@@ -12,7 +12,7 @@ from revisit import methods
 from revisit.cli import options
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
-from revisit.explain.document import check_page
+from revisit.pages.document import check_page
 
 
 def generate(

@@ -11,7 +11,7 @@ from revisit.cli import options
 from revisit.errors import RevisitError
 from revisit.eval.report.document import Table
 from revisit.eval.report.terminal import print_table
-from revisit.explain.document import check_page
+from revisit.pages.document import check_page
 
 if TYPE_CHECKING:
     from revisit.explain.lens import Lens, Reading

@@ -9,8 +9,8 @@ import typer
 from revisit.errors import RevisitError, need
 from revisit.eval.report.document import write
 from revisit.eval.report.terminal import print_section
-from revisit.explain.document import check_writable, write_page
 from revisit.io.files import make_folder
+from revisit.pages.document import check_writable, write_page
 
 RUN = typer.Argument(..., help="The --out folder of `revisit eval`.")
 

@@ -14,7 +14,6 @@ from revisit.errors import RevisitError
 from revisit.explain import page
 from revisit.explain.check import Check, check_text, settings_of
 from revisit.explain.decode import Decode, MethodOutput, outputs_of, patch_words
-from revisit.explain.document import check_page, notebook_frame, write_page
 from revisit.explain.prefill import watch_prefill
 from revisit.explain.support import answer_text
 from revisit.models import DESCRIBE
@@ -25,6 +24,7 @@ from revisit.models.loading import loaded_pair
 from revisit.models.parts import ModelParts
 from revisit.models.prompts import need_question, prepare
 from revisit.models.types import ImageLike, Model, Processor
+from revisit.pages.document import check_page, notebook_frame, write_page
 from revisit.registry import Count, Share, validated
 
 if TYPE_CHECKING:

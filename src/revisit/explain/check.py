@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from revisit.errors import RevisitError
 from revisit.explain.checkable import Words, need_words, word_test
-from revisit.explain.document import asset, check_page, data_uri, fill, static_page, write_page
 from revisit.explain.support import ModelText, Word, read_texts, support
 from revisit.models import DESCRIBE
 from revisit.models.config import name_of
@@ -23,6 +22,7 @@ from revisit.models.loading import loaded_pair
 from revisit.models.parts import ModelParts
 from revisit.models.prompts import chat_text, check_no_image_tokens, encode, need_question
 from revisit.models.types import ImageLike, Model, Processor, Tokenizer
+from revisit.pages.document import asset, check_page, data_uri, fill, static_page, write_page
 from revisit.registry import Count, Share, validated
 
 if TYPE_CHECKING:

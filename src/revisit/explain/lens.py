@@ -18,7 +18,6 @@ from pydantic import Field
 from torch import Tensor
 
 from revisit.errors import RevisitError
-from revisit.explain.document import check_page, images_payload, notebook_frame, script_page, write_page
 from revisit.explain.prefill import force, logit_slices
 from revisit.explain.tokens import token_text
 from revisit.models import DESCRIBE
@@ -30,6 +29,7 @@ from revisit.models.loading import loaded_pair
 from revisit.models.parts import Head, ModelParts
 from revisit.models.prompts import prepare
 from revisit.models.types import ImageLike, Model, Processor, Tokenizer
+from revisit.pages.document import check_page, images_payload, notebook_frame, script_page, write_page
 from revisit.registry import Count, validated
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import numpy as np
 
 from revisit.decoding.trace import StepRecord
 from revisit.explain.decode import Decode, MethodOutput, wrong_spans
-from revisit.explain.document import images_payload, script_page, write_page
+from revisit.pages.document import images_payload, script_page, write_page
 from revisit.words import category
 
 MOST_PATCHES = 5  # listed at every step

@@ -14,9 +14,9 @@ from revisit import methods
 from revisit.decoding.method import value_text
 from revisit.embedded import samples
 from revisit.errors import RevisitError
-from revisit.explain.document import data_uri, script_page
 from revisit.models import DESCRIBE
 from revisit.models.types import Model
+from revisit.pages.document import data_uri, script_page
 from revisit.serve.app import Service
 from revisit.serve.replies import Json
 

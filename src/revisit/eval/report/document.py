@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
-from revisit.explain.document import fill, static_page
 from revisit.io.files import make_folder, write_text
+from revisit.pages.document import fill, static_page
 
 SUPERSCRIPT = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 

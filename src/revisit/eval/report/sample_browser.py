@@ -21,9 +21,9 @@ from revisit.eval.benchmarks.base import Item, Scores
 from revisit.eval.compare import control_notes, variants_of
 from revisit.eval.log import Answer, Log, unfinished
 from revisit.eval.report.comparisons import heading, ranked
-from revisit.explain.document import check_writable, script_page, write_page
 from revisit.io.files import disk_error, make_folder, path_within
 from revisit.models.images import open_image
+from revisit.pages.document import check_writable, script_page, write_page
 
 logger = logging.getLogger(__name__)
 

@@ -76,7 +76,7 @@ def _environment() -> Environment:
 
 def asset(name: str) -> str:
     """Return the text of an asset."""
-    return resources.files("revisit.explain").joinpath("assets", name).read_text("utf-8")
+    return resources.files("revisit.pages").joinpath("assets", name).read_text("utf-8")
 
 
 def notebook_frame(page: str, title: str) -> str:
