@@ -132,6 +132,53 @@ def test_other_layouts(folder: Path, row: dict[str, Any]) -> None:
     assert (rows[0].image.name, rows[0].text) == ("COCO_val2014_000000000001.png", "A dog.")
 
 
+@pytest.mark.parametrize(
+    ("row", "found"),
+    [
+        ({"image": "a/1.png"}, "a/1.png"),
+        ({"image": "1.png"}, "1.png"),
+        ({"image": "elsewhere/2.png"}, "b/c/2.png"),
+        ({"image": "/somewhere/2.png"}, "b/c/2.png"),
+        ({"image": "{typed}/b/1.png"}, "b/1.png"),
+        ({"image_id": "b/1"}, "b/1.png"),
+        ({"image_id": 1}, "1.png"),
+        ({"image_id": 7}, "b/COCO_7.jpg"),
+        ({"image": "c/1.png"}, None),
+        ({"image_id": 3}, None),
+    ],
+)
+def test_images_are_found_in_subfolders_by_their_whole_path_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: dict[str, Any], found: str | None
+) -> None:
+    for name in ("1.png", "a/1.png", "b/1.png", "b/c/2.png", "b/COCO_7.jpg", "a/3.png", "b/3.png"):
+        (tmp_path / "nest" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "nest" / name).touch()
+    monkeypatch.chdir(tmp_path)
+    rows = [
+        json.dumps({name: str(value).replace("{typed}", "nest"), "caption": "A dog."}) for name, value in row.items()
+    ]
+    (tmp_path / "captions.jsonl").write_text("\n".join(rows))
+    if found is None:
+        with pytest.raises(RevisitError, match=r"could be any of [23] images"):
+            read_captions(tmp_path / "captions.jsonl", tmp_path / "nest")
+        return
+    (caption,) = read_captions(tmp_path / "captions.jsonl", Path("nest"))
+    assert (caption.image, caption.name) == (tmp_path / "nest" / found, found)
+
+
+def test_texts_of_images_with_one_name_are_kept_apart(folder: Path) -> None:
+    for number in (1, 2):
+        (folder / "images" / str(number)).mkdir()
+        (folder / "images" / f"COCO_val2014_{number:012d}.png").rename(folder / "images" / str(number) / "x.png")
+    rows = [{"image": f"{number}/x.png", "caption": f"A {NOUN}."} for number in (1, 2)]
+    (folder / "captions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert run(*options(folder)).exit_code in (0, 1)
+    assert [line["image"] for line in lines(folder)] == ["1/x.png", "2/x.png"]
+    supports = [line["least_support"] for line in lines(folder)]
+    alone = [check_module.check("tiny", folder / f"images/{n}/x.png", f"A {NOUN}.").least_support for n in (1, 2)]
+    assert supports == pytest.approx(alone)
+
+
 WRONG: list[tuple[list[str], str]] = [
     ([PHOTO], "Give an image and its text"),
     ([PHOTO, "--calibrate", "scenes:unusual:8"], "--calibrate measures the model"),
