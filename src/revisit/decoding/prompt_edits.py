@@ -119,7 +119,7 @@ def text_ids(run: Run, ids: Sequence[int]) -> Tensor:
 
 
 def around_image(
-    processor: Processor, words: str, system: str | None = None
+    processor: Processor, words: str, system: str | None = None, *, family: families.Family | None = None
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the token ids before and after the image of a request in the processor's chat format.
 
@@ -136,7 +136,8 @@ def around_image(
     else:
         text = f"{placeholder}\n{words}" if system is None else f"{system} {placeholder}\n{words}"
     ids = tokenizer(text, add_special_tokens=not text.startswith(tokenizer.bos_token or "\0"))["input_ids"]
-    marks = {tokenizer.convert_tokens_to_ids(placeholder), *families.edge_ids(tokenizer)} - {tokenizer.unk_token_id}
+    marks = {tokenizer.convert_tokens_to_ids(placeholder)} & families.special_ids(tokenizer) - {tokenizer.unk_token_id}
+    marks |= families.edge_ids(tokenizer, family, marks=True)
     places = [i for i, token in enumerate(ids) if token in marks]
     if not places:
         raise RevisitError(

@@ -22,6 +22,7 @@ from revisit.decoding.prompt_edits import Edit, around_image, edited, image_edge
 from revisit.decoding.run import Run
 from revisit.hooks.pixels import item_digests
 from revisit.hooks.states import hooks_paused, saved_positions
+from revisit.models import families
 from revisit.models.prompts import end_tokens, until_end
 from revisit.models.types import Model, Processor
 from revisit.registry import PositiveNumber
@@ -68,7 +69,7 @@ class CODE(Contrastive):
 
     def begin(self, run: Run) -> StepFunction:
         mask = run.find_vision_tokens()
-        head, tail = around_image(run.processor, self.request)
+        head, tail = around_image(run.processor, self.request, family=families.of(run.model.config.model_type))
         first = starts_with_bos(run.processor) if self.bos else ()
         text_ids(run, (*head, *tail, *first))  # raises for ids that are not text
         texts = descriptions(run, mask, (head, tail), image_edges(run), self.description_tokens)

@@ -30,6 +30,8 @@ from revisit.decoding.prompt_edits import (
 )
 from revisit.decoding.run import Run
 from revisit.errors import RevisitError
+from revisit.models import families
+from revisit.models.families import Family
 from revisit.models.types import Processor
 from revisit.registry import Share, Strength
 
@@ -77,11 +79,13 @@ class ICD(Contrastive):
 
     def _after_image(self, run: Run) -> EditItem:
         around = image_edges(run)
-        sentence = sentence_ids(run, self.sentence + ("" if space_after_image(run.processor) else "\n"))
+        spaced = space_after_image(run.processor, families.of(run.model.config.model_type))
+        sentence = sentence_ids(run, self.sentence + ("" if spaced else "\n"))
         return lambda _item, ids, vision: after_image(ids, vision, around, sentence)
 
     def _as_system(self, run: Run) -> EditItem:
-        system, user = (text_ids(run, ids) for ids in system_turn(run.processor, self.sentence))
+        family = families.of(run.model.config.model_type)
+        system, user = (text_ids(run, ids) for ids in system_turn(run.processor, self.sentence, family))
         sentence = sentence_ids(run, self.sentence + " ")
         bos = run.generation_config.bos_token_id
         return lambda _item, ids, _vision: with_beginning(ids, sentence, system, user, bos)
@@ -129,7 +133,9 @@ def find_tokens(ids: Tensor, pattern: Tensor) -> int | None:
     return int(places[0]) if len(places) else None
 
 
-def system_turn(processor: Processor, words: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def system_turn(
+    processor: Processor, words: str, family: Family | None = None
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the tokens before the first user's turn with words as the system message, and those that open that turn.
 
     Both are empty if the processor has no chat format, or one without system messages.
@@ -137,8 +143,8 @@ def system_turn(processor: Processor, words: str) -> tuple[tuple[int, ...], tupl
     if not has_chat_format(processor):
         return (), ()
     try:
-        plain, _ = around_image(processor, "?")
-        with_words, _ = around_image(processor, "?", words)
+        plain, _ = around_image(processor, "?", family=family)
+        with_words, _ = around_image(processor, "?", words, family=family)
     except RevisitError as error:
         logger.info("The chat format has no system message (%s).", error)
         return (), ()
@@ -150,8 +156,8 @@ def system_turn(processor: Processor, words: str) -> tuple[tuple[int, ...], tupl
     return with_words[:-same], with_words[-same:]
 
 
-def space_after_image(processor: Processor) -> bool:
+def space_after_image(processor: Processor, family: Family | None = None) -> bool:
     """Return whether the processor's chat format has white space between an image and the question after it."""
     tokenizer = processor.tokenizer
-    _, tail = around_image(processor, "?")
+    _, tail = around_image(processor, "?", family=family)
     return bool(str(tokenizer.decode(list(tail)))[:1].isspace())

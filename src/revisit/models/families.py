@@ -108,12 +108,21 @@ def tested() -> list[Family]:
     return [family for family in FAMILIES.values() if family.title]
 
 
-def edge_ids(tokenizer: Tokenizer, family: Family | None = None) -> set[int]:
-    """Return the ids of the tokens around an image in one family, or in any (then without line breaks, which are common)."""
-    listed = [family] if family else FAMILIES.values()
-    texts = {text for entry in listed for text in entry.image_edges or () if family or text.strip()}
+def edge_ids(tokenizer: Tokenizer, family: Family | None = None, *, marks: bool = False) -> set[int]:
+    """Return the ids of the tokens around and within an image, in one family or in any.
+
+    `marks` leaves out those that running text can contain, such as the word "image" and line breaks.
+    """
+    texts = {text for entry in ([family] if family else FAMILIES.values()) for text in entry.image_edges or ()}
     encoded = [tokenizer.encode(text, add_special_tokens=False) for text in sorted(texts)]
-    return {int(ids[0]) for ids in encoded if len(ids) == 1}
+    ids = {int(ids[0]) for ids in encoded if len(ids) == 1}
+    return ids & special_ids(tokenizer) if marks else ids
+
+
+def special_ids(tokenizer: Tokenizer) -> set[int]:
+    """Return the ids of the tokens that running text is never divided into: special and added ones, except blank ones."""
+    added = getattr(tokenizer, "get_added_vocab", dict)()  # mistral-common's tokenizers have no such method
+    return {*tokenizer.all_special_ids, *(number for token, number in added.items() if token.strip())}
 
 
 def vllm_architectures() -> set[str]:
