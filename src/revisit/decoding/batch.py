@@ -23,6 +23,7 @@ from transformers import (
 
 from revisit.decoding.generate import generate
 from revisit.decoding.method import METHODS
+from revisit.decoding.processors import Repeatable
 from revisit.decoding.settings import Decoding
 from revisit.decoding.trace import RowTrace, Trace
 from revisit.errors import RevisitError
@@ -220,7 +221,7 @@ def _until_stopped(on_token: OnToken, row: int, tokens: list[int]) -> list[int]:
     return tokens
 
 
-class RowSampling(LogitsProcessor):  # type: ignore[misc]
+class RowSampling(Repeatable):
     """Apply temperature, top-k and top-p and draw a token, by each row's own settings; greedy rows pass unchanged."""
 
     def __init__(self, decodings: Sequence[Decoding], seeds: Sequence[int]) -> None:
@@ -254,7 +255,7 @@ def _warpers(temperature: float, top_k: int | None, top_p: float | None, seeds: 
     return chain
 
 
-class ItemDraw(LogitsProcessor):  # type: ignore[misc]
+class ItemDraw(Repeatable):
     """Draw each row's token with its own generator, and leave only that token possible.
 
     The draw inverts the cumulative distribution at one uniform number per step, so that an item's answer is the same in any

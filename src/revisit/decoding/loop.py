@@ -21,16 +21,14 @@ from transformers import (
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
-    PrefixConstrainedLogitsProcessor,
     StopStringCriteria,
-    SynthIDTextWatermarkLogitsProcessor,
-    UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 from transformers.generation import logits_process
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GENERATION_MODES_MAPPING, GenerateDecoderOnlyOutput
 
 from revisit.decoding.options import check_context, check_options
+from revisit.decoding.processors import OtherProcessors
 from revisit.decoding.recorder import EndedRows, Recorder
 from revisit.decoding.run import Run
 from revisit.decoding.speculation import Speculation
@@ -47,13 +45,6 @@ if TYPE_CHECKING:
     from transformers.generation.utils import GenerateOutput
 
     from revisit.decoding.method import Method, StepFunction
-
-# The processors of transformers whose result may differ between two calls in one step.
-NOT_REPEATABLE = (
-    PrefixConstrainedLogitsProcessor,
-    SynthIDTextWatermarkLogitsProcessor,
-    UnbatchedClassifierFreeGuidanceLogitsProcessor,
-)
 
 
 def decode_call(
@@ -98,29 +89,6 @@ def decode_call(
         return loop.finish(method.decode(run, loop))
 
 
-class OtherProcessors(LogitsProcessor):
-    """Apply the call's other processors to a method's scores; rows with no token left are decoded plainly instead.
-
-    On a GPU, repeatable processors are always applied to the model's own logits too: reading whether a row needs them would
-    make the host wait.
-    """
-
-    def __init__(self, run: Run, others: LogitsProcessorList) -> None:
-        self.run, self.others = run, others
-        own = logits_process.__name__
-        self.repeatable = all(type(o).__module__ == own and not isinstance(o, NOT_REPEATABLE) for o in others)
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # type: ignore[override]
-        if not self.others and not self.run.generation_config.do_sample:
-            return scores
-        processed: Tensor = self.others(input_ids, scores)  # type: ignore[arg-type]
-        empty = ~(processed.amax(-1) > -torch.inf)  # (rows,), also where warpers returned NaN for an empty set
-        if (processed.is_cpu or not self.repeatable) and not bool(empty.any()):
-            return processed
-        plain: Tensor = self.others(input_ids, self.run.raw)  # type: ignore[arg-type]
-        return torch.where(empty[:, None], plain, processed)
-
-
 class Loop:
     """The decoding loop of one call: transformers' own, and its parts for methods with a loop of their own."""
 
@@ -132,12 +100,12 @@ class Loop:
         arguments: dict[str, Any],
     ) -> None:
         self.run = run
-        self.scores = OtherProcessors(run, others)
         self._function = getattr(type(run.model), GENERATION_MODES_MAPPING[mode])
         self._options: dict[str, Any] = {"synced_gpus": bool(arguments.get("synced_gpus"))}
         if arguments.get("streamer") is not None:
             self._options["streamer"] = arguments["streamer"]
         self._speculates = mode == GenerationMode.ASSISTED_GENERATION
+        self.scores = OtherProcessors(run, others, checks_drafts=self._speculates)
         if self._speculates:
             self._options |= {name: arguments.get(name) for name in ("assistant_model", "inputs_tensor")}
 
@@ -145,7 +113,7 @@ class Loop:
         """Run transformers' loop with `step` before all other logits processors."""
         run, step = self.run, checked(self.run, self.run.method, step)
         if self._speculates:
-            run.loop_model = Speculation(run, self.scores.others)
+            run.loop_model = Speculation(run, self.scores.repeatable)
 
         def first(input_ids: Tensor, logits: Tensor) -> Tensor:
             run.raw = logits

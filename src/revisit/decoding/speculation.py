@@ -29,7 +29,7 @@ class Speculation(ModelWrapper):
 
     def __init__(self, run: Run, processors: LogitsProcessorList) -> None:
         super().__init__(run)
-        self._processors = processors  # of the call, without the method
+        self._processors = processors  # for drafts: those of the call that keep no state, without the method
 
     def _get_candidate_generator(self, **arguments: Any) -> Any:
         generator = self._model._get_candidate_generator(**{**arguments, "logits_processor": self._processors})

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor
 
+from revisit.decoding.processors import Repeatable
 from revisit.errors import RevisitError, need
 from revisit.explain.tokens import token_text
 
@@ -23,7 +24,7 @@ SCHEMA_CHARACTERS = 20_000
 ITEMS = 1_000  # of a list; llguidance's time and memory grow with their number
 
 
-class LogProbabilities(LogitsProcessor):  # type: ignore[misc]
+class LogProbabilities(Repeatable):
     """Keep the distribution of each step after the method, before temperature, top-p and a JSON schema."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
