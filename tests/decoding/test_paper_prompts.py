@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import vocabularies
-from revisit.decoding.prompt_edits import around_image
+from revisit.decoding.prompt_edits import around_image, image_span, without_image
 from revisit.methods import code, icd
 from revisit.models import families
 
@@ -50,6 +50,14 @@ def chat(vocabulary: str, name: str) -> tuple[Any, families.Family]:
     return processor, families.of(model_type)
 
 
+def plain_words(vocabulary: str) -> Tensor:
+    """Return the ids of all tokens that texts are divided into."""
+    tokenizer = vocabularies.load(vocabulary)
+    return torch.tensor(
+        sorted(set(range(len(tokenizer))) - set(tokenizer.all_special_ids) - families.special_ids(tokenizer))
+    )
+
+
 def tokens(vocabulary: str, before: str, after: str) -> tuple[list[int], list[int]]:
     """Return the token ids before and after an image, encoded piece by piece as LLaVA's programs do."""
     tokenizer = vocabularies.load(vocabulary)
@@ -62,7 +70,7 @@ def tokens(vocabulary: str, before: str, after: str) -> tuple[list[int], list[in
 def test_code_sends_its_whole_request(name: str, vocabulary: str, system: str | None) -> None:
     processor, family = chat(vocabulary, name)
     _, message, user, end = FORMATS[name]
-    head, tail = around_image(processor, code.REQUEST, system, family=family)
+    head, tail = around_image(processor, family, code.REQUEST, system)
     before = (message.format(system) if system else "") + user
     assert (list(head), list(tail)) == tokens(vocabulary, before, f"\n{code.REQUEST}{end}")
 
@@ -79,7 +87,7 @@ def test_icd_replaces_the_system_message(name: str, vocabulary: str, system: str
         before, after = tokens(vocabulary, (message.format(words) if words else "") + user, f"\n{QUESTION}{end}")
         return [*before, image, image, *after]
 
-    opened, turn = (torch.tensor(ids) for ids in icd.system_turn(processor, SENTENCE, family))
+    opened, turn = (torch.tensor(ids) for ids in icd.system_turn(processor, family, SENTENCE))
     sentence = torch.tensor(processor.tokenizer(SENTENCE, add_special_tokens=False)["input_ids"])
     decoded = torch.tensor(prompt(system))
     assert sent(icd.with_beginning(decoded, sentence, opened, turn, 1), decoded) == prompt(SENTENCE)
@@ -88,3 +96,44 @@ def test_icd_replaces_the_system_message(name: str, vocabulary: str, system: str
 def sent(edit: Tensor, ids: Tensor) -> list[int]:
     """Return the token ids of an edited prompt."""
     return torch.where(edit >= 0, ids[edit.clamp_min(0)], -1 - edit).tolist()  # type: ignore[no-any-return]
+
+
+# -- every plain word of a vocabulary ------------------------------------------------------------------------------------
+
+EDGED = {family.image_edges: family for family in families.FAMILIES.values() if family.image_edges is not None}
+
+
+@pytest.mark.parametrize("vocabulary", vocabularies.names())
+@pytest.mark.parametrize("family", EDGED.values(), ids=lambda family: family.model_type)
+def test_no_word_beside_an_image_is_part_of_it(family: families.Family, vocabulary: str) -> None:
+    """Between two images with nothing else, a word that also stands within images, such as a line break, cannot be told from them."""
+    tokenizer = vocabularies.load(vocabulary)
+    edges, image = families.edges(tokenizer, family), tokenizer.convert_tokens_to_ids("<image>")
+    assert bool(edges.marks) == bool(family.image_edges)
+    mark = sorted(edges.marks)[:1]
+    block = torch.tensor(
+        [*mark, image, *(t for word in sorted(edges.words) for t in (*mark, word, *mark)), image, *mark]
+    )
+    words = plain_words(vocabulary)
+    sides = words[:, None].expand(-1, 2)
+    rows = torch.cat([sides, block.expand(len(words), -1), sides], -1)  # a word twice, the image, the word twice
+    rows = torch.nn.functional.pad(rows, (1, 1), value=1).flatten()
+    inside = torch.zeros(len(words), len(block) + 6, dtype=torch.bool)
+    inside[:, 3:-3] = True
+    vision = rows == image
+    assert torch.equal(image_span(rows, vision, edges), inside.flatten())
+    assert torch.equal(without_image(rows, vision, edges), (~inside).flatten().nonzero().squeeze(-1))
+    assert len(icd.after_image(rows[-len(block) - 6 :], vision[-len(block) - 6 :], edges, words)) == len(
+        block
+    ) + 6 + len(words)
+
+
+@pytest.mark.parametrize("vocabulary", vocabularies.names())
+@pytest.mark.parametrize("family", EDGED.values(), ids=lambda family: family.model_type)
+def test_no_word_of_a_request_is_an_image(family: families.Family, vocabulary: str) -> None:
+    processor, _ = chat(vocabulary, "LLaVA-1.5")
+    text = processor.tokenizer.decode(plain_words(vocabulary), clean_up_tokenization_spaces=False).replace("<", "")
+    head, tail = around_image(processor, family, text, f"{text}.")
+    assert (list(head), list(tail)) == tokens(vocabulary, f"{text}. USER: ", f"\n{text} ASSISTANT:")
+    opened, user = icd.system_turn(processor, family, f"{text}.")
+    assert [*opened, *user] == list(head)

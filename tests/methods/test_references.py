@@ -26,6 +26,7 @@ from revisit.decoding.method import Method
 from revisit.decoding.prompt_edits import around_image
 from revisit.hooks.attention import Call
 from revisit.methods import as_method, avisc, code, icd, m3id, pai, ritual, sid, vcd
+from revisit.models import families as table
 
 ROW = 1  # the prompt whose image is not square
 
@@ -145,9 +146,9 @@ def test_icd_keeps_its_sentence_apart_from_the_question() -> None:
     _, processor = families.build("llava")
     processor = copy.copy(processor)
     processor.chat_template = as_turns("x")
-    assert icd.space_after_image(processor)
+    assert icd.space_after_image(processor, table.of("qwen2_5_vl"))
     processor.chat_template = as_turns("x").replace("<image>\n", "<image>")
-    assert not icd.space_after_image(processor)
+    assert not icd.space_after_image(processor, table.of("qwen2_5_vl"))
 
 
 def test_presets_of_icd_and_avisc() -> None:
@@ -409,7 +410,7 @@ def test_request_in_the_chat_format() -> None:
     template += "{% else %}{{ c.text }}{% endif %}{% endfor %}{% endfor %} A:"
     processor.chat_template = template
     try:
-        head, tail = around_image(processor, "say")
+        head, tail = around_image(processor, table.of("qwen2_5_vl"), "say")
     finally:
         processor.chat_template = None
     assert processor.tokenizer.decode(head) == "U:"

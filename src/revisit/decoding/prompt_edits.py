@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from revisit.decoding.run import Run
@@ -28,23 +29,25 @@ def new_tokens(ids: Tensor) -> Edit:
     return -1 - ids
 
 
-def image_span(ids: Tensor, vision: Tensor, boundary: Iterable[int]) -> Tensor:
-    """Return the mask of vision tokens and of boundary tokens next to them.  (n,), (n,) -> (n,)"""
-    span = vision.clone()
-    edge = torch.isin(ids, torch.tensor(sorted(boundary), dtype=ids.dtype, device=ids.device))
-    while True:
-        near = torch.zeros_like(span)
-        near[1:] |= span[:-1]
-        near[:-1] |= span[1:]
-        grown = span | (near & edge)
-        if torch.equal(grown, span):
-            return span
+def image_span(ids: Tensor, vision: Tensor, edges: families.Edges) -> Tensor:
+    """Return the mask of vision tokens, and of the tokens around and between them.  (n,), (n,) -> (n,)"""
+    marks, words = (torch.isin(ids, ids.new_tensor(sorted(part))) for part in edges)
+    grown, span = vision, ~vision
+    while not torch.equal(grown, span):
         span = grown
+        before, after = pad(span[:-1], (1, 0)), pad(span[1:], (0, 1))
+        grown = span | ((before | after) & (marks | words))
+    kept, span = span, ~span
+    while not torch.equal(kept, span):
+        span = kept
+        before, after = pad(span[:-1], (1, 0)), pad(span[1:], (0, 1))
+        kept = span & (~words | vision | (before & after))  # words at its ends are text
+    return span
 
 
-def without_image(ids: Tensor, vision: Tensor, boundary: Iterable[int]) -> Edit:
+def without_image(ids: Tensor, vision: Tensor, edges: families.Edges) -> Edit:
     """Remove the image."""
-    return (~image_span(ids, vision, boundary)).nonzero().squeeze(-1)
+    return (~image_span(ids, vision, edges)).nonzero().squeeze(-1)
 
 
 def edited(run: Run, mask: Tensor, edit_item: EditItem, *, pixels: bool) -> dict[str, Any]:
@@ -69,8 +72,8 @@ def edited(run: Run, mask: Tensor, edit_item: EditItem, *, pixels: bool) -> dict
         edits.append(columns)
     if min(map(len, edits)) == 0:
         raise RevisitError(f"{type(run.method).__name__}: the prompt has no text, only an image; add a question.")
-    pad = run.generation_config.pad_token_id
-    padding = -1 - pad if isinstance(pad, int) and pad >= 0 else -1
+    pad_id = run.generation_config.pad_token_id
+    padding = -1 - pad_id if isinstance(pad_id, int) and pad_id >= 0 else -1
     pad_left = partial(pad_sequence, batch_first=True, padding_side="left")
     source = pad_left(edits, padding_value=padding)  # (items, longest)
     old, column = source >= 0, source.clamp_min(0)
@@ -90,21 +93,22 @@ def edited(run: Run, mask: Tensor, edit_item: EditItem, *, pixels: bool) -> dict
 # -- a method's words in a prompt ------------------------------------------------------------------------------------
 
 
-def image_edges(run: Run) -> tuple[int, ...]:
-    """Return the ids of the tokens around an image in this model's prompts; raise RevisitError if they are unknown."""
+def image_edges(run: Run) -> families.Edges:
+    """Return the tokens around an image in this model's prompts; raise RevisitError if they are unknown."""
     family = families.of(run.model.config.model_type)
-    if family.image_edges is None:
+    edges = families.edges(run.processor.tokenizer, family) if family.image_edges else families.Edges()
+    if family.image_edges is None or (family.image_edges and not edges.marks):
         raise RevisitError(
-            f"{type(run.method).__name__} needs the tokens that open and close an image in the prompts of "
-            f"{type(run.model).__name__}, which are not declared for this model family: use another method."
+            f"{type(run.method).__name__} needs the tokens that open and close an image in the prompts of {type(run.model).__name__}. They "
+            "are not declared for this model family, or its tokenizer does not mark them as special: use another method."
         )
-    return tuple(sorted(families.edge_ids(run.processor.tokenizer, family))) if family.image_edges else ()
+    return edges
 
 
 def prompt_without_image(run: Run, mask: Tensor) -> dict[str, Any]:
     """Return the inputs of the prompt without its image; `mask` are the vision positions (rows, T)."""
-    around = image_edges(run)
-    return edited(run, mask, lambda _, ids, vision: without_image(ids, vision, around), pixels=False)
+    edges = image_edges(run)
+    return edited(run, mask, lambda _, ids, vision: without_image(ids, vision, edges), pixels=False)
 
 
 def text_ids(run: Run, ids: Sequence[int]) -> Tensor:
@@ -119,7 +123,7 @@ def text_ids(run: Run, ids: Sequence[int]) -> Tensor:
 
 
 def around_image(
-    processor: Processor, words: str, system: str | None = None, *, family: families.Family | None = None
+    processor: Processor, family: families.Family, words: str, system: str | None = None
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the token ids before and after the image of a request in the processor's chat format.
 
@@ -136,13 +140,17 @@ def around_image(
     else:
         text = f"{placeholder}\n{words}" if system is None else f"{system} {placeholder}\n{words}"
     ids = tokenizer(text, add_special_tokens=not text.startswith(tokenizer.bos_token or "\0"))["input_ids"]
-    marks = {tokenizer.convert_tokens_to_ids(placeholder)} & families.special_ids(tokenizer) - {tokenizer.unk_token_id}
-    marks |= families.edge_ids(tokenizer, family, marks=True)
-    places = [i for i, token in enumerate(ids) if token in marks]
+    image = tokenizer.convert_tokens_to_ids(placeholder)
+    marks = {image, *families.edges(tokenizer, family).marks} & families.special_ids(tokenizer)
+    places = [i for i, token in enumerate(ids) if token in marks and token != tokenizer.unk_token_id]
     if not places:
         raise RevisitError(
-            f"The processor's chat format has no {placeholder!r} token for an image, so no request about it can be made: use another "
-            "method."
+            f"Nothing tells an image from text in this model's prompts: its tokenizer has no special token {placeholder!r}, or its chat "
+            "format does not write it. So no request about the image can be made: use another method."
+        )
+    if marks & set(tokenizer(f"{system or ''}{words}")["input_ids"]):
+        raise RevisitError(
+            f"The sentence {system or words!r} contains a token that marks an image in this model; leave it out."
         )
     return tuple(ids[: places[0]]), tuple(ids[places[-1] + 1 :])
 

@@ -8,7 +8,6 @@ D · max p. Where the runs agree, the contrast is full and nothing is cut; where
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar
 from weakref import WeakKeyDictionary
 
@@ -69,7 +68,7 @@ class CODE(Contrastive):
 
     def begin(self, run: Run) -> StepFunction:
         mask = run.find_vision_tokens()
-        head, tail = around_image(run.processor, self.request, family=families.of(run.model.config.model_type))
+        head, tail = around_image(run.processor, families.of(run.model.config.model_type), self.request)
         first = starts_with_bos(run.processor) if self.bos else ()
         text_ids(run, (*head, *tail, *first))  # raises for ids that are not text
         texts = descriptions(run, mask, (head, tail), image_edges(run), self.description_tokens)
@@ -91,7 +90,7 @@ _DESCRIPTIONS: WeakKeyDictionary[Model, dict[object, Tokens]] = WeakKeyDictionar
 
 
 def descriptions(
-    run: Run, mask: Tensor, request: tuple[Tokens, Tokens], around: Iterable[int], length: int
+    run: Run, mask: Tensor, request: tuple[Tokens, Tokens], edges: families.Edges, length: int
 ) -> list[Tokens]:
     """Return the token ids of each item's description without the end token; () for items without an image."""
     cached = _DESCRIPTIONS.setdefault(run.model, {})
@@ -99,7 +98,7 @@ def descriptions(
     keys = [(digest, request, length, ends) for digest in item_digests(run, mask)]
     has_image = mask[:: run.rows_per_item].any(-1).tolist()
     if any(image and key not in cached for key, image in zip(keys, has_image, strict=True)):
-        for key, text in zip(keys, _describe(run, mask, request, tuple(around), length), strict=True):
+        for key, text in zip(keys, _describe(run, mask, request, edges, length), strict=True):
             cached.setdefault(key, text)
     texts = [cached[key] if image else () for key, image in zip(keys, has_image, strict=True)]
     while len(cached) > MOST:
@@ -108,12 +107,12 @@ def descriptions(
 
 
 def _describe(
-    run: Run, mask: Tensor, request: tuple[Tokens, Tokens], around: tuple[int, ...], length: int
+    run: Run, mask: Tensor, request: tuple[Tokens, Tokens], edges: families.Edges, length: int
 ) -> list[Tokens]:
     """Generate a description of every item's image."""
 
     def with_request(_item: int, ids: Tensor, vision: Tensor) -> Edit:
-        columns = image_span(ids, vision, around).nonzero().squeeze(-1)
+        columns = image_span(ids, vision, edges).nonzero().squeeze(-1)
         image = torch.arange(int(columns[0]), int(columns[-1]) + 1, device=ids.device)
         head, tail = (new_tokens(ids.new_tensor(part)) for part in request)
         return torch.cat([head, image, tail])

@@ -8,7 +8,6 @@ sentence right after the image instead: `place="image"`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 import torch
@@ -31,7 +30,7 @@ from revisit.decoding.prompt_edits import (
 from revisit.decoding.run import Run
 from revisit.errors import RevisitError
 from revisit.models import families
-from revisit.models.families import Family
+from revisit.models.families import Edges, Family
 from revisit.models.types import Processor
 from revisit.registry import Share, Strength
 
@@ -78,14 +77,14 @@ class ICD(Contrastive):
         return self.contrasted(run, branch, mask.any(-1), lambda l, other, _: contrast(l, other, self.alpha, self.beta))
 
     def _after_image(self, run: Run) -> EditItem:
-        around = image_edges(run)
+        edges = image_edges(run)
         spaced = space_after_image(run.processor, families.of(run.model.config.model_type))
         sentence = sentence_ids(run, self.sentence + ("" if spaced else "\n"))
-        return lambda _item, ids, vision: after_image(ids, vision, around, sentence)
+        return lambda _item, ids, vision: after_image(ids, vision, edges, sentence)
 
     def _as_system(self, run: Run) -> EditItem:
         family = families.of(run.model.config.model_type)
-        system, user = (text_ids(run, ids) for ids in system_turn(run.processor, self.sentence, family))
+        system, user = (text_ids(run, ids) for ids in system_turn(run.processor, family, self.sentence))
         sentence = sentence_ids(run, self.sentence + " ")
         bos = run.generation_config.bos_token_id
         return lambda _item, ids, _vision: with_beginning(ids, sentence, system, user, bos)
@@ -104,9 +103,9 @@ def sentence_ids(run: Run, sentence: str) -> Tensor:
     return text_ids(run, ids)
 
 
-def after_image(ids: Tensor, vision: Tensor, boundary: Iterable[int], words: Tensor) -> Edit:
+def after_image(ids: Tensor, vision: Tensor, edges: Edges, words: Tensor) -> Edit:
     """Insert words right after the last image."""
-    span = image_span(ids, vision, boundary).nonzero().squeeze(-1)
+    span = image_span(ids, vision, edges).nonzero().squeeze(-1)
     at = int(span[-1]) + 1 if len(span) else 0
     columns = torch.arange(len(ids), device=ids.device)
     return torch.cat([columns[:at], new_tokens(words), columns[at:]])
@@ -133,18 +132,16 @@ def find_tokens(ids: Tensor, pattern: Tensor) -> int | None:
     return int(places[0]) if len(places) else None
 
 
-def system_turn(
-    processor: Processor, words: str, family: Family | None = None
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def system_turn(processor: Processor, family: Family, words: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the tokens before the first user's turn with words as the system message, and those that open that turn.
 
     Both are empty if the processor has no chat format, or one without system messages.
     """
     if not has_chat_format(processor):
         return (), ()
+    plain, _ = around_image(processor, family, words)
     try:
-        plain, _ = around_image(processor, "?", family=family)
-        with_words, _ = around_image(processor, "?", words, family=family)
+        with_words, _ = around_image(processor, family, "?", words)
     except RevisitError as error:
         logger.info("The chat format has no system message (%s).", error)
         return (), ()
@@ -156,8 +153,8 @@ def system_turn(
     return with_words[:-same], with_words[-same:]
 
 
-def space_after_image(processor: Processor, family: Family | None = None) -> bool:
+def space_after_image(processor: Processor, family: Family) -> bool:
     """Return whether the processor's chat format has white space between an image and the question after it."""
     tokenizer = processor.tokenizer
-    _, tail = around_image(processor, "?", family=family)
+    _, tail = around_image(processor, family, "?")
     return bool(str(tokenizer.decode(list(tail)))[:1].isspace())

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import yaml
 from pydantic import ConfigDict
@@ -108,20 +108,26 @@ def tested() -> list[Family]:
     return [family for family in FAMILIES.values() if family.title]
 
 
-def edge_ids(tokenizer: Tokenizer, family: Family | None = None, *, marks: bool = False) -> set[int]:
-    """Return the ids of the tokens around and within an image, in one family or in any.
+class Edges(NamedTuple):
+    """The ids of the tokens around and within an image."""
 
-    `marks` leaves out those that running text can contain, such as the word "image" and line breaks.
-    """
-    texts = {text for entry in ([family] if family else FAMILIES.values()) for text in entry.image_edges or ()}
-    encoded = [tokenizer.encode(text, add_special_tokens=False) for text in sorted(texts)]
-    ids = {int(ids[0]) for ids in encoded if len(ids) == 1}
-    return ids & special_ids(tokenizer) if marks else ids
+    marks: Set[int] = frozenset()  # that running text is never divided into
+    words: Set[int] = (
+        frozenset()
+    )  # that it can contain, such as line breaks between tiles; part of an image only between marks
+
+
+def edges(tokenizer: Tokenizer, family: Family) -> Edges:
+    """Return the tokens around and within an image in one family's prompts."""
+    encoded = [tokenizer.encode(text, add_special_tokens=False) for text in family.image_edges or ()]
+    ids = {int(tokens[0]) for tokens in encoded if len(tokens) == 1}
+    special = special_ids(tokenizer)
+    return Edges(ids & special, ids - special)
 
 
 def special_ids(tokenizer: Tokenizer) -> set[int]:
     """Return the ids of the tokens that running text is never divided into: special and added ones, except blank ones."""
-    added = getattr(tokenizer, "get_added_vocab", dict)()  # mistral-common's tokenizers have no such method
+    added: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()  # mistral-common has no such method
     return {*tokenizer.all_special_ids, *(number for token, number in added.items() if token.strip())}
 
 
