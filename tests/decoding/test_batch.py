@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from revisit import methods
+from revisit.decoding import batch
 from revisit.decoding.batch import Decoded, ItemDraw, RowSampling, decode_batch, decode_prompts
 from revisit.decoding.method import StepFunction
 from revisit.decoding.run import Run
@@ -16,6 +17,7 @@ from revisit.decoding.settings import Decoding
 from revisit.embedded.scenes import render, scene
 from revisit.errors import RevisitError
 from revisit.methods.greedy import Greedy
+from revisit.models.devices import widest_float
 from revisit.models.loading import load
 from revisit.models.prompts import prepare
 
@@ -130,6 +132,16 @@ def test_a_step_has_one_draw_per_row_however_often_it_is_applied() -> None:
         drawn = once(ids, scores)
         assert torch.equal(twice(ids, scores), drawn)
         assert torch.equal(twice(ids, scores), drawn)
+
+
+def test_draws_need_no_float64_where_a_device_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert widest_float(torch.device("mps")) == torch.float32
+    scores, ids = torch.randn(1, 50, generator=torch.Generator().manual_seed(0)), torch.zeros(1, 1, dtype=torch.long)
+    monkeypatch.setattr(batch, "widest_float", lambda _: torch.float32)
+    monkeypatch.setattr(torch.Tensor, "double", None)
+    tokens = [int(ItemDraw([seed])(ids, scores).argmax()) for seed in range(400)]
+    share = sum(token == int(scores.argmax()) for token in tokens) / len(tokens)
+    assert share == pytest.approx(float(scores.softmax(-1).max()), abs=0.05)
 
 
 def test_sampling_falls_back_to_the_model_if_the_plausible_token_is_banned() -> None:

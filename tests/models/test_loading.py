@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 import families
 import revisit
 from revisit import ReVisiT, RevisitError
+from revisit.eval.engines.local import LocalEngine
 from revisit.models import config, loading
 from revisit.models.processors import processor_of
 from revisit.models.prompts import generated_text, prepare
@@ -122,6 +123,16 @@ def test_an_unknown_device_raises(place: str, accelerate: bool, monkeypatch: pyt
     if not accelerate:
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert place in error_of_load("tiny", device_map=place)
+
+
+@pytest.mark.parametrize(("cuda", "mps", "device"), [(True, False, "cuda"), (False, True, "mps"), (False, False, None)])
+def test_the_default_device_is_the_accelerator(
+    cuda: bool, mps: bool, device: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+    assert loading._device_map(None, quantized=False) == device
+    assert LocalEngine("tiny").device_map == device
 
 
 def test_a_gpu_is_used_when_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:

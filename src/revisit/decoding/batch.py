@@ -27,6 +27,7 @@ from revisit.decoding.processors import Repeatable
 from revisit.decoding.settings import Decoding
 from revisit.decoding.trace import RowTrace, Trace
 from revisit.errors import RevisitError
+from revisit.models.devices import widest_float
 from revisit.models.prompts import end_tokens, new_tokens, prepare, until_end
 from revisit.models.thoughts import Split, Thoughts, thoughts_of
 
@@ -269,11 +270,12 @@ class ItemDraw(Repeatable):
         self.uniform = torch.empty(0, 1)  # (rows, 1)
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        wide = widest_float(scores.device)
         if input_ids.shape[1] != self.length:
             self.length = input_ids.shape[1]
-            draws = [torch.rand(1, generator=generator, dtype=torch.float64) for generator in self.generators]
+            draws = [torch.rand(1, generator=generator, dtype=wide) for generator in self.generators]
             self.uniform = torch.stack(draws).to(scores.device)
-        cumulative = scores.double().softmax(-1).cumsum(-1)  # (rows, vocabulary), NaN in rows with no token left
+        cumulative = scores.to(wide).softmax(-1).cumsum(-1)  # (rows, vocabulary), NaN in rows with no token left
         place = torch.searchsorted(cumulative, self.uniform * cumulative[:, -1:], right=True)
         chosen = torch.full_like(scores, -torch.inf)
         chosen.scatter_(1, place.clamp(max=scores.shape[-1] - 1), 0.0)

@@ -14,6 +14,7 @@ from transformers.utils.hub import cached_file
 
 from revisit.errors import RevisitError, brief
 from revisit.models.config import EMBEDDED, is_embedded, load_config, read_object, resolve
+from revisit.models.devices import default_device
 from revisit.models.processors import keep_processor, load_processor, processor_of
 from revisit.models.types import Model, Processor
 
@@ -122,9 +123,9 @@ def as_dtype(name: str) -> torch.dtype:
 
 
 def _device_map(requested: DeviceMap | None, *, quantized: bool) -> DeviceMap | None:
-    """Return the requested device map; by default the GPU if there is one."""
+    """Return the requested device map; by default the GPU, NVIDIA's or Apple's, if there is one."""
     if requested is None:
-        return "cuda" if torch.cuda.is_available() and not quantized else None
+        return None if quantized else default_device()
     for device in requested.values() if isinstance(requested, dict) else [requested]:
         gpu = re.fullmatch(r"cuda(?::(\d+))?", str(device))
         if gpu and int(gpu[1] or 0) >= torch.cuda.device_count():

@@ -20,6 +20,7 @@ from revisit.eval.log import Answer
 from revisit.eval.spec import fingerprint, libraries, loaded_fingerprint, model_folder
 from revisit.io.files import digest
 from revisit.models.config import load_config, name_of, resolve
+from revisit.models.devices import default_device
 from revisit.models.loading import as_dtype, load
 from revisit.models.types import Model, Processor
 
@@ -36,7 +37,7 @@ class LocalEngine(Engine):
         allow_incomplete: bool = False,
     ) -> None:
         self.model, self.dtype = model, dtype
-        self.device_map = device_map or ("cuda" if torch.cuda.is_available() else None)
+        self.device_map = device_map or default_device()
         self.trust_remote_code, self.allow_incomplete = trust_remote_code, allow_incomplete
 
     @cached_property
