@@ -81,7 +81,8 @@ class Settings(BaseModel):
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with some settings changed; all are validated again."""
-        return type(self)(**{**{name: getattr(self, name) for name in type(self).model_fields}, **changes})
+        given = {name: getattr(self, name) for name in self.model_fields_set}  # defaults may depend on the changes
+        return type(self)(**{**given, **changes})
 
 
 def _from_text(value: object, hint: Any) -> object:

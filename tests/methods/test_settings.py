@@ -137,3 +137,11 @@ def test_words_that_mark_an_image_raise() -> None:
 def test_settings_by_position_raise() -> None:
     with pytest.raises(RevisitError, match="by name"):
         VCD(2.0)
+
+
+def test_the_default_weight_follows_the_fusion() -> None:
+    mixed = ReVisiT.recommended("llava").replace(fusion="interpolation")
+    assert mixed.weight == 0.5  # with the product's default of 1, the language side would be ignored
+    assert mixed.replace(fusion="poe").weight == 1.0
+    assert mixed.replace(weight=0.25).replace(alpha=0.1).weight == 0.25
+    assert ReVisiT(weight=2).replace(alpha=0.1).weight == 2

@@ -26,7 +26,7 @@ class Rule(Settings):
     divergence: Divergence = "jsd"
     select: Literal["min", "max", "random", "soft"] = "min"
     fusion: Fusion = "poe"
-    weight: Annotated[float, Field(ge=0, le=1000)] | AdaptiveWeight = 1.0
+    weight: Annotated[float, Field(ge=0, le=1000)] | AdaptiveWeight = 1.0  # 0.5 for interpolation
     vocabulary: Literal["subset", "full"] = "subset"
     normalize: bool = True
     precision: Literal["float32", "model"] = "float32"
@@ -35,13 +35,13 @@ class Rule(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _default_weight(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        if settings.get("weight") in (None, "none"):
-            return {**settings, "weight": 0.5 if settings.get("fusion") == "interpolation" else 1.0}
-        return settings
+    def _drop_no_weight(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in settings.items() if name != "weight" or value not in (None, "none")}
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
+        if self.fusion == "interpolation" and "weight" not in self.model_fields_set:
+            self.__dict__["weight"] = 0.5  # the default, which `replace` does not keep for another fusion
         if self.fusion == "interpolation" and isinstance(self.weight, float) and self.weight > 1:
             raise RevisitError(
                 f'ReVisiT: weight must be a number from 0 to 1 with fusion="interpolation", not {self.weight:g}.'
