@@ -73,6 +73,17 @@ def test_save(decoded: tuple[Any, Trace], tmp_path: Path) -> None:
         assert after["divergences"] == (None if before.divergences is None else before.divergences.tolist())
 
 
+def test_a_record_of_one_candidate_still_shows_a_change() -> None:
+    model, _ = families.build("llava")
+    inputs = families.inputs("llava", ["What is it?"], [[families.image(1)]])
+    trace = Trace(record=True, candidates=1)
+    revisit.generate(
+        model, **inputs, method=ReVisiT(alpha=1e-3, weight=3), trace=trace, max_new_tokens=12, do_sample=False
+    )
+    assert trace.rows[0].changed == sum(record.changed for record in trace.rows[0].records) > 0
+    assert all(record.token == record.ids[0] for record in trace.rows[0].records)
+
+
 def test_a_chain_keeps_its_links() -> None:
     model, _ = families.build("llava")
     inputs = families.inputs("llava", ["What is it?"], [[families.image(1)]])

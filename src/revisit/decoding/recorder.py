@@ -291,8 +291,8 @@ class Recorder:
 
 
 def with_favorite(order: Tensor, favorite: Tensor) -> Tensor:
-    """Return the best candidates, with the model's own favorite in place of the last if it is not among them."""
-    return order if bool((order == favorite).any()) else torch.cat([order[:-1], favorite[None]])
+    """Return the best candidates, with the model's own favorite in place of the last, but not of the best, if it is not among them."""
+    return order if bool((order == favorite).any()) else torch.cat([order[: max(1, len(order) - 1)], favorite[None]])
 
 
 def read_together(tensors: Sequence[Tensor | None]) -> list[Any]:
