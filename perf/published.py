@@ -37,8 +37,7 @@ class Published(ReVisiT):
         def refine(input_ids: Tensor, logits: Tensor) -> Tensor:
             nonlocal cache
             if cache is None:
-                (item,) = run.finish_capture(capture)
-                head = run.parts.head.module
+                head, (item,) = run.finish_capture(capture).module, capture.items
                 cache = torch.stack([head(item.by_layer[layer]) for layer in layers]).flatten(0, 1)  # (|J|·N, V)
             logp = logits.float().log_softmax(-1)  # (1, V)
             ordered = torch.sort(logp, descending=True).values

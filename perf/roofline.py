@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from revisit.models.parts import LinearHead
+from revisit.models.head import LinearHead
 from revisit.step import triton as kernels
 from revisit.step.batched import refine_batch
 from revisit.step.interface import BlockTable, PooledBlocks, StateBlocks, StepOutput

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from random_models import Profile
-from revisit.models.parts import LinearHead
+from revisit.models.head import LinearHead
 from revisit.step.interface import PaddedStates, StepInput
 from revisit.step.rule import Rule
 from step import check, implementations

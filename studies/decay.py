@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from revisit.eval.report.document import Block, Cell, Table, Text
 from revisit.eval.run import Reporter
 from revisit.eval.statistics import mean_interval
-from revisit.models.parts import ModelParts
 from revisit.models.thoughts import thoughts_of
 from revisit.paper.study import Caption, Result, Stored, Subject, number, share, track
 
@@ -29,11 +28,8 @@ WORDS = ("all tokens", "object words", "other tokens")
 @torch.no_grad()
 def moved(subject: Subject, caption: Caption) -> Floats:
     """Return the moved probability at each token of a caption, and the model's entropy there in nats.  -> (tokens, 2)"""
-    head = ModelParts.of(subject.loaded[0]).head
-    log_p, log_q = (
-        head.all_logits(subject.forced_states(caption, vision=vision)).double().log_softmax(-1)
-        for vision in (True, False)
-    )
+    runs = [subject.forced(caption, vision=vision) for vision in (True, False)]
+    log_p, log_q = (seen.head.all_logits(seen.text).double().log_softmax(-1) for seen in runs)
     distance = (log_p.exp() - log_q.exp()).abs().sum(-1) / 2
     entropy = -(log_p.exp() * log_p).nansum(-1)
     found: Floats = torch.stack([distance, entropy], dim=1).cpu().numpy()

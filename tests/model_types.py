@@ -74,7 +74,7 @@ def build(model_type: str) -> tuple[Any, dict[str, torch.Tensor]]:
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(0, 0.2)
-        ModelParts.of(model).head.module.weight.normal_(0, 0.5)
+        ModelParts.of(model).head.weight.normal_(0, 0.5)
     model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, 2
     before, after = tiny.around
     row = torch.tensor([[1, *before, *[IMAGE] * tiny.tokens, *after, 30, 31, 32]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -93,7 +94,8 @@ def test_captured_states_are_the_models_hidden_states(family: str) -> None:
             capture = run.capture(mask, layers)
 
             def step(input_ids: Any, logits: Any) -> Any:
-                seen.setdefault("items", run.finish_capture(capture))
+                run.finish_capture(capture)
+                seen["items"] = capture.items
                 return logits
 
             return step
@@ -400,19 +402,21 @@ def test_random_selection_is_seeded_and_does_not_depend_on_other_rows() -> None:
 @pytest.mark.parametrize("transform", ["softcap", "scale"])
 def test_vision_logits_follow_the_models_own_scaling(transform: str) -> None:
     """Vision logits are capped or scaled like the model's own."""
-    from revisit.models.parts import Head
+    from revisit.models.head import calibrated
 
     head = torch.nn.Linear(8, 40, bias=False).requires_grad_(False)
     state = torch.randn(8, generator=torch.Generator().manual_seed(0)) * 5
     plain = head(state)
     cap = torch.tanh(plain / 3.0) * 3.0
     logits = cap if transform == "softcap" else plain * 0.25
-    made = Head(head, [lambda x: x, lambda x: x * 0.25, lambda x: torch.tanh(x / 3.0) * 3.0])
-    made.calibrate(state, logits, "a test head")
+    declared = (
+        SimpleNamespace(final_logit_softcapping=3.0) if transform == "softcap" else SimpleNamespace(logit_scale=0.25)
+    )
+    made = calibrated(head, declared, state, logits, "a test head")
     ids = torch.arange(40)
     torch.testing.assert_close(made.logits(state[None], ids)[0], logits)
     with pytest.raises(RevisitError, match="not its LM head"):
-        made.calibrate(state, plain.flip(0), "a test head")
+        calibrated(head, declared, state, plain.flip(0), "a test head")
 
 
 def test_full_vocabulary_is_bounded_in_memory_and_excludes_nothing() -> None:

@@ -16,7 +16,7 @@ import torch
 import families
 import revisit
 from revisit import methods
-from revisit.models.parts import LinearHead
+from revisit.models.head import LinearHead
 from revisit.paper import latency
 from revisit.step import batched
 from revisit.step.interface import PaddedStates

@@ -28,7 +28,7 @@ from laptops import PROMPT, SETTINGS, Mlx, generate_mlx
 from revisit import ReVisiT
 from revisit.embedded.scenes import render, scene
 from revisit.errors import RevisitError
-from revisit.models.parts import LinearHead
+from revisit.models.head import LinearHead
 from revisit.models.prompts import prepare
 from revisit.step import reference
 

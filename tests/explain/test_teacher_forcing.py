@@ -36,13 +36,13 @@ def test_forced_logits_equal_those_of_decoding(family: str) -> None:
         output_logits=True,
     )
     tokens = out.sequences[0, inputs["input_ids"].shape[1] :].tolist()
-    states = force(model, prompt_inputs(family), [tokens])[0].text
-    assert len(states) == len(tokens)
-    logits = parts.head.all_logits(states)
+    forced = force(model, prompt_inputs(family), [tokens])[0]
+    assert len(forced.text) == len(tokens)
+    logits = forced.head.all_logits(forced.text)
     expected = torch.cat(out.logits)
     torch.testing.assert_close(logits, expected, atol=2e-4, rtol=1e-4)
     ids = torch.tensor([5, 100, 17])
-    torch.testing.assert_close(parts.head.logits(states, ids), expected[:, ids], atol=2e-4, rtol=1e-4)
+    torch.testing.assert_close(forced.head.logits(forced.text, ids), expected[:, ids], atol=2e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -161,9 +161,25 @@ def test_memvr_uncertainty() -> None:
     assert float(memvr.uncertainty(torch.tensor([40.0, *[0.0] * 20]))) == pytest.approx(0.0, abs=1e-6)
 
 
+def test_memvr_measures_the_logits_that_the_model_would_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Aya Vision declares a scaling of its logits that its forward pass does not use."""
+    model, _ = families.build("aya_vision")
+    text, measured, states = model.model.language_model, [], []
+    uncertainty = memvr.uncertainty
+    monkeypatch.setattr(memvr, "uncertainty", lambda logits: measured.append(logits) or uncertainty(logits))
+    decode("aya_vision", single("aya_vision", ROW), MemVR(layers=(1,), threshold=1.0))
+    with hooked(text.layers[1].register_forward_pre_hook(lambda _m, args: states.append(args[0]))), torch.no_grad():
+        model(**single("aya_vision", ROW))
+        want = model.lm_head(text.norm(states[0][:, -1]))
+    torch.testing.assert_close(measured[0], want, atol=1e-4, rtol=1e-4)
+
+
 def test_memvr_without_uncertainty_equals_the_model() -> None:
     model, _ = families.build("qwen2_5_vl")
     plain, _ = decode("qwen2_5_vl", batch("qwen2_5_vl"), None)
+    decode(
+        "qwen2_5_vl", batch("qwen2_5_vl"), MemVR()
+    )  # the first call of a model may run one token to calibrate its head
     with counted(model) as calls:
         sure, trace = decode("qwen2_5_vl", batch("qwen2_5_vl"), MemVR(threshold=1.0))
     assert len(calls) == LENGTH

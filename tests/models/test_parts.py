@@ -8,7 +8,8 @@ import transformers
 from torch import Tensor, nn
 
 from revisit.errors import RevisitError
-from revisit.models.parts import Head, LinearHead, context_length
+from revisit.models.head import Head, LinearHead, calibrated
+from revisit.models.parts import context_length
 
 
 class Wrapped(nn.Module):
@@ -36,17 +37,20 @@ def test_gathered_rows_and_the_whole_vocabulary_give_the_same_logits(monkeypatch
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_rows_of_a_head_that_cannot_be_indexed_are_computed_once(bias: bool) -> None:
+def test_rows_of_a_head_that_cannot_be_indexed_are_computed_once_for_its_weights(bias: bool) -> None:
+    """Every call of generate calibrates a head of its own; their rows are shared until the weights change."""
     inner = nn.Linear(8, 50, bias=bias)
     module = Wrapped(inner, 8)
-    head, plain = Head(module), LinearHead(inner.weight, inner.bias)
     states, ids = torch.randn(3, 8), torch.tensor([4, 1, 49])
-    with torch.no_grad():
-        torch.testing.assert_close(head.logits(states, ids), plain.logits(states, ids))
-        calls = module.calls
-        for _ in range(5):
-            head.logits(states, ids)
-    assert module.calls == calls == 2  # the bias, and all columns at once
+    for repeat in (1, 2):
+        with torch.no_grad():
+            inner.weight.mul_(repeat)
+            plain = LinearHead(inner.weight, inner.bias)
+            module.calls = 0
+            for _ in range(5):
+                head = calibrated(module, None, states[0], inner(states[0]), "a test model")
+                torch.testing.assert_close(head.logits(states, ids), plain.logits(states, ids))
+        assert module.calls == 2  # the bias, and all columns at once
 
 
 def test_a_head_without_a_declared_width_raises() -> None:

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from scipy.stats import rankdata
 
+import families
+from revisit.eval.benchmarks.base import Item
+from revisit.eval.run import Reporter
 from revisit.eval.statistics import holm
+from revisit.hooks.states import forced_inputs
+from revisit.paper import grounding
 from revisit.paper.grounding import compare, maxima, signed_rank
+from revisit.paper.steps import Selection
+from revisit.paper.study import Caption, Subject
 
 
 def test_maxima_by_hand() -> None:
@@ -53,3 +62,26 @@ def test_compare_averages_medians_and_holm() -> None:
     assert rows[1]["gt_with"] is None
     assert rows[1]["delta"]["p_holm"] is None
     assert rows[0]["delta"]["median"] == pytest.approx(0.5)
+
+
+@pytest.mark.skipif("gemma4" not in families.FAMILIES, reason="its processor needs torchvision in this transformers")
+def test_probabilities_are_those_of_the_model_on_a_capped_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The LM head's raw products are not logits if the model caps them."""
+    model, processor = families.build("gemma4")
+    monkeypatch.setattr(model.config.get_text_config(), "final_logit_softcapping", 2.0)
+    caption = Caption(Item("a", "what", (Path("x"),), {"ground_truth": ["cat"]}), (60, 61, 62))
+    prompt = families.inputs("gemma4", ["what"], [[families.image(1)]])
+    subject = Subject(output="unused")
+    vocabulary = SimpleNamespace(
+        words=("cat", "dog"), indices=lambda _: [0], tensor=lambda _: torch.tensor([70, 71]), summary=dict
+    )
+    vars(subject).update(loaded=(model, processor), vocabulary=vocabulary)
+    monkeypatch.setattr(Subject, "captions", lambda *_: [caption])
+    monkeypatch.setattr(Subject, "inputs", lambda *_: dict(prompt))
+    monkeypatch.setattr(grounding, "select", lambda *_: Selection([], {}, set()))
+    found = grounding.gt_vs_hal(subject, Reporter())["rows"][0]
+    longer = forced_inputs(dict(prompt), [caption.tokens])
+    with torch.no_grad():
+        logits = model(**longer).logits[0, -4:-1, [70, 71]]
+    want = 100 * logits.double().softmax(-1).mean(0)
+    assert [found["gt_with"], found["hal_with"]] == pytest.approx(want.tolist(), abs=0.05)

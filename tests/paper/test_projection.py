@@ -11,7 +11,8 @@ import torch
 
 import families
 from revisit.explain import prefill
-from revisit.models.parts import Head, ModelParts
+from revisit.models.head import Head
+from revisit.models.parts import ModelParts
 from revisit.paper.objects import ObjectVocabulary
 from revisit.paper.projection import CURVE, chance, hits, ranks
 

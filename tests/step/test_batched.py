@@ -16,7 +16,7 @@ import families
 import revisit
 from revisit import ReVisiT, Trace
 from revisit.errors import RevisitError
-from revisit.models.parts import LinearHead
+from revisit.models.head import LinearHead
 from revisit.step import batched
 from revisit.step.batched import BatchedStep, refine_batch
 from revisit.step.choice import Implementation, refine_logits

@@ -13,7 +13,7 @@ import pytest
 import random_cases
 import torch
 
-from revisit.models.parts import LinearHead
+from revisit.models.head import LinearHead
 from revisit.step import reference
 from revisit.step.choice import choose
 from revisit.step.compiled import kernel
@@ -126,7 +126,7 @@ CODE = """
 import sys, warnings
 from pathlib import Path
 import torch
-from revisit.models.parts import LinearHead
+from revisit.models.head import LinearHead
 from revisit.step.choice import choose
 from revisit.step.compiled import kernel
 from revisit.step.rule import Rule

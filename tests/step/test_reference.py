@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from revisit.models.parts import LinearHead
+from revisit.models.head import LinearHead
 from revisit.step import reference
 from revisit.step.interface import RESOLUTION, RowDetail
 from revisit.step.rule import Rule

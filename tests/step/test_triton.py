@@ -14,7 +14,7 @@ from random_cases import batch, reference_scores
 
 import revisit
 from revisit.errors import RevisitError
-from revisit.models.parts import LinearHead
+from revisit.models.head import LinearHead
 from revisit.step import choice
 from revisit.step.batched import BatchedStep
 from revisit.step.choice import choose, refine_logits

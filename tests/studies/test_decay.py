@@ -25,7 +25,6 @@ WITHOUT = torch.tensor([[0.25, 0.25, 0.5], [0.0, 0.5, 0.5], [0.25, 0.25, 0.5]])
 def subject(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A subject with two captions of three tokens, whose states are its distributions."""
     head = SimpleNamespace(all_logits=torch.log)
-    monkeypatch.setattr(decay, "ModelParts", SimpleNamespace(of=lambda _: SimpleNamespace(head=head)))
     monkeypatch.setattr(decay, "thoughts_of", lambda *_: None)
     captions = [Caption(Item(name, "?", (Path("x"),), {}), (0, 1, 2)) for name in "ab"]
     return SimpleNamespace(
@@ -33,7 +32,7 @@ def subject(monkeypatch: pytest.MonkeyPatch) -> Any:
         inputs=lambda _: {"input_ids": torch.tensor([[9, 7]])},
         vocabulary=SimpleNamespace(ids=(1,)),
         captions=lambda _: captions,
-        forced_states=lambda _, vision: WITH if vision else WITHOUT,
+        forced=lambda _, vision: SimpleNamespace(head=head, text=WITH if vision else WITHOUT),
     )
 
 

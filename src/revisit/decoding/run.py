@@ -19,8 +19,9 @@ from revisit.errors import RevisitError
 from revisit.hooks.attention import AttentionHook, Call, watching
 from revisit.hooks.branch import CACHE, Branches, ModelWrapper
 from revisit.hooks.early_exits import EarlyExits
-from revisit.hooks.states import Capture, VisionStates, no_image
+from revisit.hooks.states import Capture, no_image
 from revisit.models.families import IMAGE_INPUTS, resolve_layers
+from revisit.models.head import Head
 from revisit.models.parts import ModelParts, describe, vision_mask
 from revisit.models.processors import processor_of
 from revisit.models.types import Processor
@@ -202,13 +203,12 @@ class Run:
             ignore=lambda: self.contrasting,
         )
 
-    def finish_capture(self, capture: Capture) -> list[VisionStates]:
-        """Return the captured states of every item; call it at the first step."""
+    def finish_capture(self, capture: Capture) -> Head:
+        """Complete the capture of states, and return the head that projects them; call it at the first step."""
         capture.release()
         capture.check_reached()
         assert capture.last is not None
-        self.parts.head.calibrate(capture.last[0], self.raw[0], describe(self.model))
-        return capture.items
+        return self.parts.calibrate(capture.last[0], self.raw[0])
 
     # -- steps --------------------------------------------------------------------------------------------------
 

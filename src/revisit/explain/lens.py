@@ -24,9 +24,10 @@ from revisit.models import DESCRIBE
 from revisit.models.config import name_of
 from revisit.models.families import resolve_layers
 from revisit.models.geometry import Layout, layout_of
+from revisit.models.head import Head
 from revisit.models.images import open_images
 from revisit.models.loading import loaded_pair
-from revisit.models.parts import Head, ModelParts
+from revisit.models.parts import ModelParts
 from revisit.models.prompts import prepare
 from revisit.models.types import ImageLike, Model, Processor, Tokenizer
 from revisit.pages.document import check_page, images_payload, notebook_frame, script_page, write_page

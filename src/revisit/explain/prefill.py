@@ -12,7 +12,8 @@ from torch import Tensor
 
 from revisit.errors import RevisitError
 from revisit.hooks.states import Capture, Hooks, forced_inputs, last_logits, no_image, saved_positions
-from revisit.models.parts import Head, ModelParts, describe, vision_mask
+from revisit.models.head import Head, head_device
+from revisit.models.parts import ModelParts, vision_mask
 from revisit.step.reference import CHUNK_NUMBERS
 
 if TYPE_CHECKING:
@@ -45,8 +46,8 @@ def watch_prefill(model: Model, inputs: Inputs, layers: Sequence[int]) -> Iterat
         def finish(output: Any) -> None:
             capture.check_reached()
             assert capture.last is not None
-            parts.head.calibrate(capture.last[0], output.logits[0, -1], describe(model))
-            prompts.extend(PromptStates(parts.head, item.by_layer, capture.last[:0]) for item in capture.items)
+            head = parts.calibrate(capture.last[0], output.logits[0, -1])
+            prompts.extend(PromptStates(head, item.by_layer, capture.last[:0]) for item in capture.items)
             capture.release()
             hooks.release()
 
@@ -81,10 +82,10 @@ def force(
         capture = Capture(parts, mask, tuple(sorted(set(layers))), 1, stack)
         outputs = model(**forced_inputs(dict(inputs), texts), use_cache=False, **last_logits(model))
     capture.check_reached()
-    states = final_states[0].to(parts.head.device)  # (rows, positions, d)
-    parts.head.calibrate(states[longest, -1], outputs.logits[longest, -1], describe(model))
+    states = final_states[0].to(head_device(parts.head))  # (rows, positions, d)
+    head = parts.calibrate(states[longest, -1], outputs.logits[longest, -1])
     return [
-        PromptStates(parts.head, item.by_layer, states[row, start - 1 : start - 1 + len(texts[row])])
+        PromptStates(head, item.by_layer, states[row, start - 1 : start - 1 + len(texts[row])])
         for row, item in enumerate(capture.items)
     ]
 

@@ -18,7 +18,7 @@ from revisit.explain.checkable import WORD
 from revisit.explain.prefill import PromptStates, force, logit_slices
 from revisit.explain.tokens import Span, token_spans, tokens_in, word_tokens
 from revisit.models.geometry import Layout, layout_of
-from revisit.models.parts import Head
+from revisit.models.head import Head
 from revisit.models.prompts import check_no_image_tokens
 
 if TYPE_CHECKING:

@@ -22,7 +22,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 
 from revisit.errors import RevisitError
 from revisit.hooks.states import paused
-from revisit.models.parts import ModelParts, describe, multiply
+from revisit.models.head import multiply
+from revisit.models.parts import ModelParts, describe
 
 KERNELS = ("eager", "sdpa")
 PREFIX = "revisit_"

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from revisit.errors import RevisitError
 from revisit.hooks.states import Hooks, normed
+from revisit.models.head import Head
 from revisit.models.parts import ModelParts, describe
 
 PACK_FROM = 1 << 24  # numbers in a head's weight above which packing pays off
@@ -72,6 +73,7 @@ class EarlyExits:
         self.parts, self.layers, self.rows, self.ignore = parts, layers, rows, ignore
         self.norm = parts.final_norm if final_norm else None
         self.logits: Tensor | None = None
+        self._head: Head | None = None  # known from the first step on
         self._states: dict[int, Tensor] = {}  # layer -> (rows, d), of the running forward
         self._shape: torch.Size | None = None
         self._rows: Tensor | None = None  # all rows of the product, if the packed weight computes it
@@ -79,8 +81,8 @@ class EarlyExits:
         hooks = Hooks(stack)
         for layer in layers:
             hooks.state(parts, layer, partial(self._keep, layer))
-        hooks.before(parts.head.module, self._before_head)
-        hooks.after(parts.head.module, self._after_head)
+        hooks.before(parts.head, self._before_head)
+        hooks.after(parts.head, self._after_head)
 
     def take(self, logits: Tensor, *, model_dtype: bool = False) -> Tensor:
         """Return the early logits of this step, in at least float32 or the head's dtype; `logits` (rows, V) are the model's own.
@@ -92,14 +94,12 @@ class EarlyExits:
                 f"The forward of {describe(self.parts.model)} did not pass through its layers and its LM head as modules, so its early "
                 "exits were not captured; this way of running the model is not supported."
             )
-        head = self.parts.head
-        if head.transform is None:
-            head.calibrate(self._final, logits[0], describe(self.parts.model))
+        if self._head is None:
+            self._head = self.parts.calibrate(self._final, logits[0])
         early, self.logits = self.logits[..., : logits.shape[-1]], None  # without the rows that pad a head
-        assert head.transform is not None
         if not model_dtype:
             early = early.to(torch.promote_types(early.dtype, torch.float32))
-        return head.transform(early.to(logits.device))
+        return self._head.transformed(early.to(logits.device))
 
     def _keep(self, layer: int, hidden: Tensor) -> None:
         if not self.ignore():
@@ -117,7 +117,7 @@ class EarlyExits:
         if self.norm is not None:
             early = normed(self.norm, early)
         rows = torch.cat([hidden.flatten(0, -2), early.to(hidden.device, hidden.dtype).flatten(0, 1)])
-        if packs(self.parts.head.module):
+        if packs(self.parts.head):
             self._rows = rows
             return rows[:0]  # `_after_head` computes the product
         return rows  # (batch·positions + rows·layers, d)
@@ -126,7 +126,7 @@ class EarlyExits:
         if self.ignore() or self._shape is None:
             return None
         if self._rows is not None:
-            head = cast("nn.Linear", self.parts.head.module)
+            head = cast("nn.Linear", self.parts.head)
             output, self._rows = packed_product(head, self._rows), None
         count = self._shape[:-1].numel()  # of the head's own rows
         shape, self._shape = self._shape, None

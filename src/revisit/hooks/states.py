@@ -24,6 +24,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import Cache
 
 from revisit.errors import RevisitError
+from revisit.models.head import Head, head_device
 from revisit.models.parts import ModelParts, describe
 from revisit.models.types import Model
 
@@ -317,7 +318,7 @@ class Capture:
         if self.store is None:
             longest = max(item.tokens for item in self.items)
             shape = (len(self.items), len(self.layers), longest, hidden.shape[-1])
-            self.store = torch.zeros(shape, dtype=hidden.dtype, device=self.parts.head.device)
+            self.store = torch.zeros(shape, dtype=hidden.dtype, device=head_device(self.parts.head))
         norm, column = self.norm if layer < self.parts.depth else None, self.layers.index(layer)
         for number, item in enumerate(self.items):
             item.by_layer[layer] = self.store[number, column, : item.tokens]
@@ -358,6 +359,20 @@ class Capture:
             f"{layer} were not kept with it: start from an empty cache, or reuse a cache that the same method filled with the "
             "same layers on the same prompt."
         )
+
+
+@torch.no_grad()
+def known_head(parts: ModelParts) -> Head:
+    """Return a model's head before the prompt has run: as calibrated in an earlier call, or else from a prompt of one token."""
+    if (head := parts.calibrated()) is not None:
+        return head
+    model: Any = parts.model
+    states: list[Tensor] = []
+    token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+    with ExitStack() as stack, saved_positions(model, clear=True):
+        Hooks(stack).state(parts, parts.depth, states.append)
+        logits = model(input_ids=token, use_cache=False).logits
+    return parts.calibrate(states[0][0, -1], logits[0, -1])
 
 
 def last_logits(model: Model) -> dict[str, int]:

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from revisit.errors import RevisitError
 from revisit.methods.revisit import ReVisiT
-from revisit.models.parts import LinearHead, Projection, multiply
+from revisit.models.head import LinearHead, Projection, multiply
 from revisit.step.choice import choose
 from revisit.step.interface import PaddedStates, Step, StepInput
 

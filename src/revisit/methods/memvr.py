@@ -17,7 +17,7 @@ from torch import Tensor
 from revisit.decoding.method import LayerNumbers, Method, StepFunction, check_layers, layers_of_32
 from revisit.decoding.run import Run
 from revisit.hooks.pixels import check_empty_cache
-from revisit.hooks.states import Hooks, hooks_paused, normed
+from revisit.hooks.states import Hooks, hooks_paused, known_head, normed
 from revisit.registry import Share
 
 CANDIDATES = 10  # tokens whose entropy is measured
@@ -82,6 +82,7 @@ class Retracing:
         self.acting = self.acted  # (rows,) whether the running layer acts
         self.x: Tensor | None = None  # (rows, q, d) input of the running layer's network
         hooks, parts = Hooks(run.stack), run.parts
+        self.head = known_head(parts)
         hooks.before(parts.layers[0], self._start)
         for layer in layers:
             hooks.before(parts.layers[layer], self._measure)
@@ -104,8 +105,7 @@ class Retracing:
             return
         with hooks_paused():
             state = normed(self.run.parts.final_norm, states[: self.rows, -1:])
-            head = self.run.parts.head
-            logits = head.transforms[-1](head.module(state[:, 0].to(head.device)).float())  # (rows, V), as declared
+            logits = self.head.all_logits(state[:, 0].to(self.head.device))  # (rows, V)
         uncertain = (uncertainty(logits) > self.method.threshold).to(self.acted.device)
         self.acting = uncertain & ~self.acted & self.mask.any(-1)
         self.acted = self.acted | self.acting

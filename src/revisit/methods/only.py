@@ -20,7 +20,7 @@ from revisit.decoding.run import Run
 from revisit.errors import RevisitError
 from revisit.hooks.attention import Call
 from revisit.hooks.states import Hooks, hooks_paused, normed
-from revisit.models.parts import describe
+from revisit.models.head import Head
 from revisit.registry import Share, Strength, WholeNumber
 
 RESIDUAL, FINAL = 0.2, 0.5  # shares of the last layer's input and of the final state
@@ -108,6 +108,7 @@ class Shortcut:
         self.attended: Tensor | None = None  # (rows, d)
         self.last: Tensor | None = None  # (rows, d) input of the last layer
         self.final: Tensor | None = None  # (rows, d) the final state
+        self.head: Head | None = None  # known from the first step on
         run.watch_attention(self._attention_hook, "ONLY")
         block = run.parts.layers[layer]
         attention = getattr(block, "self_attn", None) or getattr(block, "attention", None)
@@ -144,14 +145,14 @@ class Shortcut:
         assert self.last is not None
         assert self.final is not None
         parts = self.run.parts
-        head, block = parts.head, parts.layers[-1]
-        if head.transform is None:
-            head.calibrate(self.final[0], raw[0], describe(parts.model))
+        block = parts.layers[-1]
+        if self.head is None:
+            self.head = parts.calibrate(self.final[0], raw[0])
         with hooks_paused():
             state = normed(block.input_layernorm, self.attended[:, None])  # type: ignore[arg-type]
             state = state + RESIDUAL * self.last[:, None].to(state.device)
             state = normed(parts.final_norm, parts.feed_forward(-1, state))
             state = state + FINAL * self.final[:, None].to(state.device)
-            other = head.all_logits(state[:, 0].to(head.device))
+            other = self.head.all_logits(state[:, 0].to(self.head.device))
         self.attended = self.last = self.final = None
         return other

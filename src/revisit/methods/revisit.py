@@ -15,7 +15,6 @@ from transformers import CONFIG_MAPPING
 from revisit.decoding.method import LayerNumbers, Method, StepFunction
 from revisit.decoding.run import Run
 from revisit.errors import RevisitError
-from revisit.hooks.states import VisionStates
 from revisit.models import families
 from revisit.models.families import resolve_layers
 from revisit.models.types import Configured
@@ -110,27 +109,26 @@ class ReVisiT(Rule, Method):
         layers = resolve_layers(self.layers, run.parts.depth, run.parts.tied)
         capture = run.capture(mask, layers, final_norm=self.norm == "final")
         rule = self.rule(normalize=self.normalize or run.beams)  # scores of beams must be comparable
-        head, start = run.parts.head, run.input_ids.shape[1]
+        start = run.input_ids.shape[1]
         draws = random.Random(self.seed)
         uniform: list[float] = []  # one number per step, so that a row does not depend on the others
-        items: list[VisionStates] = []
         implementation: Step | None = None
         states: PaddedStates | None = None
 
         def step(input_ids: Tensor, logits: Tensor) -> Tensor:
             nonlocal implementation, states
             if implementation is None or states is None:
-                items.extend(run.finish_capture(capture))
+                head = run.finish_capture(capture)
                 states = PaddedStates(*capture.padded(), run.rows_per_item)
                 device = states.states.device
                 implementation = choose(head, rule, device, "reference" if run.trace.record else None)
             number = input_ids.shape[1] - start
             uniform.extend(draws.random() for _ in range(number + 1 - len(uniform)))
             ended = run.recorder.ended.before(input_ids)
-            written = input_ids[:, start:].to(head.device) if rule.once else None
-            inputs = StepInput(logits.to(head.device), states, uniform[number], ended, written)
+            written = input_ids[:, start:].to(states.states.device) if rule.once else None
+            inputs = StepInput(logits.to(states.states.device), states, uniform[number], ended, written)
             output = implementation.take(inputs)
-            run.recorder.note_step(input_ids, output, items, run.rows_per_item)
+            run.recorder.note_step(input_ids, output, capture.items, run.rows_per_item)
             return output.scores.to(logits.device)
 
         return step

@@ -25,6 +25,7 @@ from revisit.decoding.run import Run
 from revisit.errors import RevisitError
 from revisit.hooks.attention import Call
 from revisit.hooks.states import Capture
+from revisit.models.head import Head
 from revisit.models.types import Tokenizer
 from revisit.registry import Count, Share, WholeNumber
 from revisit.words import CATEGORIES, WORDS
@@ -177,8 +178,8 @@ class SADT(Method):
 
         def step(input_ids: Tensor, logits: Tensor) -> Tensor:
             if not reader:
-                run.finish_capture(capture)
-                reader.append(Reader(capture, layers, evidence, self.patches, self._objects(run, logits)))
+                head = run.finish_capture(capture)
+                reader.append(Reader(head, capture, layers, evidence, self.patches, self._objects(run, logits)))
             kind = reader[0].object_words(run, input_ids, logits)
             if kind is None:
                 return run.decode_by(input_ids, logits, logits, acted=mask.new_zeros(rows))
@@ -198,14 +199,9 @@ class Reader:
     """Reads the attended patches of a prompt through the LM head, and fuses them with the logits."""
 
     def __init__(
-        self, capture: Capture, layers: tuple[int, ...], evidence: int, patches: int, objects: ObjectWords
+        self, head: Head, capture: Capture, layers: tuple[int, ...], evidence: int, patches: int, objects: ObjectWords
     ) -> None:
-        self.head, self.rows_per_item, self.layers, self.patches = (
-            capture.parts.head,
-            capture.rows_per_item,
-            layers,
-            patches,
-        )
+        self.head, self.rows_per_item, self.layers, self.patches = head, capture.rows_per_item, layers, patches
         self.objects = objects
         assert capture.store is not None
         self.states = capture.store  # (items, |J|, N, d)

@@ -25,7 +25,8 @@ from mlx import nn
 from revisit.errors import RevisitError
 from revisit.methods.revisit import ReVisiT
 from revisit.models.families import LOGIT_CAP, LOGIT_FACTORS, resolve_layers
-from revisit.models.parts import LARGEST_LOGIT, vision_token_ids
+from revisit.models.head import LARGEST_LOGIT
+from revisit.models.parts import vision_token_ids
 from revisit.step.interface import RESOLUTION
 from revisit.step.rule import Rule
 

@@ -18,7 +18,6 @@ from revisit.eval.report.comparisons import p_value
 from revisit.eval.report.document import Block, Cell, Table, Text
 from revisit.eval.run import Reporter
 from revisit.eval.statistics import holm
-from revisit.models.parts import ModelParts
 from revisit.paper.steps import select
 from revisit.paper.study import Result, Stored, Subject, captions_text, number, track
 
@@ -66,9 +65,8 @@ def _mean(values: Floats) -> float | None:
 def gt_vs_hal(subject: Subject, reporter: Reporter) -> Result:
     """Run the study on all tokens, the tokens of hallucinated captions, and the hallucinated steps."""
     captions = subject.captions(reporter)
-    model, processor = subject.loaded
-    vocabulary, head = subject.vocabulary, ModelParts.of(model).head
-    chosen = select(captions, processor.tokenizer, vocabulary)
+    vocabulary = subject.vocabulary
+    chosen = select(captions, subject.loaded[1].tokenizer, vocabulary)
     steps = {caption.item.id: [mention.first for mention in kept] for caption, kept in chosen.kept}
     measured: dict[str, Floats] = {}  # image -> (tokens, 4)
     for caption in track(reporter, "with and without the image", captions):
@@ -76,9 +74,9 @@ def gt_vs_hal(subject: Subject, reporter: Reporter) -> Result:
         shown[vocabulary.indices(caption.truth)] = True
         if not bool(shown.any()) or bool(shown.all()) or not caption.tokens:
             continue
-        ids = vocabulary.tensor(head.device)
         with torch.no_grad():
-            both = [head.logits(subject.forced_states(caption, vision=vision), ids) for vision in (True, False)]
+            runs = [subject.forced(caption, vision=vision) for vision in (True, False)]
+            both = [seen.head.logits(seen.text, vocabulary.tensor(seen.head.device)) for seen in runs]
         measured[caption.item.id] = torch.cat([maxima(logits.cpu(), shown) for logits in both], dim=1).numpy()
     if not measured:
         raise RevisitError("No image shows an object whose word is a single token, so GT and Hal cannot be compared.")

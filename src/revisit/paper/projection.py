@@ -17,7 +17,8 @@ from revisit.eval.report.document import Block, Cell, Table, Text
 from revisit.eval.run import Reporter
 from revisit.explain.prefill import force, logit_slices
 from revisit.hooks.states import normed
-from revisit.models.parts import Head, ModelParts
+from revisit.models.head import Head
+from revisit.models.parts import ModelParts, vocabulary_size
 from revisit.paper.figures import Plot, Series, curves, recall_curve
 from revisit.paper.objects import ObjectVocabulary, best_rank, recalls
 from revisit.paper.study import Result, Stored, Subject, percent, share, track
@@ -69,7 +70,7 @@ def projection(subject: Subject, reporter: Reporter) -> Result:
         "images": len(items),
         "tokens": units,
         "tokens_without_ground_truth_word": empty,
-        "vocabulary": {"full": parts.head.vocabulary, **vocabulary.summary()},
+        "vocabulary": {"full": vocabulary_size(parts.model), **vocabulary.summary()},
         "chance": chance(subject, vocabulary),
         "final_layer": parts.depth,
         "layers": [

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from revisit.eval.report.document import Block, Table, Text
 from revisit.eval.run import Reporter
-from revisit.models.parts import ModelParts
+from revisit.models.parts import vocabulary_size
 from revisit.models.types import Tokenizer
 from revisit.paper.figures import Plot, curves, recall_curve
 from revisit.paper.objects import Mention, ObjectVocabulary, best_rank, mentions, recalls, without_top
@@ -61,19 +61,20 @@ def hallucinated_steps(subject: Subject, reporter: Reporter) -> Result:
     """Run the study: recall@k at the hallucinated steps, with Wilson intervals, and every step."""
     captions = subject.captions(reporter)
     model, processor = subject.loaded
-    vocabulary, head = subject.vocabulary, ModelParts.of(model).head
+    vocabulary, size = subject.vocabulary, vocabulary_size(model)
     chosen = select(captions, processor.tokenizer, vocabulary)
     steps: list[Result] = []
     for caption, kept in track(reporter, "hallucinated steps", chosen.kept):
-        states = subject.forced_states(caption)[[mention.first for mention in kept]]  # (steps, d)
+        forced = subject.forced(caption)
         with torch.no_grad():
-            steps += rank_steps(head.all_logits(states), caption, kept, vocabulary)
-    ks = [k for k in CURVE if k < head.vocabulary]
+            logits = forced.head.all_logits(forced.text[[mention.first for mention in kept]])  # (steps, V)
+            steps += rank_steps(logits, caption, kept, vocabulary)
+    ks = [k for k in CURVE if k < size]
     return {
         "captions": len(captions),
         "hallucinated_captions": len(chosen.hallucinated),
         "selection": chosen.counts,
-        "vocabulary": {"full": head.vocabulary, **vocabulary.summary()},
+        "vocabulary": {"full": size, **vocabulary.summary()},
         "greedy_agreement": sum(step["likeliest"] for step in steps) / len(steps) if steps else None,
         "recall": recalls([sum(step["rank"] < k for step in steps) for k in ks], len(steps), ks) if steps else [],
         "steps": steps,

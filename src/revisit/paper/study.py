@@ -10,7 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-import torch
 from torch import Tensor
 
 from revisit.decoding.generate import generate
@@ -23,7 +22,7 @@ from revisit.eval.config import EvalConfig
 from revisit.eval.report.document import Cell, Text
 from revisit.eval.run import Reporter, run
 from revisit.eval.spec import command_line
-from revisit.explain.prefill import force
+from revisit.explain.prefill import PromptStates, force
 from revisit.methods import as_method
 from revisit.models.config import describe_model
 from revisit.models.images import open_image
@@ -71,8 +70,7 @@ class Subject:
     @cached_property
     def loaded(self) -> tuple[Model, Processor]:
         """The model and its processor."""
-        device_map = self.device_map or ("cuda" if torch.cuda.is_available() else None)
-        return load(self.model, dtype=self.dtype, device_map=device_map)
+        return load(self.model, dtype=self.dtype, device_map=self.device_map)
 
     @cached_property
     def vocabulary(self) -> ObjectVocabulary:
@@ -99,13 +97,13 @@ class Subject:
             for item, row, tokens in zip(batch, trace.rows, new_tokens(output, inputs).tolist(), strict=True):
                 yield item, row, until_end(tokens, end)
 
-    def forced_states(self, caption: Caption, *, vision: bool = True) -> Tensor:
-        """Return the final states that predict each token of a caption, with or without vision tokens in the prompt.  -> (tokens, d)"""
+    def forced(self, caption: Caption, *, vision: bool = True) -> PromptStates:
+        """Return the states that predict each token of a caption, with or without vision tokens in the prompt."""
         model = self.loaded[0]
         inputs = self.inputs([caption.item])
         if not vision:
             inputs = without_vision(inputs, ModelParts.of(model).vision_ids)
-        return force(model, inputs, [caption.tokens])[0].text
+        return force(model, inputs, [caption.tokens])[0]
 
     def captions(self, reporter: Reporter) -> list[Caption]:
         """Return the model's captions of all items; they are decoded once and stored as an evaluation."""

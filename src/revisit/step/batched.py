@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from revisit.models.parts import LARGEST_LOGIT, Projection
+from revisit.models.devices import widest_float
+from revisit.models.head import LARGEST_LOGIT, Projection
 from revisit.step import reference
 from revisit.step.interface import INFINITY, SOFT_TEMPERATURE, StateBlocks, Step, StepInput, StepOutput, to_device
 from revisit.step.rule import AdaptiveWeight, Rule
@@ -262,7 +263,9 @@ def select(distances: Tensor, sizes: Tensor, rule: Rule, uniform: float | Tensor
     """Return the selected states of every row, the best first, and the mask of those that can be selected.  (B, N) -> (B, n), (B, n)"""
     if rule.select == "random":
         finite = distances < math.inf
-        place = (uniform * finite.sum(-1, keepdim=True).double()).long()  # among the usable ones
+        place = (
+            uniform * finite.sum(-1, keepdim=True).to(widest_float(distances.device))
+        ).long()  # among the usable ones
         first = ((finite.cumsum(-1) - 1 == place) & finite).int().argmax(-1, keepdim=True)
         return first, finite.gather(-1, first)
     least = distances.amin(-1, keepdim=True)

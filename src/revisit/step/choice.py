@@ -12,7 +12,8 @@ from torch import Tensor
 
 from revisit import settings
 from revisit.errors import RevisitError, unknown
-from revisit.models.parts import LinearHead, Projection
+from revisit.models.devices import widest_float
+from revisit.models.head import LinearHead, Projection
 from revisit.step.batched import BatchedStep
 from revisit.step.compiled import kernel
 from revisit.step.interface import PaddedStates, Step, StepInput
@@ -56,7 +57,11 @@ def refine_logits(
         raise RevisitError("refine_logits takes one step and cannot tell thoughts from the answer: leave out phase.")
     step = choose(projection, rule, logits.device, implementation)
     padded = PaddedStates.of_items(items, rows_per_item=len(logits) // len(items))
-    draws = torch.rand(len(logits), 1, dtype=torch.double, device=logits.device) if rule.select == "random" else 0.0
+    draws = (
+        torch.rand(len(logits), 1, dtype=widest_float(logits.device), device=logits.device)
+        if rule.select == "random"
+        else 0.0
+    )
     tokens = None if written is None else written.to(logits.device, torch.long)
     return step.take(StepInput(logits, padded, draws, written=tokens)).scores
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from revisit.models.parts import Projection
+from revisit.models.head import Projection
 from revisit.step.rule import Rule
 
 if TYPE_CHECKING:

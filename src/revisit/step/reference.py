@@ -26,7 +26,7 @@ import math
 import torch
 from torch import Tensor
 
-from revisit.models.parts import LARGEST_LOGIT, Projection
+from revisit.models.head import LARGEST_LOGIT, Projection
 from revisit.step.interface import RESOLUTION, SOFT_TEMPERATURE, RowDetail, RowSummary, Step, StepInput, StepOutput
 from revisit.step.rule import Divergence, Fusion, Rule
 

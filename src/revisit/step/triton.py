@@ -37,7 +37,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from revisit.models.parts import HALF, LARGEST_LOGIT, Projection
+from revisit.models.head import HALF, LARGEST_LOGIT, Projection
 from revisit.step import reference
 from revisit.step.batched import BatchedStep
 from revisit.step.interface import BlockTable, Step, StepInput, StepOutput

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from revisit.models.parts import LinearHead
+from revisit.models.head import LinearHead
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from revisit import settings
-from revisit.models.parts import Projection
+from revisit.models.head import Projection
 from revisit.step.interface import ItemStates, RowDetail, RowSummary, StepInput, StepOutput
 from revisit.step.reference import ReferenceStep
 from revisit.step.rule import Rule
