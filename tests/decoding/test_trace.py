@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,30 @@ def test_a_record_of_one_candidate_still_shows_a_change() -> None:
     )
     assert trace.rows[0].changed == sum(record.changed for record in trace.rows[0].records) > 0
     assert all(record.token == record.ids[0] for record in trace.rows[0].records)
+
+
+def test_a_file_is_written_whole_and_without_nan(
+    decoded: tuple[Any, Trace], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A vision state that cannot be selected has the divergence NaN, which JSON does not have."""
+    trace, file = copy.deepcopy(decoded[1]), tmp_path / "trace.json"
+    record = next(record for record in trace.rows[0].records if record.divergences is not None)
+    record.divergences[0, 0], record.weight = torch.nan, torch.inf
+    trace.save(file)
+    saved = json.loads(file.read_text(), parse_constant=pytest.fail)
+    number = trace.rows[0].records.index(record)
+    assert saved["rows"][0]["records"][number]["divergences"][0][0] is None
+    assert saved["rows"][0]["records"][number]["weight"] is None
+
+    def no_room(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    before = file.read_bytes()
+    monkeypatch.setattr("os.fsync", no_room)
+    with pytest.raises(RevisitError, match="No space left"):
+        Trace().save(file)
+    assert file.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["trace.json"]
 
 
 def test_a_chain_keeps_its_links() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from revisit.errors import RevisitError, need
+from revisit.io.files import write_text
 
 if TYPE_CHECKING:
     import pandas
@@ -124,11 +126,12 @@ class Trace:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything in JSON-ready form."""
-        return {**asdict(self, dict_factory=_with_lists), "summary": self.summary()}
+        content: dict[str, Any] = _as_json(asdict(self))
+        return {**content, "summary": self.summary()}
 
     def save(self, path: str | Path) -> Path:
-        """Write the trace as JSON, and return the path."""
-        Path(path).write_text(json.dumps(self.to_dict(), ensure_ascii=False), encoding="utf-8")
+        """Write the trace as JSON, and return the path. Numbers that are not finite become null."""
+        write_text(Path(path), json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False))
         return Path(path)
 
     def to_pandas(self) -> pandas.DataFrame:
@@ -158,9 +161,15 @@ def add_text(trace: Trace, tokenizer: Tokenizer) -> None:
         record.texts = [text[token] for token in record.ids]
 
 
-def _with_lists(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the fields of a dataclass, tensors as lists."""
-    return {name: value.tolist() if hasattr(value, "tolist") else value for name, value in fields}
+def _as_json(value: Any) -> Any:
+    """Return a value as JSON has it: tensors as lists, and None for a number that is not finite."""
+    if isinstance(value, dict):
+        return {name: _as_json(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_as_json(part) for part in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return _as_json(value.tolist()) if hasattr(value, "tolist") else value
 
 
 _EMPTY = StepRecord(1, None, [0], [1.0], None, [1.0], 1)

@@ -263,9 +263,8 @@ def select(distances: Tensor, sizes: Tensor, rule: Rule, uniform: float | Tensor
     """Return the selected states of every row, the best first, and the mask of those that can be selected.  (B, N) -> (B, n), (B, n)"""
     if rule.select == "random":
         finite = distances < math.inf
-        place = (
-            uniform * finite.sum(-1, keepdim=True).to(widest_float(distances.device))
-        ).long()  # among the usable ones
+        usable_states = finite.sum(-1, keepdim=True).to(widest_float(distances.device))
+        place = (uniform * usable_states).long()  # among the usable ones
         first = ((finite.cumsum(-1) - 1 == place) & finite).int().argmax(-1, keepdim=True)
         return first, finite.gather(-1, first)
     least = distances.amin(-1, keepdim=True)

@@ -57,12 +57,10 @@ def refine_logits(
         raise RevisitError("refine_logits takes one step and cannot tell thoughts from the answer: leave out phase.")
     step = choose(projection, rule, logits.device, implementation)
     padded = PaddedStates.of_items(items, rows_per_item=len(logits) // len(items))
-    draws = (
-        torch.rand(len(logits), 1, dtype=widest_float(logits.device), device=logits.device)
-        if rule.select == "random"
-        else 0.0
-    )
-    tokens = None if written is None else written.to(logits.device, torch.long)
+    device = logits.device
+    random = rule.select == "random"
+    draws = torch.rand(len(logits), 1, dtype=widest_float(device), device=device) if random else 0.0
+    tokens = None if written is None else written.to(device, torch.long)
     return step.take(StepInput(logits, padded, draws, written=tokens)).scores
 
 
