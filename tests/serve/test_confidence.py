@@ -121,14 +121,12 @@ def test_recursive_schemas_are_followed(client: openai.OpenAI) -> None:
 
 def test_rows_with_and_without_a_schema_share_a_batch() -> None:
     pytest.importorskip("llguidance")
-    from transformers import LogitsProcessorList
-
-    from revisit.serve.processors import JsonAnswers, grammar
+    from revisit.serve.processors import Grammar, JsonAnswers, grammar
 
     decoder = Decoder(*families.build("llava"))
-    allowed = JsonAnswers([grammar(SCHEMA), None], decoder.grammar_tokenizer, [None, None])
+    rows = [Grammar(grammar(SCHEMA), decoder.grammar_tokenizer).allowed, lambda vocabulary: None]
     scores = torch.zeros(2, 512)
-    found = LogitsProcessorList([allowed])(torch.zeros(2, 3, dtype=torch.long), scores)
+    found = JsonAnswers(rows)(torch.zeros(2, 3, dtype=torch.long), scores)
     assert bool((found[1] == 0).all())
     texts = {decoder.processor.tokenizer.decode([int(token)]) for token in (found[0] == 0).nonzero()}
     assert texts
@@ -145,6 +143,7 @@ def test_rows_with_and_without_a_schema_share_a_batch() -> None:
         {"enum": ["x" * 30_000]},
         {"$ref": "file:///etc/passwd"},
         {"$ref": "#"},
+        {"allOf": [{"$ref": "#"}]},
         {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
     ],
 )

@@ -84,6 +84,11 @@ def timed_out() -> ApiError:
     return ApiError(504, "The answer was not finished within the time allowed.", code="timeout")
 
 
+def interrupted() -> ApiError:
+    """Return the error for a stream that ended because its batch failed."""
+    return ApiError(500, "The answer was interrupted by an internal error; send the request again.")
+
+
 class Batcher:
     """The queue of requests, and the thread that runs the model."""
 
@@ -140,15 +145,17 @@ class Batcher:
             ticket.finish(timed_out())  # no effect on finished tickets
 
     def _recover(self, batch: list[Ticket], error: BaseException) -> None:
-        """Retry, one by one, the requests whose clients have received nothing: only one of them may be at fault."""
+        """Report the error of a request that ran alone. In a batch it may be the fault of one, so retry the others alone."""
         if not isinstance(error, RevisitError):  # clients get the message of a RevisitError
             logger.error("A batch of %d failed: %s: %s", len(batch), type(error).__name__, error, exc_info=error)
         error.__traceback__ = None  # its frames hold the batch's tensors
         for ticket in batch:
-            if len(batch) > 1 and not ticket.sent and not ticket.finished:
-                self._run([ticket])
-            else:
+            if len(batch) == 1:
                 ticket.finish(error)
+            elif ticket.sent:  # its text cannot be withdrawn, and the error may tell about another client's request
+                ticket.finish(interrupted())
+            elif not ticket.finished:
+                self._run([ticket])
 
     def _next(self) -> list[Ticket] | None:
         """Wait for the next batch: the oldest request and those that can join it. Return None when the thread should end."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -9,10 +10,12 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from pydantic import JsonValue
+from torch import Tensor
 from transformers import LogitsProcessor
 
 from revisit.decoding.batch import decode_batch
 from revisit.decoding.trace import Trace
+from revisit.errors import RevisitError
 from revisit.explain.check import check_text, settings_of
 from revisit.explain.decode import Decode, method_output, patch_words
 from revisit.explain.page import payload
@@ -25,12 +28,14 @@ from revisit.models.thoughts import thoughts_of
 from revisit.serve.batcher import Abandoned, Ticket
 from revisit.serve.detokenizer import IncrementalDetokenizer
 from revisit.serve.errors import ApiError
-from revisit.serve.processors import JsonAnswers, LogProbabilities
+from revisit.serve.processors import Grammar, JsonAnswers, LogProbabilities
 from revisit.serve.replies import Json, Reply
 from revisit.serve.requests import ChatRequest, reasoning_options
 
 if TYPE_CHECKING:
     from revisit.models.types import Inputs, Model, Processor
+
+logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -51,6 +56,17 @@ def stoppable(model: Model, tickets: Sequence[Ticket]) -> Iterator[None]:
         yield
     finally:
         hook.remove()
+
+
+@contextmanager
+def own_errors(ticket: Ticket) -> Iterator[None]:
+    """Answer one request of a batch with the error of its own work, which must not reach the others."""
+    try:
+        yield
+    except BaseException as error:  # also a panic of a library in Rust
+        if not isinstance(error, RevisitError):
+            logger.error("A request failed: %s", type(error).__name__, exc_info=error)
+        ticket.finish(error)
 
 
 class Decoder:
@@ -110,8 +126,7 @@ class Decoder:
         if any(request.chat.logprobs for request in requests):
             processors.append(logprobs)
         if any(request.grammar for request in requests):
-            close = [thoughts.close if thoughts is not None and row.thinking else None for row in rows]
-            processors.append(JsonAnswers([request.grammar for request in requests], self.grammar_tokenizer, close))
+            processors.append(JsonAnswers([row.allowed for row in rows]))
         trace = Trace(record=record)
         states, layers = None, list[int]()
         with ExitStack() as stack:
@@ -131,21 +146,22 @@ class Decoder:
             )
         images = [list(request.images) for request in requests]
         for n, (row, answer) in enumerate(zip(rows, answers, strict=True)):
-            if not row.end():
-                continue
-            counters = {name: int(count) for name, count in answer.counters().items() if name != "plausible_tokens"}
-            decoding: Json = {"method": method.name, **counters}
-            check = None
-            if states is not None:
-                layout = layout_of(self.model, self.processor, images, inputs, n)
-                text = answer_text(tokenizer, row.answer.text, row.answer.tokens, images[n], layout, states[n])
-                check = None if requests[n].chat.check is None else self._checked(requests[n], text)
-                if (choice := requests[n].chat.decoding) is not None and choice.record:
-                    output = method_output(trace, n, answer.tokens, self.processor, thoughts, opened[n])
-                    words = patch_words(states[n], layers[-1], tokenizer)
-                    # The page itself has the prompt and the name of the model.
-                    decoding["page"] = payload(Decode(images[n], "", "", layout, [output], choice.objects, words))
-            row.ticket.finish(row.reply(lengths[n], decoding, check))
+            with own_errors(row.ticket):
+                if not row.end():
+                    continue
+                counters = {name: int(count) for name, count in answer.counters().items() if name != "plausible_tokens"}
+                decoding: Json = {"method": method.name, **counters}
+                check = None
+                if states is not None:
+                    layout = layout_of(self.model, self.processor, images, inputs, n)
+                    text = answer_text(tokenizer, row.answer.text, row.answer.tokens, images[n], layout, states[n])
+                    check = None if requests[n].chat.check is None else self._checked(requests[n], text)
+                    if (choice := requests[n].chat.decoding) is not None and choice.record:
+                        output = method_output(trace, n, answer.tokens, self.processor, thoughts, opened[n])
+                        words = patch_words(states[n], layers[-1], tokenizer)
+                        # The page itself has the prompt and the name of the model.
+                        decoding["page"] = payload(Decode(images[n], "", "", layout, [output], choice.objects, words))
+                row.ticket.finish(row.reply(lengths[n], decoding, check))
 
     def _check(self, tickets: Sequence[Ticket], inputs: Inputs, lengths: Sequence[int]) -> None:
         """Check the texts of requests, in one forward pass."""
@@ -154,7 +170,8 @@ class Decoder:
         layer = settings_of(self.model)[0]
         read = read_texts(self.model, self.processor, inputs, prompts, images, texts, [layer])
         for ticket, text, length in zip(tickets, read, lengths, strict=True):
-            ticket.finish(Reply(text.text, "stop", length, 0, check=self._checked(ticket.request, text)))
+            with own_errors(ticket):
+                ticket.finish(Reply(text.text, "stop", length, 0, check=self._checked(ticket.request, text)))
 
     def _checked(self, request: ChatRequest, text: ModelText) -> Json:
         choice = request.chat.check
@@ -176,11 +193,30 @@ class BatchRow:
         self.thought = IncrementalDetokenizer(decode)
         self.answer = IncrementalDetokenizer(decode, ticket.request.chat.stop or ())
         self.finish: str | None = None
+        self.ended = False
+        compiled = ticket.request.grammar
+        self.grammar = None if compiled is None else Grammar(compiled, decoder.grammar_tokenizer)
+
+    def allowed(self, vocabulary: int) -> Tensor | None:
+        """Return which tokens can follow in the grammar, (vocabulary,); None if all can, as in thoughts and after the end."""
+        if self.grammar is not None and not self.thinking and not self.ended:
+            with own_errors(self.ticket):
+                return self.grammar.allowed(vocabulary)
+        return None
 
     def add(self, token: int) -> bool:
         """Add the next token; return whether it is the last one."""
+        self.ended = True
+        if not self.ticket.finished:
+            with own_errors(self.ticket):
+                self.ended = self._add(token)
+        return self.ended
+
+    def _add(self, token: int) -> bool:
         chat, thoughts = self.ticket.request.chat, self.decoder.thoughts
         self.tokens += 1
+        if self.grammar is not None and not self.thinking:
+            self.grammar.accept(token)
         if token in self.decoder.end:
             self.finish = "stop"
             return True
@@ -200,8 +236,8 @@ class BatchRow:
         return self.finish is not None or self.ticket.abandoned
 
     def end(self) -> bool:
-        """Send the text that was held back; return False for an abandoned answer, which the batcher reports as a timeout."""
-        if self.finish is None and self.ticket.abandoned:
+        """Send the text that was held back; return False if it failed or was abandoned, which the batcher reports."""
+        if self.ticket.finished or (self.finish is None and self.ticket.abandoned):
             return False
         self.ticket.stream("", thought=self.thought.finish())
         self.ticket.stream(self.answer.finish())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 SCHEMA_CHARACTERS = 20_000
 ITEMS = 1_000  # of a list; llguidance's time and memory grow with their number
+UNUSABLE = (
+    "No answer could be found that follows the JSON schema: check its references ($ref) for a circle, and simplify its patterns "
+    "and numbers."
+)
 
 
 class LogProbabilities(Repeatable):
@@ -67,39 +71,42 @@ def grammar(schema: Mapping[str, JsonValue]) -> str:
     compiled: str = LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_flexible": False})
     if problem := LLMatcher.validate_grammar(compiled):
         raise RevisitError(f"The JSON schema cannot be used: {problem.splitlines()[0]}")
-    matcher = LLMatcher(LLTokenizer("byte"), compiled)
-    matcher.compute_logit_bias()
-    if matcher.is_stopped():  # before the first byte
-        raise RevisitError("No JSON value matches the JSON schema; check its references ($ref) for a circle.")
+    Grammar(compiled, LLTokenizer("byte")).allowed(256)
     return compiled
 
 
-class JsonAnswers(LogitsProcessor):  # type: ignore[misc]
-    """Allow only tokens that continue each row's grammar; rows without one pass unchanged.
+class Grammar:
+    """How far one answer has got in its grammar."""
 
-    `close` has the token that ends the thought of rows whose prompt opened one: the grammar begins after it.
-    """
-
-    def __init__(self, grammars: Sequence[str | None], tokenizer: Any, close: Sequence[int | None]) -> None:
+    def __init__(self, compiled: str, tokenizer: Any) -> None:
         from llguidance import LLMatcher
 
-        self.close = [*close]
-        self.matchers = [None if text is None else LLMatcher(tokenizer, text) for text in grammars]
-        self.length: int | None = None
+        self._matcher = LLMatcher(tokenizer, compiled, log_level=0)
+
+    def allowed(self, vocabulary: int) -> Tensor:
+        """Return which tokens can follow, (vocabulary,); raise RevisitError if the parser has given up."""
+        mask = torch.frombuffer(bytearray(self._matcher.compute_logit_bias()), dtype=torch.uint8)[:vocabulary] != 0
+        if self._matcher.is_error() or not bool(mask.any()):  # the details are the parser's state
+            raise RevisitError(UNUSABLE)
+        return torch.nn.functional.pad(mask, (0, vocabulary - len(mask)))
+
+    def accept(self, token: int) -> None:
+        """Continue with this token."""
+        if not self._matcher.consume_token(token):
+            raise RevisitError(UNUSABLE)
+
+
+class JsonAnswers(LogitsProcessor):  # type: ignore[misc]
+    """Allow only the tokens that each row's function returns for the size of the vocabulary; None allows all."""
+
+    def __init__(self, rows: Sequence[Callable[[int], Tensor | None]]) -> None:
+        self.rows = rows
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        scores, new = scores.clone(), self.length is not None and input_ids.shape[1] > self.length
-        self.length = input_ids.shape[1]
-        for row, matcher in enumerate(self.matchers):
-            if matcher is None or (matcher.is_stopped() and new):
-                continue
-            if self.close[row] is not None:
-                if not new or int(input_ids[row, -1]) != self.close[row]:
-                    continue
-                self.close[row] = None
-            elif new and not matcher.consume_token(int(input_ids[row, -1])):
-                raise RevisitError(f"The answer could not follow the JSON schema: {matcher.get_error()}")
-            allowed = torch.frombuffer(bytearray(matcher.compute_logit_bias()), dtype=torch.uint8)[: scores.shape[1]]
-            scores[row, : len(allowed)].masked_fill_(allowed.to(scores.device) == 0, -torch.inf)
-            scores[row, len(allowed) :] = -torch.inf
-        return scores
+        masks = {number: mask for number, row in enumerate(self.rows) if (mask := row(scores.shape[1])) is not None}
+        if not masks:
+            return scores
+        allowed = torch.stack([*masks.values()]).to(scores.device)
+        return scores.index_put(
+            (torch.tensor([*masks], device=scores.device),), scores[[*masks]].masked_fill(~allowed, -torch.inf)
+        )
