@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import concurrent.futures
+import contextlib
 import json
 import signal
 import socket
+import struct
 import threading
 import time
+import tracemalloc
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,10 +29,12 @@ from revisit.methods.greedy import Greedy
 from revisit.methods.opera import OPERA
 from revisit.methods.revisit import ReVisiT
 from revisit.models.prompts import encode
+from revisit.serve.batcher import Ticket
 from revisit.serve.limits import Limits
-from servers import Running, messages, serving, started, uri
+from servers import Running, as_uri, messages, serving, started, uri
 
 JSON = {"content-type": "application/json"}
+PADDING = bytes(1_000_000)
 HALF = (  # of a request, whose client then waits or leaves
     b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     b'Content-Length: 9999\r\n\r\n{"model"'
@@ -180,6 +187,60 @@ def test_body_size_is_bounded_with_and_without_a_declared_length(running: Runnin
         status = 413
     assert status == 413
     assert httpx.post(url, content=b"{}", headers={"content-type": "text/plain"}).status_code == 415
+
+
+def test_bytes_count_when_they_arrive_not_when_they_are_declared() -> None:
+    head = HALF.replace(b"9999", b"200000")
+    with (
+        serving(Limits(held_bytes=300_000, body_bytes=200_000, read_seconds=600)) as server,
+        contextlib.ExitStack() as stack,
+    ):
+        for _ in range(20):
+            stack.enter_context(socket.create_connection(server.address)).sendall(head)
+        assert server.post(messages=messages(1), max_tokens=1).status_code == 200
+        for _ in range(2):
+            stack.enter_context(socket.create_connection(server.address)).sendall(head + b" " * 149_500)
+        until = time.monotonic() + 200
+        while server.post(messages=messages(1), max_tokens=1).status_code == 200 and time.monotonic() < until:
+            time.sleep(0.05)
+        assert server.post(messages=messages(1), max_tokens=1).status_code == 429
+        stack.close()
+        while server.post(messages=messages(1), max_tokens=1).status_code == 429 and time.monotonic() < until:
+            time.sleep(0.05)
+        assert server.post(messages=messages(1), max_tokens=1).status_code == 200
+
+
+def test_a_body_with_two_lengths_is_rejected(running: Running) -> None:
+    both = HALF.replace(b"Content-Length: 9999", b"Content-Length: 1\r\nTransfer-Encoding: chunked").partition(b"{")[0]
+    with socket.create_connection(running.address, 30) as connection:
+        connection.sendall(both + b"2\r\n{}\r\n0\r\n\r\n")
+        reply = b""
+        while b"Transfer-Encoding" not in reply and (part := connection.recv(1000)):
+            reply += part
+    assert reply.startswith(b"HTTP/1.1 400 ")
+    assert b"Transfer-Encoding" in reply
+
+
+def test_a_waiting_request_keeps_pixels_and_counts_them(running: Running) -> None:
+    """The encoded image, its metadata and the messages are larger than all that the model needs."""
+
+    def body(text: str) -> bytearray:
+        chunk = struct.pack(">I", len(PADDING)) + b"prVt" + PADDING + struct.pack(">I", zlib.crc32(b"prVt" + PADDING))
+        png = base64.b64decode(uri(1).partition(",")[2])
+        image = {"type": "image_url", "image_url": {"url": as_uri(png[:-12] + chunk + png[-12:] + PADDING)}}
+        content = [image, {"type": "text", "text": text}]
+        return bytearray(json.dumps({"model": "tiny", "messages": [{"role": "user", "content": content}]}).encode())
+
+    running.service.read(body("first"))
+    sent = body("?" * 1000)
+    tracemalloc.start()
+    request, prompt = running.service.read(sent)
+    kept = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert len(sent) > 2_000_000
+    assert kept < 100_000
+    pixels = 3 * request.images[0].width * request.images[0].height
+    assert Ticket(request, prompt, 1, None).held_bytes > pixels + 1000  # type: ignore[arg-type]
 
 
 def test_requests_are_logged(running: Running, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -50,7 +51,7 @@ class Service:
         self.page: str | None = None  # served at / by `revisit ui`, whose requests may be recorded
         self.batcher = Batcher(partial(decoder.decode, prompt_limit=limits.prompt_tokens), limits)
         self._readers = ThreadPoolExecutor(READERS, "reader")
-        self._reading: list[int] = []  # sizes in bytes of the requests that are being received or checked
+        self._bodies: dict[int, bytearray] = {}  # of the requests that are being received or checked, by id()
 
     def close(self) -> None:
         """Abandon all requests and end the threads."""
@@ -99,41 +100,57 @@ class Service:
         """Receive and check a request, and queue it."""
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise ApiError(415, "The content type must be application/json.")
-        if len(self.batcher.waiting) + len(self._reading) >= self.limits.queue:
-            raise ApiError(429, "Too many requests are waiting; try again later.", code="queue_full")
-        size = int(request.headers.get("content-length", self.limits.body_bytes))  # digits: h11 rejects anything else
-        self._check_body(size)
-        self._check_memory(size)
-        self._reading.append(size)
+        if {"content-length", "transfer-encoding"} <= {*request.headers}:  # h11 believes the second; a proxy may not
+            raise ApiError(400, "A request must not have both Content-Length and Transfer-Encoding; remove one.")
+        self._check_queue()
+        self._check_body(int(request.headers.get("content-length", 0)))  # digits: h11 rejects anything else
         try:
             chat, prompt = await asyncio.wait_for(self._receive(request, kind), self.limits.read_seconds)
         except asyncio.TimeoutError:
             raise ApiError(408, "The request could not be received and checked in time; try again later.") from None
-        finally:
-            self._reading.remove(size)
         ticket = Ticket(chat, prompt, self.limits.seconds, asyncio.get_running_loop())
-        self._check_memory(ticket.image_bytes)
+        self._check_queue()
+        self._check_memory(ticket.held_bytes)
         self.batcher.submit(ticket)
         return ticket
+
+    def _check_queue(self) -> None:
+        if len(self.batcher.waiting) >= self.limits.queue:
+            raise ApiError(429, "Too many requests are waiting; try again later.", code="queue_full")
 
     def _check_body(self, size: int) -> None:
         if size > self.limits.body_bytes:
             message = f"The request is larger than the {self.limits.body_bytes:,} bytes allowed."
             raise ApiError(413, message, code="body_too_large")
 
-    def _check_memory(self, more: int) -> None:
-        held = self.batcher.held_bytes + sum(self._reading)
-        if held and held + more > self.limits.held_bytes:
+    def _check_memory(self, own: int) -> None:
+        """Reject a request that holds `own` bytes if that is too much beside the others."""
+        others = self.batcher.held_bytes + sum(map(len, [*self._bodies.values()]))
+        if others and others + own > self.limits.held_bytes:
             raise ApiError(429, "Too much data in waiting requests; try again later.", code="queue_full")
 
     async def _receive(self, request: Request, kind: type[ChatBody | CheckBody]) -> tuple[ChatRequest, str]:
+        """Receive a body and check it in another thread; its bytes count from their arrival until that thread is done with them."""
         body = bytearray()
-        async for part in request.stream():
-            body.extend(part)
-            self._check_body(len(body))
-        return await asyncio.get_running_loop().run_in_executor(self._readers, self.read, bytes(body), kind)
 
-    def read(self, body: bytes, kind: type[ChatBody | CheckBody] = ChatBody) -> tuple[ChatRequest, str]:
+        def drop(_: object = None) -> None:
+            del self._bodies[id(body)]
+            body.clear()
+
+        self._bodies[id(body)] = body
+        try:
+            async for part in request.stream():
+                self._check_body(len(body) + len(part))
+                self._check_memory(len(part))
+                body.extend(part)
+            reading = self._readers.submit(self.read, body, kind)
+        except BaseException:
+            drop()
+            raise
+        reading.add_done_callback(drop)
+        return await asyncio.wrap_future(reading)
+
+    def read(self, body: bytearray, kind: type[ChatBody | CheckBody] = ChatBody) -> tuple[ChatRequest, str]:
         """Check a body and decode its images; return the request and its prompt.
 
         Runs in several threads at once, so it must not use the tokenizer: the model's thread switches its padding.
@@ -144,9 +161,10 @@ class Service:
         if request.record and self.page is None:
             raise ApiError(400, "This server does not record steps; `revisit ui` does.", param="decoding.record")
         try:
-            return request, self.decoder.prompt(request)
+            prompt = self.decoder.prompt(request)
         except RevisitError as error:
             raise ApiError(400, str(error), param="messages" if text is None else "prompt") from None
+        return replace(request, chat=chat.without_messages()), prompt
 
     async def _first_event(self, ticket: Ticket, request: Request) -> Event:
         while True:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -44,7 +45,8 @@ class Ticket:
         self.sent = False  # whether a piece of the answer was sent
         self.finished = False
         self.gone = False  # set when nobody waits for the answer any more
-        self.image_bytes = sum(3 * image.width * image.height for image in request.images)
+        pixels = sum(image.width * image.height for image in request.images)
+        self.held_bytes = 3 * pixels + sum(map(sys.getsizeof, (prompt, request.text, request.grammar)))
         self._loop = loop
 
     @property
@@ -107,9 +109,9 @@ class Batcher:
 
     @property
     def held_bytes(self) -> int:
-        """The memory of the images of queued and running requests."""
+        """The memory of queued and running requests."""
         with self._ready:
-            return sum(ticket.image_bytes for ticket in (*self.waiting, *self.running))
+            return sum(ticket.held_bytes for ticket in (*self.waiting, *self.running))
 
     def submit(self, ticket: Ticket) -> None:
         """Queue a ticket."""

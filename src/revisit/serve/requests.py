@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from PIL import Image as pil
 from pydantic import JsonValue, ValidationError
 
 from revisit import methods
@@ -51,7 +52,7 @@ class ChatRequest:
         return self.chat.decoding is not None and self.chat.decoding.record
 
 
-def parse_body(body: bytes, kind: type[ChatBody | CheckBody], model: str) -> ChatBody | CheckBody:
+def parse_body(body: bytes | bytearray, kind: type[ChatBody | CheckBody], model: str) -> ChatBody | CheckBody:
     """Validate the body of a request for this model, or raise ApiError; nothing is tokenized or decoded yet."""
     try:
         parsed = kind.model_validate_json(body)
@@ -113,7 +114,7 @@ def read_request(
     try:
         for source in sources:  # paths and URLs are never opened
             left = limits.image_pixels - sum(image.width * image.height for image in images)
-            images.append(image_from_data_uri(source, max_pixels=left))
+            images.append(_pixels(image_from_data_uri(source, max_pixels=left)))
     except RevisitError as error:
         raise ApiError(400, str(error), param="messages" if text is None else "image") from None
     return ChatRequest(
@@ -125,6 +126,13 @@ def read_request(
         text=text,
         grammar=_grammar(chat.answer_schema),
     )
+
+
+def _pixels(image: Image) -> Image:
+    """Return a copy without the file and its metadata, which can be larger than the pixels."""
+    copy = pil.new("RGB", image.size)
+    copy.paste(image)
+    return copy
 
 
 def reasoning_options(chat: ChatBody, template: str) -> dict[str, object]:

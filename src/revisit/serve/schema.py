@@ -210,6 +210,10 @@ class ChatBody(Body):
         chosen = self.response_format.json_schema
         return {"type": "object"} if chosen is None else chosen.schema_
 
+    def without_messages(self) -> ChatBody:
+        """Return a copy for the queue, which need not hold texts and encoded images."""
+        return self.model_copy(update={"messages": []})
+
     @property
     def images(self) -> list[str]:
         """The URIs of the images, in order of appearance."""
