@@ -20,7 +20,7 @@ import revisit
 from revisit.embedded.scenes import render, scene
 from revisit.explain.check import check_many
 from revisit.explain.support import encode_text
-from revisit.hooks.states import forced_inputs
+from revisit.forward.states import forced_inputs
 from revisit.models import DESCRIBE
 from revisit.models.prompts import chat_text, prepare
 

@@ -31,8 +31,8 @@ from revisit.explain.checkable import WORD
 from revisit.explain.prefill import logit_slices
 from revisit.explain.support import TOP, ModelText, first_tokens, read_texts
 from revisit.explain.tokens import token_text
-from revisit.hooks.attention import watching
-from revisit.hooks.states import Hooks
+from revisit.forward.attention import watching
+from revisit.forward.states import Hooks
 from revisit.methods.sadt import agreeing, forms, normal
 from revisit.models.parts import ModelParts, vision_mask
 from revisit.models.prompts import chat_text, prepare
@@ -41,7 +41,7 @@ from revisit.words import WORDS, category
 from studies.detectors import CHECK, DETECTORS, PROBABILITY, Reading, average_precision
 
 if TYPE_CHECKING:
-    from revisit.hooks.attention import Call
+    from revisit.forward.attention import Call
 
 SADT_PATCHES = 4  # vision tokens with the most attention that SADT reads in each late layer
 RESAMPLES = 1000

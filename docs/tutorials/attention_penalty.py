@@ -11,7 +11,7 @@ from revisit import Method
 from revisit.decoding.loop import Loop
 from revisit.decoding.method import StepFunction
 from revisit.decoding.run import Run
-from revisit.hooks.attention import Call
+from revisit.forward.attention import Call
 
 
 class AttentionPenalty(Method):

@@ -1,7 +1,7 @@
 """A decoding method in one file: contrast with the logits for an empty image."""
 
 from revisit.decoding.contrastive import Contrastive, contrast
-from revisit.hooks.pixels import changed_pixels
+from revisit.forward.pixels import changed_pixels
 
 
 class BlankImage(Contrastive):

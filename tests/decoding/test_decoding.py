@@ -14,7 +14,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria,
 import families
 import revisit
 from revisit import ReVisiT, RevisitError, Trace
-from revisit.hooks.states import Capture
+from revisit.forward.states import Capture
 from revisit.models.families import resolve_layers
 from revisit.models.parts import ModelParts, vision_mask
 from revisit.models.prompts import prepare

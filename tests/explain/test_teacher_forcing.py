@@ -9,7 +9,7 @@ import torch
 
 import families
 from revisit.explain.prefill import force
-from revisit.hooks.states import forced_inputs
+from revisit.forward.states import forced_inputs
 from revisit.models.parts import ModelParts
 from revisit.paper.study import without_vision
 

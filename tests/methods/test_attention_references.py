@@ -26,7 +26,7 @@ from transformers.modeling_utils import AttentionInterface
 import families
 import revisit
 from revisit import FLB, SADT, VAF, MiddleLayers, RevisitError
-from revisit.hooks.attention import Call
+from revisit.forward.attention import Call
 from revisit.methods import flb, middle_layers, sadt, vaf
 from revisit.words import CATEGORIES, WORDS
 from word_tokenizers import train

@@ -90,7 +90,7 @@ def test_tokens_of_probability_zero_are_not_compared() -> None:
 
 
 def test_packed_head_gives_the_heads_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    from revisit.hooks import early_exits as early
+    from revisit.forward import early_exits as early
 
     want, _ = decode("llava", batch("llava"), DoLa())
     monkeypatch.setattr(early, "PACK_FROM", 1)

@@ -24,7 +24,7 @@ from revisit import CODE, ICD, M3ID, PAI, RITUAL, SID, VCD, AvisC, Chain
 from revisit.decoding.contrastive import contrast
 from revisit.decoding.method import Method
 from revisit.decoding.prompt_edits import around_image
-from revisit.hooks.attention import Call
+from revisit.forward.attention import Call
 from revisit.methods import as_method, avisc, code, icd, m3id, pai, ritual, sid, vcd
 from revisit.models import families as table
 
@@ -62,7 +62,7 @@ def check(
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_vcd_contrasts_with_the_noisy_image(family: str) -> None:
-    from revisit.hooks.pixels import content_seed
+    from revisit.forward.pixels import content_seed
 
     def noisy(inputs: dict[str, Any]) -> dict[str, Any]:
         pixels = inputs["pixel_values"]

@@ -15,7 +15,7 @@ import families
 from revisit.eval.benchmarks.base import Item
 from revisit.eval.run import Reporter
 from revisit.eval.statistics import holm
-from revisit.hooks.states import forced_inputs
+from revisit.forward.states import forced_inputs
 from revisit.paper import grounding
 from revisit.paper.grounding import compare, maxima, signed_rank
 from revisit.paper.steps import Selection

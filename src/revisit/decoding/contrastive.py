@@ -10,7 +10,7 @@ from torch import Tensor
 
 from revisit.decoding.method import Method, StepFunction
 from revisit.decoding.run import Run
-from revisit.hooks.branch import Branch, add_branch
+from revisit.forward.branch import Branch, add_branch
 from revisit.step.reference import plausible
 
 # (logits (rows, V), contrasted logits (rows, V), number of the step from 0) -> scores (rows, V)

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from revisit.decoding.run import Run
 from revisit.errors import RevisitError
-from revisit.hooks.pixels import prompt_inputs
+from revisit.forward.pixels import prompt_inputs
 from revisit.models import families
 from revisit.models.prompts import Message, render
 from revisit.models.types import Processor

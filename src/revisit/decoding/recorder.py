@@ -20,7 +20,7 @@ from revisit.models.types import Tokenizer
 
 if TYPE_CHECKING:
     from revisit.decoding.method import Method
-    from revisit.hooks.states import VisionStates
+    from revisit.forward.states import VisionStates
     from revisit.step.interface import RowDetail, StepOutput
 
 FLUSH_STEPS = 1024  # steps whose counters stay on the device before they are read

@@ -16,10 +16,10 @@ from transformers.cache_utils import DynamicLayer, StaticLayer
 from revisit.decoding.recorder import Recorder
 from revisit.decoding.trace import Trace
 from revisit.errors import RevisitError
-from revisit.hooks.attention import AttentionHook, Call, watching
-from revisit.hooks.branch import CACHE, Branches, ModelWrapper
-from revisit.hooks.early_exits import EarlyExits
-from revisit.hooks.states import Capture, no_image
+from revisit.forward.attention import AttentionHook, Call, watching
+from revisit.forward.branch import CACHE, Branches, ModelWrapper
+from revisit.forward.early_exits import EarlyExits
+from revisit.forward.states import Capture, no_image
 from revisit.models.families import IMAGE_INPUTS, resolve_layers
 from revisit.models.head import Head
 from revisit.models.parts import ModelParts, describe, vision_mask

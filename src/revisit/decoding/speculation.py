@@ -19,8 +19,8 @@ from transformers.generation.candidate_generator import AssistedCandidateGenerat
 
 from revisit.decoding.run import Run
 from revisit.errors import RevisitError, brief
-from revisit.hooks.branch import ModelWrapper
-from revisit.hooks.states import hooks_paused
+from revisit.forward.branch import ModelWrapper
+from revisit.forward.states import hooks_paused
 from revisit.models.parts import describe
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from revisit.errors import RevisitError
-from revisit.hooks.states import Capture, Hooks, forced_inputs, last_logits, no_image, saved_positions
+from revisit.forward.states import Capture, Hooks, forced_inputs, last_logits, no_image, saved_positions
 from revisit.models.head import Head, head_device
 from revisit.models.parts import ModelParts, vision_mask
 from revisit.step.reference import CHUNK_NUMBERS

@@ -17,9 +17,9 @@ from torch import Tensor
 from revisit.decoding.contrastive import Contrastive, contrast
 from revisit.decoding.method import StepFunction
 from revisit.decoding.run import Run
-from revisit.hooks.attention import Call
-from revisit.hooks.branch import Branch
-from revisit.hooks.states import Hooks
+from revisit.forward.attention import Call
+from revisit.forward.branch import Branch
+from revisit.forward.states import Hooks
 from revisit.registry import Number, Share, Strength
 
 

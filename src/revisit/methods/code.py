@@ -19,8 +19,8 @@ from revisit.decoding.contrastive import Contrastive
 from revisit.decoding.method import StepFunction
 from revisit.decoding.prompt_edits import Edit, around_image, edited, image_edges, image_span, new_tokens, text_ids
 from revisit.decoding.run import Run
-from revisit.hooks.pixels import item_digests
-from revisit.hooks.states import hooks_paused, saved_positions
+from revisit.forward.pixels import item_digests
+from revisit.forward.states import hooks_paused, saved_positions
 from revisit.models import families
 from revisit.models.prompts import end_tokens, until_end
 from revisit.models.types import Model, Processor

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from revisit.decoding.method import LayerNumbers, Method, StepFunction, check_layers, layers_of_32
 from revisit.decoding.run import Run
-from revisit.hooks.pixels import check_empty_cache
-from revisit.hooks.states import Hooks, hooks_paused, known_head, normed
+from revisit.forward.pixels import check_empty_cache
+from revisit.forward.states import Hooks, hooks_paused, known_head, normed
 from revisit.registry import Share
 
 CANDIDATES = 10  # tokens whose entropy is measured

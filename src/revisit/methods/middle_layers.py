@@ -13,7 +13,7 @@ from torch import Tensor
 
 from revisit.decoding.method import LayerNumbers, Method, StepFunction, check_layers, layers_of_32
 from revisit.decoding.run import Run
-from revisit.hooks.attention import Call
+from revisit.forward.attention import Call
 from revisit.registry import Strength
 
 

@@ -18,8 +18,8 @@ from revisit.decoding.contrastive import cut
 from revisit.decoding.method import Method, StepFunction, check_layers
 from revisit.decoding.run import Run
 from revisit.errors import RevisitError
-from revisit.hooks.attention import Call
-from revisit.hooks.states import Hooks, hooks_paused, normed
+from revisit.forward.attention import Call
+from revisit.forward.states import Hooks, hooks_paused, normed
 from revisit.models.head import Head
 from revisit.registry import Share, Strength, WholeNumber
 

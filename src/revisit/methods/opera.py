@@ -23,7 +23,7 @@ from revisit.decoding.loop import Loop
 from revisit.decoding.method import Method
 from revisit.decoding.run import Run
 from revisit.errors import RevisitError
-from revisit.hooks.attention import Call
+from revisit.forward.attention import Call
 from revisit.models.prompts import end_tokens
 from revisit.registry import Beams as BeamCount
 from revisit.registry import Count, Strength

@@ -19,7 +19,7 @@ from revisit.decoding.method import StepFunction
 from revisit.decoding.prompt_edits import prompt_without_image
 from revisit.decoding.run import Run
 from revisit.errors import RevisitError
-from revisit.hooks.attention import Call
+from revisit.forward.attention import Call
 from revisit.registry import Share, Strength, WholeNumber
 
 

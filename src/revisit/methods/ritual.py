@@ -20,7 +20,7 @@ from revisit.decoding.contrastive import Contrastive, cut
 from revisit.decoding.method import StepFunction
 from revisit.decoding.run import Run
 from revisit.errors import RevisitError
-from revisit.hooks.pixels import transformed_images
+from revisit.forward.pixels import transformed_images
 from revisit.models.types import Processor
 from revisit.registry import Seed, Share, Strength
 

@@ -23,8 +23,8 @@ from torch import Tensor
 from revisit.decoding.method import LayerNumbers, Method, StepFunction, check_layers, layers_of_32
 from revisit.decoding.run import Run
 from revisit.errors import RevisitError
-from revisit.hooks.attention import Call
-from revisit.hooks.states import Capture
+from revisit.forward.attention import Call
+from revisit.forward.states import Capture
 from revisit.models.head import Head
 from revisit.models.types import Tokenizer
 from revisit.registry import Count, Share, WholeNumber

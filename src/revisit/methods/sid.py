@@ -17,8 +17,8 @@ from torch import Tensor
 from revisit.decoding.contrastive import Contrastive, contrast
 from revisit.decoding.method import StepFunction, check_layers
 from revisit.decoding.run import Run
-from revisit.hooks.attention import Call
-from revisit.hooks.branch import Branch
+from revisit.forward.attention import Call
+from revisit.forward.branch import Branch
 from revisit.models import families
 from revisit.registry import Share, Strength, WholeNumber
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from revisit.decoding.contrastive import Contrastive, contrast
 from revisit.decoding.method import StepFunction
 from revisit.decoding.run import Run
-from revisit.hooks.pixels import changed_pixels
+from revisit.forward.pixels import changed_pixels
 from revisit.registry import Seed, Share, Strength
 
 STEPS = 1000

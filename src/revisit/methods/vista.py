@@ -20,8 +20,8 @@ from revisit.decoding.method import LayerNumbers, Method, StepFunction, check_la
 from revisit.decoding.prompt_edits import prompt_without_image
 from revisit.decoding.run import Run
 from revisit.errors import RevisitError
-from revisit.hooks.branch import last_states
-from revisit.hooks.states import Hooks
+from revisit.forward.branch import last_states
+from revisit.forward.states import Hooks
 from revisit.registry import Number, Share, Strength
 
 ROUNDING = 1e-5  # relative to a state's length

@@ -16,7 +16,7 @@ from torch import Tensor
 from revisit.eval.report.document import Block, Cell, Table, Text
 from revisit.eval.run import Reporter
 from revisit.explain.prefill import force, logit_slices
-from revisit.hooks.states import normed
+from revisit.forward.states import normed
 from revisit.models.head import Head
 from revisit.models.parts import ModelParts, vocabulary_size
 from revisit.paper.figures import Plot, Series, curves, recall_curve

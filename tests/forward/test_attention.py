@@ -11,7 +11,7 @@ from torch import Tensor
 
 import families
 from revisit.errors import RevisitError
-from revisit.hooks.attention import Call, watching
+from revisit.forward.attention import Call, watching
 from revisit.models.parts import ModelParts
 
 

@@ -21,7 +21,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMa
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from revisit.errors import RevisitError
-from revisit.hooks.states import paused
+from revisit.forward.states import paused
 from revisit.models.head import multiply
 from revisit.models.parts import ModelParts, describe
 

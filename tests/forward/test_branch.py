@@ -10,8 +10,8 @@ import torch
 import families
 import revisit
 from revisit import M3ID, Trace
-from revisit.hooks.branch import merge
-from revisit.hooks.states import saved_positions
+from revisit.forward.branch import merge
+from revisit.forward.states import saved_positions
 
 
 def part(length: int, rows: int = 2, **more: Any) -> dict[str, Any]:

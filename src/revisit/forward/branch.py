@@ -24,8 +24,8 @@ from transformers import Cache, GenerationConfig
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from revisit.errors import RevisitError
-from revisit.hooks.pixels import check_empty_cache
-from revisit.hooks.states import Hooks, saved_positions
+from revisit.forward.pixels import check_empty_cache
+from revisit.forward.states import Hooks, saved_positions
 
 if TYPE_CHECKING:
     from transformers.modeling_outputs import CausalLMOutputWithPast

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from revisit.errors import RevisitError
-from revisit.hooks.states import run_lengths
+from revisit.forward.states import run_lengths
 from revisit.models.families import PACKED, PIXELS
 from revisit.models.parts import describe
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from revisit.errors import RevisitError
-from revisit.hooks.states import Hooks, normed
+from revisit.forward.states import Hooks, normed
 from revisit.models.head import Head
 from revisit.models.parts import ModelParts, describe
 

@@ -12,7 +12,7 @@ from PIL import ImageOps
 from torch import Tensor
 
 import families
-from revisit.hooks.pixels import (
+from revisit.forward.pixels import (
     changed_pixels,
     content_seed,
     entries_per_image,

@@ -11,8 +11,8 @@ import families
 import revisit
 from revisit import ReVisiT, RevisitError
 from revisit.explain.prefill import force
-from revisit.hooks import states
-from revisit.hooks.states import Capture
+from revisit.forward import states
+from revisit.forward.states import Capture
 from revisit.models.parts import ModelParts
 
 METHOD = ReVisiT(alpha=1e-3, layers="all")
