@@ -49,7 +49,7 @@ def main() -> None:
         model(**forced_inputs(dict(inputs), tokens), use_cache=False, **more)
 
     rows: dict[str, Callable[[slice], object]] = {
-        "check": lambda part: check_many((model, processor), images[part], texts[part], batch_size=options.batch),
+        "check": lambda part: list(check_many((model, processor), images[part], texts[part], batch_size=options.batch)),
         "plain forward": plain,
         "plain forward, no logits": lambda part: plain(part, logits_to_keep=1),
     }

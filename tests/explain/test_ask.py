@@ -51,7 +51,7 @@ def test_a_batch_gives_the_answers_of_each_image_alone(family: str, method: str)
     pair = families.build(family)
     images = [families.image(n, size) for n, size in enumerate([(40, 40), (30, 60), (56, 28)])]
     options: dict[str, Any] = {"method": method, "compare_with": "greedy", "max_new_tokens": 4}
-    together = revisit.ask_many(pair, images, "What is it?", **options, batch_size=2)
+    together: Any = revisit.ask_many(pair, images, "What is it?", **options, batch_size=2)
     for image, answer in zip(images, together, strict=True):
         alone = revisit.ask(pair, image, "What is it?", **options)
         for mine, own in zip(answer.decode.answers, alone.decode.answers, strict=True):
@@ -73,7 +73,8 @@ def test_wrong_methods_fail_before_the_model_is_loaded() -> None:
 def test_images_of_a_list_share_a_prompt() -> None:
     pair, images = families.llava(), [families.image(n, (40, 40)) for n in range(2)]
     assert len(revisit.ask(pair, images, "What is it?", max_new_tokens=2).images) == 2
-    assert [len(one.images) for one in revisit.ask_many(pair, images, max_new_tokens=2)] == [1, 1]
+    apart: Any = revisit.ask_many(pair, images, max_new_tokens=2)
+    assert [len(one.images) for one in apart] == [1, 1]
 
 
 def test_all_displays_count_steps_from_1(answer: revisit.ExplainedAnswer) -> None:

@@ -64,7 +64,7 @@ def test_one_forward_pass_and_one_vision_pass_for_a_batch(pair: Any) -> None:
     modules = (pair[0], pair[0].model.vision_tower)
     with ExitStack() as stack:
         calls = [stack.enter_context(patch.object(module, "forward", wraps=module.forward)) for module in modules]
-        check_many(pair, [sample("demo").path] * 3, [TEXT, "A dog.", "Two cats on a bed."])
+        list(check_many(pair, [sample("demo").path] * 3, [TEXT, "A dog.", "Two cats on a bed."]))
     assert [call.call_count for call in calls] == [1, 1]
 
 
@@ -73,7 +73,7 @@ def test_a_batch_gives_the_checks_of_each_text_alone(family: str) -> None:
     pair = families.build(family)
     images = [families.image(1, (40, 32)), families.image(2, (64, 48)), families.image(3, (40, 40))]
     texts = ["A dog on a couch.", "Cat", "Two birds and a very long table in the room."]
-    together = check_many(pair, images, texts, words="content")
+    together: Any = check_many(pair, images, texts, words="content")
     for image, text, one in zip(images, texts, together, strict=True):
         alone = revisit.check(pair, image, text, words="content")
         for a, b in zip(alone.words, one.words, strict=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from revisit.models.images import open_images
 from revisit.models.loading import loaded_pair
 from revisit.models.parts import ModelParts
 from revisit.models.prompts import need_question, prepare
+from revisit.models.reader import OnError, answer_all, opener
 from revisit.models.types import ImageLike, Model, Processor
 from revisit.pages.document import check_page, notebook_frame, write_page
 from revisit.registry import Count, Share, validated
@@ -150,7 +151,9 @@ def ask(
         RevisitError: If the model, the image, the method or an argument cannot be used.
     """
     options = {"compare_with": compare_with, "objects": objects, "max_new_tokens": max_new_tokens, **generate_kwargs}
-    return ask_many(model, [image], question, method, **options)[0]
+    answer = next(ask_many(model, [image], question, method, **options))
+    assert isinstance(answer, ExplainedAnswer)
+    return answer
 
 
 @validated
@@ -164,15 +167,20 @@ def ask_many(
     objects: Sequence[str] | None = None,
     max_new_tokens: Count | None = 256,
     batch_size: Count = 8,
+    errors: OnError = "raise",
     **generate_kwargs: Any,
-) -> list[ExplainedAnswer]:
+) -> Iterator[ExplainedAnswer | RevisitError]:
     """Ask the same question about many images, each in its own prompt; images in a nested list share one prompt.
 
         for answer in revisit.ask_many(model, sorted(Path("photos").glob("*.jpg")), "What is on the table?"):
             print(answer)
 
-    `batch_size` images are decoded together; in float32 on a CPU the answers do not depend on it, unless tokens are sampled. The
-    other arguments are those of `ask`.
+    The answers come in the order of the images, as they are finished. Images are opened a batch ahead and then forgotten, so memory does
+    not depend on their number.
+
+    `batch_size` images are decoded together; in float32 on a CPU the answers do not depend on it, unless tokens are sampled. With
+    `errors="return"` an image that cannot be read or answered has a RevisitError in place of its answer, and the others are not
+    affected; by default the error is raised. The other arguments are those of `ask`.
     """
     need_question(question)
     if not images:
@@ -182,7 +190,8 @@ def ask_many(
     chosen: list[Any] = [method, *(compare_with if isinstance(compare_with, (list, tuple)) else [compare_with])]
     for entry in chosen:
         as_method(entry)  # before loading, so that mistakes fail at once
-    opened = [open_images(entry) for entry in images]
+    if errors == "raise":
+        open_images(images[0])
     loaded, processor = loaded_pair(model, "ask")
     if beam_count(loaded, generate_kwargs) > 1:
         raise RevisitError(
@@ -194,9 +203,8 @@ def ask_many(
             raise RevisitError(f"{each.name} uses beam search and cannot be shown step by step; use another method.")
     options = {"max_new_tokens": max_new_tokens, "do_sample": False, **generate_kwargs}
     layers = sorted({settings_of(loaded)[0], ModelParts.of(loaded).depth})
-    explained: list[ExplainedAnswer] = []
-    for start in range(0, len(opened), batch_size):
-        batch = opened[start : start + batch_size]
+
+    def answer(_: object, batch: Sequence[list[Image]]) -> Iterator[ExplainedAnswer]:
         inputs = prepare(processor, [question] * len(batch), batch, loaded.device)
         with watch_prefill(loaded, inputs, layers) as states:
             outputs = [outputs_of(loaded, processor, inputs, methods[0], **options)]
@@ -212,5 +220,6 @@ def ask_many(
             check = check_text(loaded, processor.tokenizer, text)
             words = patch_words(states[row], layers[-1], processor.tokenizer)
             decode = Decode(batch[row], question, name_of(loaded), layout, list(answers), objects, words)
-            explained.append(ExplainedAnswer(decode, check))
-    return explained
+            yield ExplainedAnswer(decode, check)
+
+    return answer_all(images, batch_size, opener(processor), answer, errors)

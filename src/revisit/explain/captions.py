@@ -148,7 +148,9 @@ def _checks(
 
     try:
         images, texts = [caption.image for caption in captions], [caption.text for caption in captions]
-        yield from zip(captions, check_many(model, images, texts, batch_size=len(captions), **settings), strict=True)
+        yield from zip(
+            captions, list(check_many(model, images, texts, batch_size=len(captions), **settings)), strict=True
+        )
     except RevisitError as error:
         if len(captions) == 1:
             yield captions[0], str(error)

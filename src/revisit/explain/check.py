@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,10 +17,11 @@ from revisit.explain.checkable import Words, need_words, word_test
 from revisit.explain.support import ModelText, Word, read_texts, support
 from revisit.models import DESCRIBE
 from revisit.models.config import name_of
-from revisit.models.images import open_images
+from revisit.models.images import open_images, original_size
 from revisit.models.loading import loaded_pair
 from revisit.models.parts import ModelParts
 from revisit.models.prompts import chat_text, check_no_image_tokens, encode, need_question
+from revisit.models.reader import OnError, answer_all, opener
 from revisit.models.types import ImageLike, Model, Processor, Tokenizer
 from revisit.pages.document import asset, check_page, data_uri, fill, static_page, write_page
 from revisit.registry import Count, Share, validated
@@ -130,7 +131,9 @@ def check(
     Raises:
         RevisitError: If the model, the image, the text or an argument cannot be used.
     """
-    return check_many(model, [image], [text], prompt, threshold=threshold, words=words)[0]
+    checked = next(check_many(model, [image], [text], prompt, threshold=threshold, words=words))
+    assert isinstance(checked, Check)
+    return checked
 
 
 @validated
@@ -143,24 +146,34 @@ def check_many(
     threshold: Share | None = None,
     words: Words = "objects",
     batch_size: Count = 8,
-) -> list[Check]:
-    """Check several texts, each against its own image or list of images, `batch_size` in one forward pass; see `check`."""
+    errors: OnError = "raise",
+) -> Iterator[Check | RevisitError]:
+    """Check several texts, each against its own image or list of images, `batch_size` in one forward pass; see `check`.
+
+    The checks come in the order of the texts, as they are finished. With `errors="return"` a text that cannot be checked has a
+    RevisitError in place of its check.
+    """
     if len(images) != len(texts):
         raise RevisitError(f"Each text needs its own image, but there are {len(images)} images and {len(texts)} texts.")
-    for text in texts:
-        need_words(text)
     question = DESCRIBE if prompt is None else need_question(prompt)
-    opened = [open_images(entry) for entry in images]
+    if errors == "raise" and texts:
+        list(map(need_words, texts))
+        open_images(images[0])
     loaded, processor = loaded_pair(model, "check")
     check_no_image_tokens(processor, "prompt", question)
-    layer, checks = settings_of(loaded)[0], list[Check]()
-    for start in range(0, len(texts), batch_size):
-        batch = opened[start : start + batch_size]
+    layer, read = settings_of(loaded)[0], opener(processor)
+
+    def open_pair(pair: tuple[Any, str]) -> list[Image]:
+        need_words(pair[1])
+        return read(pair[0])
+
+    def check_batch(pairs: Sequence[tuple[Any, str]], batch: Sequence[list[Image]]) -> Iterator[Check]:
         prompts = [chat_text(processor, question, len(group)) for group in batch]
         inputs = encode(processor, prompts, batch, loaded.device)
-        read = read_texts(loaded, processor, inputs, prompts, batch, texts[start : start + batch_size], [layer])
-        checks += [check_text(loaded, processor.tokenizer, text, threshold, words) for text in read]
-    return checks
+        read = read_texts(loaded, processor, inputs, prompts, batch, [text for _, text in pairs], [layer])
+        return (check_text(loaded, processor.tokenizer, text, threshold, words) for text in read)
+
+    return answer_all(list(zip(images, texts, strict=True)), batch_size, open_pair, check_batch, errors)
 
 
 def check_text(
@@ -232,6 +245,6 @@ def fragment(check: Check, name: str = "") -> str:
         check=check,
         name=name,
         key=f"c{zlib.crc32(json.dumps(check.to_dict()).encode()):08x}",
-        images=list(zip(check.images, map(data_uri, check.images), strict=True)),
+        images=[(original_size(image), data_uri(image)) for image in check.images],
         style=asset("check.css"),
     )

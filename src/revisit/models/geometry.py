@@ -6,12 +6,13 @@ The vision tokens of an image form one or more grids (see `patch_maps`); `layout
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from revisit.models import families
+from revisit.models.images import SCALE
 from revisit.models.parts import vision_mask, vision_token_ids
 from revisit.models.patch_maps import Box, Context, ImageGrid, Size, merged, number_grids
 
@@ -42,6 +43,11 @@ class Layout:
     tokens: int
     grids: tuple[ImageGrid, ...] = ()
     reason: str = ""
+
+    def scaled(self, scales: Sequence[int]) -> Layout:
+        """Return the layout on images that are larger by these factors."""
+        sizes = tuple((width * n, height * n) for (width, height), n in zip(self.sizes, scales, strict=True))
+        return replace(self, sizes=sizes, grids=tuple(grid.scaled(scales[grid.image]) for grid in self.grids))
 
     def region(self, index: int) -> Region | None:
         """Return the region of a vision token; None for line breaks, class tokens and patches of pure padding."""
@@ -101,4 +107,6 @@ def layout_of(
         for name, value in inputs.items()
     }
     sizes = [image.size for image in images[row]]
-    return layout(model.config, getattr(processor, "image_processor", None), sizes, tokens, row_inputs)
+    found = layout(model.config, getattr(processor, "image_processor", None), sizes, tokens, row_inputs)
+    scales = [image.info.get(SCALE, 1) for image in images[row]]
+    return found if all(scale == 1 for scale in scales) else found.scaled(scales)

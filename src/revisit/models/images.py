@@ -5,9 +5,10 @@ from __future__ import annotations
 import base64
 import contextlib
 import io
+import logging
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,12 @@ from revisit.errors import RevisitError
 if TYPE_CHECKING:
     from revisit.models.types import ImageLike
 
+logger = logging.getLogger(__name__)
+
+Size = tuple[int, int]  # width, height
+Scale = Callable[[Size], int]  # the size of an image -> how many times smaller to read it, a power of two
+SCALE = "revisit_scale"  # the entry of `Image.info` with the factor by which an image was read smaller
+
 MAX_PIXELS = 100_000_000
 MAX_BYTES = 200_000_000
 MAX_RATIO = 200  # of the longer side to the shorter one, which image processors scale to a fixed size
@@ -31,23 +38,24 @@ DAMAGE = (OSError, SyntaxError, ValueError, AttributeError, EOFError)  # raised 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 
 
-def open_image(source: ImageLike, *, max_pixels: int = MAX_PIXELS) -> Image:
-    """Open an image as upright RGB.
+def open_image(source: ImageLike, *, max_pixels: int = MAX_PIXELS, scale: Scale | None = None) -> Image:
+    """Open an image as upright RGB, on white where it is transparent; of an animation, the first frame.
 
     Args:
         source: A path, a data URI, encoded bytes, an open file, a PIL image, or an array. Arrays are (height, width) or
             (height, width, channels) with 1, 3 or 4 channels, tensors also (channels, height, width); they hold 8- or 16-bit
             integers, or real numbers from 0 to 1 (or to 255).
         max_pixels: Largest number of pixels allowed.
+        scale: How many times smaller to read an encoded image of this size; images in memory keep theirs.
 
     Raises:
         RevisitError: The image cannot be read, or is too large.
     """
     if isinstance(source, str) and source.startswith("data:"):
-        return image_from_data_uri(source, max_pixels=max_pixels)
+        return image_from_data_uri(source, max_pixels=max_pixels, scale=scale)
     if isinstance(source, (str, os.PathLike)):
         name = os.fspath(source)
-        return read_image(_read_file(name), repr(name), max_pixels=max_pixels)
+        return read_image(_read_file(name), repr(name), max_pixels=max_pixels, scale=scale)
     if isinstance(source, pil.Image):
         return _upright_rgb(source, f"of mode {source.mode}", max_pixels)
     if hasattr(source, "__array__"):
@@ -58,15 +66,21 @@ def open_image(source: ImageLike, *, max_pixels: int = MAX_PIXELS) -> Image:
         raise RevisitError(
             f"An image must be a path, bytes, an array or a PIL.Image, not {type(source).__name__}; pass one image."
         )
-    return read_image(bytes(source), "given as bytes", max_pixels=max_pixels)
+    return read_image(bytes(source), "given as bytes", max_pixels=max_pixels, scale=scale)
 
 
-def open_images(source: ImageLike | Sequence[ImageLike]) -> list[Image]:
+def open_images(source: ImageLike | Sequence[ImageLike], scale: Scale | None = None) -> list[Image]:
     """Open one image or a list of images, which must not be empty."""
     sources: list[Any] = list(source) if isinstance(source, (list, tuple)) else [source]
     if not sources:
         raise RevisitError("No image was given; pass at least one.")
-    return [open_image(image) for image in sources]
+    return [open_image(image, scale=scale) for image in sources]
+
+
+def original_size(image: Image) -> Size:
+    """Return the size that an opened image has in its file."""
+    scale = image.info.get(SCALE, 1)
+    return image.width * scale, image.height * scale
 
 
 def _read_file(name: str) -> bytes:
@@ -113,14 +127,24 @@ def _from_array(array: Any) -> Image:
     return pil.fromarray(np.ascontiguousarray(values.astype(np.uint8)))
 
 
-def read_image(data: bytes, what: str, *, max_pixels: int = MAX_PIXELS, formats: tuple[str, ...] = FORMATS) -> Image:
+def read_image(
+    data: bytes,
+    what: str,
+    *,
+    max_pixels: int = MAX_PIXELS,
+    formats: tuple[str, ...] = FORMATS,
+    scale: Scale | None = None,
+) -> Image:
     """Decode the bytes of an image file; error messages call it "the image `what`"."""
     if len(data) > MAX_BYTES:
         raise RevisitError(f"The image {what} has more than the {MAX_BYTES:,} bytes allowed.")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the size is checked below, and odd tags do not matter
-            return _upright_rgb(pil.open(io.BytesIO(data), formats=formats), what, max_pixels)
+            image = pil.open(io.BytesIO(data), formats=formats)
+            if image.format in WEB_FORMATS and getattr(image, "is_animated", False):
+                logger.warning("The image %s is animated; its first frame is used.", what)
+            return _upright_rgb(image, what, max_pixels, scale)
     except UnidentifiedImageError:
         raise RevisitError(
             f"The file {what} is not an image in a supported format; convert it to PNG or JPEG."
@@ -135,8 +159,8 @@ def read_image(data: bytes, what: str, *, max_pixels: int = MAX_PIXELS, formats:
         raise RevisitError(f"The image {what} is truncated or damaged ({error}); get a complete copy.") from None
 
 
-def _upright_rgb(image: Image, what: str, max_pixels: int) -> Image:
-    """Check the size of an image, decode it, and make it upright and RGB."""
+def _upright_rgb(image: Image, what: str, max_pixels: int, scale: Scale | None = None) -> Image:
+    """Check the size of an image, decode it, and make it upright, RGB and smaller by `scale`."""
     width, height = image.size
     if width * height > max_pixels:
         raise RevisitError(
@@ -147,11 +171,18 @@ def _upright_rgb(image: Image, what: str, max_pixels: int) -> Image:
             f"The image {what} has {width}×{height} pixels: one side is more than {MAX_RATIO} times as long as the other; cut it into "
             "pieces."
         )
+    factor = 1 if scale is None else scale(image.size)
     try:
+        if factor > 1:
+            image.draft(None, (width // factor, height // factor))  # JPEG decodes at 1/2, 1/4 or 1/8
         image.load()
         with contextlib.suppress(Exception):  # Pillow's EXIF reader raises many kinds
             image = ImageOps.exif_transpose(image)
-        return _to_rgb(image)
+        left = factor * max(image.size) // max(width, height)
+        image = _to_rgb(image)
+        image = image.reduce(left) if left > 1 else image
+        image.info[SCALE] = factor
+        return image
     except DAMAGE as error:
         raise RevisitError(
             f"The image {what} is truncated, closed or damaged ({error}); get a complete copy."
@@ -164,6 +195,9 @@ def _to_rgb(image: Image) -> Image:
         values = np.asarray(image).astype("float32")
         top = 65535.0 if image.mode.startswith("I;16") else max(float(values.max()), 255.0)
         image = pil.fromarray((values.clip(0, top) * (255 / top)).round().astype("uint8"))
+    if image.has_transparency_data:  # the color of transparent pixels is arbitrary
+        image = image.convert("RGBA")
+        image = pil.alpha_composite(pil.new("RGBA", image.size, "white"), image)
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
@@ -181,7 +215,13 @@ def find_images(arguments: Sequence[str]) -> list[str]:
     return files
 
 
-def image_from_data_uri(uri: str, *, max_pixels: int = MAX_PIXELS, formats: tuple[str, ...] = WEB_FORMATS) -> Image:
+def image_from_data_uri(
+    uri: str,
+    *,
+    max_pixels: int = MAX_PIXELS,
+    formats: tuple[str, ...] = WEB_FORMATS,
+    scale: Scale | None = None,
+) -> Image:
     """Decode a `data:image/...;base64,` URI."""
     header, _, payload = uri.partition(",")
     if not header.startswith("data:image/") or not header.endswith(";base64"):
@@ -190,4 +230,4 @@ def image_from_data_uri(uri: str, *, max_pixels: int = MAX_PIXELS, formats: tupl
         data = base64.b64decode(payload, validate=True)
     except ValueError:
         raise RevisitError("The image's data URI is not valid base64.") from None
-    return read_image(data, "in the data URI", max_pixels=max_pixels, formats=formats)
+    return read_image(data, "in the data URI", max_pixels=max_pixels, formats=formats, scale=scale)

@@ -42,6 +42,11 @@ class ImageGrid:
     def tokens(self) -> int:
         return self.rows * (self.columns + self.gap)
 
+    def scaled(self, scale: int) -> ImageGrid:
+        """Return the grid on an image that is larger by this factor."""
+        xs, ys = ([(start * scale, end * scale) for start, end in spans] for spans in (self.xs, self.ys))
+        return dataclasses.replace(self, xs=xs, ys=ys)
+
     def cell(self, index: int) -> tuple[int, int] | None:
         """Return (row, column) of the vision token `index`; None if it is not in this grid."""
         offset = index - self.first

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from revisit.errors import RevisitError, brief
 from revisit.models import families
 from revisit.models.images import open_image
+from revisit.models.reader import scale_for
 
 if TYPE_CHECKING:
     import torch
@@ -86,7 +87,8 @@ def prepare(
     prompts, image_lists = _as_batch(processor, prompts, images)
     for prompt in prompts:
         check_no_image_tokens(processor, "prompt", prompt)
-    opened = [[open_image(image) for image in image_list] for image_list in image_lists]
+    scale = scale_for(processor)
+    opened = [[open_image(image, scale=scale) for image in image_list] for image_list in image_lists]
     texts = [chat_text(processor, prompt, len(row)) for prompt, row in zip(prompts, opened, strict=True)]
     return encode(processor, texts, opened, device)
 

@@ -108,8 +108,9 @@ def data_uri(image: Image) -> str:
 
 def images_payload(images: list[Image], layout: Layout) -> dict[str, Any]:
     """Return the data of images, and of the grids of vision tokens on them in pixels of the originals."""
+    sizes = layout.sizes or [image.size for image in images]
     return {
-        "images": [{"src": data_uri(image), "w": image.width, "h": image.height} for image in images],
+        "images": [{"src": data_uri(image), "w": w, "h": h} for image, (w, h) in zip(images, sizes, strict=True)],
         "grids": [
             {
                 "image": grid.image,

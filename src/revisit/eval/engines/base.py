@@ -21,6 +21,7 @@ from revisit.eval.log import Answer
 if TYPE_CHECKING:  # PIL and torch are slow to import
     from PIL.Image import Image
 
+    from revisit.models.images import Scale
     from revisit.models.types import Model, Processor
 
 
@@ -54,11 +55,11 @@ class Engine(ABC):
         """Release the engine's resources."""
 
 
-def item_images(item: Item, files: Sequence[bytes] | None = None) -> list[Image]:
-    """Return the images of an item as upright RGB, from these bytes or from disk."""
+def item_images(item: Item, files: Sequence[bytes] | None = None, scale: Scale | None = None) -> list[Image]:
+    """Return the images of an item as upright RGB, from these bytes or from disk, read smaller by `scale`."""
     from revisit.models.images import open_image
 
-    images = [open_image(source) for source in (item.images if files is None else files)]
+    images = [open_image(source, scale=scale) for source in (item.images if files is None else files)]
     return [noise_like(image, item.hash) for image in images] if item.noise else images
 
 

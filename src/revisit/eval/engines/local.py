@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -15,13 +15,14 @@ from revisit.decoding.method import Method
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Item
-from revisit.eval.engines.base import Engine, item_seed
+from revisit.eval.engines.base import Engine, item_images, item_seed
 from revisit.eval.log import Answer
 from revisit.eval.spec import fingerprint, libraries, loaded_fingerprint, model_folder
 from revisit.io.files import digest
 from revisit.models.config import load_config, name_of, resolve
 from revisit.models.devices import default_device
 from revisit.models.loading import as_dtype, load
+from revisit.models.reader import open_ahead, scale_for
 from revisit.models.types import Model, Processor
 
 
@@ -96,6 +97,21 @@ class LocalEngine(Engine):
             "libraries": libraries("torch", "transformers", "tokenizers", "pillow"),
             "batching": None if self.placement == ("cpu", "float32") else batches,
         }
+
+    def open_item(self, item: Item, files: Sequence[bytes] | None = None) -> list[Image]:
+        """Return the images of an item, from these bytes or from disk, no larger than the model can use."""
+        return item_images(item, files, scale_for(self.loaded[1]))
+
+    def stream(
+        self, method: Method, decoding: Decoding, seed: int, batches: Iterable[Sequence[Item]]
+    ) -> Iterator[list[Answer]]:
+        """Decode batch after batch, while the images of the next one are opened."""
+        _ = self.loaded  # before the threads that open images need it
+        for batch in open_ahead(batches, self.open_item):
+            if errors := [images for _, images in batch if isinstance(images, RevisitError)]:
+                raise errors[0]
+            items, images = zip(*batch, strict=True)
+            yield self.answer(method, decoding, seed, items, images)
 
     def answer(
         self, method: Method, decoding: Decoding, seed: int, items: Sequence[Item], images: Sequence[list[Image]]

@@ -17,7 +17,7 @@ from revisit.decoding.method import Method
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError, need
 from revisit.eval.benchmarks.base import Item
-from revisit.eval.engines.base import Engine, item_images
+from revisit.eval.engines.base import Engine
 from revisit.eval.log import Answer
 from revisit.io.files import read_file
 from revisit.models.images import MAX_BYTES
@@ -161,5 +161,5 @@ class RayWorker:
         self, method: Method, decoding: Decoding, seed: int, items: Sequence[Item], files: Sequence[Sequence[bytes]]
     ) -> list[Answer]:
         """Return the answers to one batch."""
-        images = [item_images(item, contents) for item, contents in zip(items, files, strict=True)]
+        images = [self.engine.open_item(item, contents) for item, contents in zip(items, files, strict=True)]
         return self.engine.answer(method, decoding, seed, items, images)

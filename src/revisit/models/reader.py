@@ -1,0 +1,140 @@
+"""Open many images for a model: in order, a batch ahead of the model, and no larger than it can use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from weakref import WeakKeyDictionary
+
+from PIL import Image as pil
+
+from revisit.errors import RevisitError
+from revisit.models.images import Scale, Size, open_images
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from revisit.models.types import ImageLike, Processor
+
+T = TypeVar("T")
+Opened = TypeVar("Opened")
+Result = TypeVar("Result")
+OnError = Literal["raise", "return"]  # what becomes of an item that cannot be answered
+
+THREADS = 2  # open images while the model runs
+GAP = 2  # an image that was read smaller has sides of at least this many times those that the model uses
+PROBE = 2048  # side of the image whose use by the processor is measured
+SMALL = 512  # images with a shorter side are never read smaller
+_SIDES: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+
+
+def used_side(processor: Processor) -> int:
+    """Return the side of a square with as many pixels as the model uses of a large image; 0 if it uses most of them."""
+    if processor not in _SIDES:
+        try:
+            encoded = processor.image_processor(images=[pil.new("RGB", (PROBE, PROBE))], return_tensors="pt")
+            side = int((encoded["pixel_values"].numel() / 3) ** 0.5)
+        except Exception:  # a processor that needs more than an image, or returns something else
+            side = PROBE
+        _SIDES[processor] = side if side * GAP <= PROBE else 0
+    return _SIDES[processor]
+
+
+def scale_for(processor: Processor) -> Scale:
+    """Return the rule by which image files are read smaller for a model.
+
+    A file is read at 1/2, 1/4, … of its size if both sides are divisible, and if the processor still reduces the result at least `GAP`
+    times. The processor then returns tensors of the same shape, whose values differ by rounding.
+    """
+
+    def scale(size: Size) -> int:
+        if min(size) < SMALL or not (side := used_side(processor)):
+            return 1
+        factor = 1
+        while min(size) >= 2 * factor * GAP * side and not any(length % (2 * factor) for length in size):
+            factor *= 2
+        return factor
+
+    return scale
+
+
+def open_ahead(
+    batches: Iterable[Sequence[T]], open_one: Callable[[T], Opened]
+) -> Iterator[list[tuple[T, Opened | RevisitError]]]:
+    """Yield batches of items with their images or the error that each raised; the next batch is opened meanwhile."""
+
+    def attempt(item: T) -> Opened | RevisitError:
+        try:
+            return open_one(item)
+        except RevisitError as error:
+            return _bare(error)
+
+    ahead: list[tuple[T, Future[Opened | RevisitError]]] = []
+    with ThreadPoolExecutor(THREADS, "images") as pool:
+        try:
+            for batch in batches:
+                current, ahead = ahead, [(item, pool.submit(attempt, item)) for item in batch]
+                if current:
+                    yield [(item, future.result()) for item, future in current]
+            if ahead:
+                yield [(item, future.result()) for item, future in ahead]
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def answers(
+    batches: Iterable[Sequence[T]],
+    open_one: Callable[[T], Opened],
+    work: Callable[[Sequence[T], Sequence[Opened]], Iterable[Result]],
+) -> Iterator[list[tuple[T, Result | RevisitError]]]:
+    """Yield batches of items with their results, in order; `work` runs the model on a batch.
+
+    An item that cannot be opened or answered has its error as the result. If a whole batch fails, its items are tried one by one.
+    """
+
+    def attempt(items: Sequence[T], images: Sequence[Opened]) -> Iterator[Result | RevisitError]:
+        try:
+            yield from list(work(items, images))
+        except RevisitError as error:
+            if len(items) == 1:
+                yield _bare(error)
+            else:
+                for item, opened in zip(items, images, strict=True):
+                    yield from attempt([item], [opened])
+
+    for batch in open_ahead(batches, open_one):
+        good = [(item, opened) for item, opened in batch if not isinstance(opened, RevisitError)]
+        results = attempt(*zip(*good, strict=True)) if good else iter(())
+        yield [(item, opened if isinstance(opened, RevisitError) else next(results)) for item, opened in batch]
+
+
+def answer_all(
+    items: Sequence[T],
+    batch_size: int,
+    open_one: Callable[[T], Opened],
+    work: Callable[[Sequence[T], Sequence[Opened]], Iterable[Result]],
+    errors: OnError,
+) -> Iterator[Result | RevisitError]:
+    """Yield the result of each item in order; an error is raised, or returned in place of the result."""
+    for batch in answers(batched(items, batch_size), open_one, work):
+        for _, result in batch:
+            if isinstance(result, RevisitError) and errors == "raise":
+                raise result
+            yield result
+
+
+def opener(processor: Processor) -> Callable[[ImageLike | Sequence[ImageLike]], list[Image]]:
+    """Return a function that opens the images of one prompt for a model."""
+    return partial(open_images, scale=scale_for(processor))
+
+
+def batched(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """Cut items into batches."""
+    return (items[start : start + size] for start in range(0, len(items), size))
+
+
+def _bare(error: RevisitError) -> RevisitError:
+    """Copy an error without its traceback, which would keep the images in memory."""
+    return type(error)(str(error))
