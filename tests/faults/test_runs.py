@@ -16,7 +16,9 @@ from typing import Any
 
 import damage
 import pytest
+from PIL import Image
 
+from revisit.cli.main import app
 from revisit.errors import RevisitError
 from revisit.eval.compare import compare
 from revisit.eval.log import read_logs
@@ -24,7 +26,7 @@ from revisit.eval.report.run_report import find_runs
 from revisit.eval.run import run
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "eval"))
-from fake_grid import HashEngine, answers_of, check_equal, make_config, write_items
+from fake_grid import HashEngine, Shift, answers_of, check_equal, make_config, write_items
 
 SERVER = Path(__file__).with_name("grid_server.py")
 ITEMS = 60
@@ -81,6 +83,11 @@ def one_sentence(work: Callable[[], Any]) -> str:
     return text
 
 
+def contents(path: Path) -> dict[str, bytes]:
+    """Return the content of a file, or of all files of a folder."""
+    return {str(file): file.read_bytes() for file in [path, *path.rglob("*")] if file.is_file()}
+
+
 def check_damaged_folder(tmp_path: Path, data: Path, whole: Path, number: int) -> str:
     """Damage a copy of a run and run it again; return `same` if it then equals the undisturbed one, or else the error."""
     dice = random.Random(number)
@@ -122,6 +129,36 @@ def test_links_are_not_followed_and_pipes_do_not_block(tmp_path: Path, data: Pat
         raised = one_sentence(lambda: run(make_config(out, data), engine_for=HashEngine))  # noqa: B023
         assert raised or answers_of(out) == answers_of(whole)
         assert elsewhere.read_text() == "of somebody else, without a line end"
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [("view", name) for name in ("view", "view/images", "view/images/000000.jpg", "view/index.html")]
+    + [("report", name) for name in ("figures", "report.html", "report.md")]
+    + [("eval", name) for name in ("logs", "results.json")],
+)
+def test_no_command_writes_through_a_link(tmp_path: Path, command: str, name: str) -> None:
+    data, out, elsewhere = write_items(tmp_path / "data", 2), tmp_path / "out", tmp_path / "elsewhere"
+    (data / "images").mkdir()
+    for number in range(2):
+        Image.new("RGB", (8, 8)).save(data / "images" / f"{number}.png")
+    config = make_config(out, data)
+    run(config, engine_for=HashEngine)
+    (out / name).parent.mkdir(parents=True, exist_ok=True)
+    if (out / name).exists():
+        (out / name).rename(elsewhere)
+    elif "." in name:
+        elsewhere.write_text("of somebody else")
+    else:
+        elsewhere.mkdir()
+    (out / name).symlink_to(elsewhere)
+    before = contents(elsewhere)
+    with pytest.raises(RevisitError, match=f"{Path(name).name} is a link"):
+        if command == "eval":
+            run(config.replace(method=(Shift(by=5),)), engine_for=HashEngine)
+        else:
+            app([command, str(out)], standalone_mode=False)
+    assert contents(elsewhere) == before
 
 
 @pytest.mark.faults

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Literal
 
@@ -9,7 +10,7 @@ import typer
 
 from revisit.eval.report.document import Cell, Table
 from revisit.eval.report.terminal import print_table
-from revisit.io.files import make_folder
+from revisit.io.files import inside, make_folder, write_bytes
 from revisit.models import DESCRIBE, photo
 
 
@@ -41,7 +42,8 @@ def demo(
     else:
         shipped = sample("demo")
         image, nouns, place = shipped.image(), shipped.nouns, shipped.place
-    image.save(folder / "demo.png")
+    image.save(stored := io.BytesIO(), "PNG")
+    write_bytes(inside(folder, "demo.png"), stored.getvalue())
     answer = ask(model, image, compare_with="greedy", objects=nouns, max_new_tokens=128)
     decode = answer.decode
     console = Console()
@@ -50,7 +52,7 @@ def demo(
     print_table(Table(("decoding", f"“{DESCRIBE}”"), rows, "", left=2), console)
     for step, token, other in answer.changed:
         console.print(f"Step {step}: [bold]{token.strip()}[/] instead of {other.strip()}")
-    written = page.write(output / "demo.html", decode, title="ReVisiT demo")
+    written = page.write(inside(folder, "demo.html"), decode, title="ReVisiT demo")
     console.print(
         f"\nOpen [bold]{written}[/] in a browser to see which patch was selected at each token.", soft_wrap=True
     )

@@ -9,7 +9,7 @@ import typer
 from revisit.errors import RevisitError, need
 from revisit.eval.report.document import write
 from revisit.eval.report.terminal import print_section
-from revisit.io.files import make_folder
+from revisit.io.files import inside, make_folder
 from revisit.pages.document import check_writable, write_page
 
 RUN = typer.Argument(..., help="The --out folder of `revisit eval`.")
@@ -63,7 +63,7 @@ def view(
     from revisit.eval.report.sample_browser import view as write_page
 
     logs = read_logs(run)
-    page = write_page(logs, out or run / "view")
+    page = write_page(logs, out or inside(run, "view"))
     if notice := unfinished(logs):
         print(notice)
     print(f"Wrote {page}; open it in a browser.")

@@ -24,7 +24,7 @@ from revisit.errors import RevisitError
 from revisit.eval import statistics
 from revisit.eval.benchmarks.base import Benchmark, Item, Scores, check_answers, ratio
 from revisit.eval.spec import Frozen, Spec, environment
-from revisit.io.files import LineFile, digest, encode, read_lines, slug, write_json, write_text
+from revisit.io.files import LineFile, digest, encode, inside, read_lines, slug, write_json, write_text
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class Log:
     def open(cls, folder: Path, spec: Spec) -> Log:
         """Open the log of a spec in an output folder for appending; raise RevisitError if another process has it open."""
         names = "-".join(slug(name) for name in (spec.model, spec.method, spec.benchmark))
-        path = folder / LOGS / f"{names}-{spec.key[:KEY_LENGTH]}.jsonl"
+        path = inside(folder, LOGS, f"{names}-{spec.key[:KEY_LENGTH]}.jsonl")
         file = LineFile(path)
         stored = next((line["spec"] for line in file.objects if "spec" in line), None)
         if stored is not None and stored != spec.model_dump(mode="json"):
@@ -168,7 +168,10 @@ class Log:
             texts = {item.id: self.answers[item.id, item.hash].text for item in items}
             self.scores = scores = _score(benchmark, items, texts)
             entry = {"answers": self._answers_hash(scores), "scores": json.loads(SCORES.dump_json(scores))}
-            write_text(self._scores_path, "".join(encode(line).decode() for line in (*self._cached_scores(), entry)))
+            write_text(
+                inside(self.folder, LOGS, self._scores_path.name),
+                "".join(encode(line).decode() for line in (*self._cached_scores(), entry)),
+            )
         return self.scores
 
     def close(self) -> None:
@@ -333,7 +336,7 @@ def read_logs(folder: str | Path) -> list[Log]:
 
 def write_results(folder: Path) -> None:
     """Write the numbers of all logs of a folder to `results.json`, for other programs; this package does not read it."""
-    write_json(folder / RESULTS, {"logs": [log.summary() for log in read_logs(folder)]})
+    write_json(inside(folder, RESULTS), {"logs": [log.summary() for log in read_logs(folder)]})
 
 
 def check_layout(folder: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from revisit.errors import RevisitError
-from revisit.io.files import LineFile, path_within, write_text
+from revisit.io.files import LineFile, inside, path_within, write_text
 from revisit.io.records import IMAGES, AnswerRow, read_answers
 from revisit.models.config import name_of
 from revisit.models.images import SUFFIXES, open_image
@@ -122,7 +122,7 @@ def check_captions(
     the number of finished captions.
     """
     failures: list[str] = []
-    with closing(LineFile(out / LINES)) as file:
+    with closing(LineFile(inside(out, LINES))) as file:
         done = _stored(file, {"model": name_of(model[0]), **settings})
         left = [caption for caption in captions if caption.key not in done]
         advance(len(captions) - len(left))
@@ -184,4 +184,4 @@ def write_summary(out: Path, lines: Sequence[dict[str, Any]], captions: Sequence
             f"{len(lines)} texts, {flagged_texts} of them with flagged words{f', most often: {often}' if often else ''}. "
             f"Shown: the {len(top)} texts with the least support."
         )
-        write_text(out / PAGE, render(checks, lead, [f"{line['id']} ({line['image']})" for line in top]))
+        write_text(inside(out, PAGE), render(checks, lead, [f"{line['id']} ({line['image']})" for line in top]))

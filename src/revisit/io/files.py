@@ -14,8 +14,10 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
 import stat
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -33,6 +35,8 @@ except ImportError:  # Windows: two processes that append to one file are not de
 # Do not wait for the writer of a pipe. Windows translates line ends unless files are binary.
 FLAGS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 MAX_BYTES = 8 << 30  # of a data file; some tables have 1 GB
+TEMPORARY = ".revisit-tmp"  # ends the names of files that are being written
+HOUR = 3600  # seconds; no write takes longer
 CHECKSUM = "checksum"
 CHECKSUM_LENGTH = 16  # characters
 
@@ -104,15 +108,37 @@ def disk_error(error: OSError, path: Path, advice: str = "Choose another --out")
 
 
 def make_folder(path: Path) -> Path:
-    """Create a folder if needed and return it; raise RevisitError unless files can be written into it."""
+    """Create a folder if needed and return it; raise RevisitError unless files can be written into it.
+
+    Files that killed writers left there are removed.
+    """
     if path.suffix.lower() in (".html", ".htm", ".json"):
         raise RevisitError(f"--out must be a folder: use {path.with_suffix('')}, not {path}.")
     try:
         path.mkdir(parents=True, exist_ok=True)
         if not os.access(path, os.W_OK | os.X_OK):
             raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        for left in path.glob(f".*{TEMPORARY}"):
+            with suppress(FileNotFoundError):  # another process has finished it
+                if time.time() - left.lstat().st_mtime > HOUR:
+                    left.unlink()
     except OSError as error:
         raise disk_error(error, path) from error
+    return path
+
+
+def inside(folder: str | Path, *names: str) -> Path:
+    """Return a path in a results folder; raise RevisitError if a part of it is a link, which could lead anywhere.
+
+    The folder itself is the user's choice and may be a link.
+    """
+    path = Path(folder)
+    for name in names:
+        path = path / name
+        if path.is_symlink():
+            raise RevisitError(
+                f"{path} is a link, and results are not written through links: remove it, or use another --out."
+            )
     return path
 
 
@@ -122,12 +148,16 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file in one step: readers see the old content or the new, also after a kill."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    """Replace a file in one step by a text in UTF-8; lone surrogates become "?"."""
+    write_bytes(path, text.encode(errors="replace"))
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Replace a file in one step: readers see the old content or the new, also after a kill or with several writers."""
+    temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(8)}{TEMPORARY}")
     try:
-        temporary.unlink(missing_ok=True)  # do not write through a link
         with temporary.open("xb") as file:
-            file.write(text.encode())
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -13,7 +13,7 @@ from revisit.eval.report.comparisons import heading, ranked
 from revisit.eval.report.document import Block, Cell, Section, Table
 from revisit.eval.run import Reporter, run
 from revisit.eval.spec import label
-from revisit.io.files import slug, write_json
+from revisit.io.files import inside, slug, write_json
 from revisit.io.records import read_json
 from revisit.methods.greedy import Greedy
 from revisit.methods.revisit import ReVisiT
@@ -63,7 +63,7 @@ def ablate(config: EvalConfig, panels: Mapping[str, Panel], base: ReVisiT, repor
     for key, (title, columns, methods) in panels.items():
         rows = {label(method): [_cell(getattr(method, name)) for name in columns] for method in methods}
         stored.append({"key": key, "title": title, "columns": columns, "rows": rows, **about})
-    write_json(Path(config.out) / FILE, stored)
+    write_json(inside(config.out, FILE), stored)
     return logs
 
 

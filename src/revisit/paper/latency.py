@@ -24,7 +24,7 @@ from revisit.errors import RevisitError
 from revisit.eval.config import EvalConfig
 from revisit.eval.report.document import Table
 from revisit.eval.run import Reporter
-from revisit.io.files import digest, make_folder, slug, write_json
+from revisit.io.files import digest, inside, make_folder, slug, write_json
 from revisit.io.records import read_json
 from revisit.models.types import Model
 from revisit.paper.study import Result, Subject, track
@@ -180,11 +180,11 @@ def time_images(subject: Subject, reporter: Reporter) -> list[Timing]:
     config = EvalConfig(model=(subject.model,), method=subject.methods, data=str(subject.folder), preset="paper")
     methods = dict(zip(subject.methods, config.methods_for(subject.model), strict=True))
     identity = [PROTOCOL, {name: [m.name, m.settings()] for name, m in methods.items()}, subject.settings()]
-    folder = make_folder(Path(subject.output) / "latency" / digest(identity)[:12])
+    folder = make_folder(inside(subject.output, "latency", digest(identity)[:12]))
     total = {name: Timing(name) for name in methods}
     warmups = PROTOCOL["warmups"]
     for item in track(reporter, f"latency of {len(methods)} methods", subject.items):
-        file = folder / f"{slug(item.id)}.json"
+        file = inside(folder, f"{slug(item.id)}.json")
         if not file.exists():
             timings = measure(
                 subject.loaded[0],

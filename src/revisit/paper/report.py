@@ -22,7 +22,7 @@ from revisit.eval.report.run_report import (
 )
 from revisit.eval.run import Reporter
 from revisit.eval.spec import environment
-from revisit.io.files import make_folder, slug, write_json
+from revisit.io.files import inside, make_folder, slug, write_json
 from revisit.io.records import read_json
 from revisit.paper import ablation, cases, grounding, projection, steps
 from revisit.paper.study import CAPTIONS, Result, Stored, Subject, command, provenance
@@ -54,7 +54,7 @@ STUDIES = {
 
 def run_study(name: str, subject: Subject, reporter: Reporter) -> Stored:
     """Run a study and write its file: the result with command, settings and environment. Return the content of the file."""
-    folder = make_folder(Path(subject.output) / FOLDER)  # before the work, which would be lost
+    folder = make_folder(inside(subject.output, FOLDER))  # before the work, which would be lost
     result = STUDIES[name].run(subject, reporter)
     record = {
         "study": name,
@@ -64,7 +64,7 @@ def run_study(name: str, subject: Subject, reporter: Reporter) -> Stored:
         "environment": environment(),
         "result": result,
     }
-    write_json(folder / f"{name}-{slug(subject.model)}-{slug(subject.data)}.json", record)
+    write_json(inside(folder, f"{name}-{slug(subject.model)}-{slug(subject.data)}.json"), record)
     return record
 
 

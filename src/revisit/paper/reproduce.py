@@ -15,7 +15,7 @@ from revisit.eval.log import Log
 from revisit.eval.report.document import Block, Document, Section, Table, Text
 from revisit.eval.run import Reporter, run
 from revisit.eval.spec import label
-from revisit.io.files import slug
+from revisit.io.files import inside, slug
 from revisit.methods.revisit import ReVisiT
 from revisit.paper import published
 from revisit.paper.ablation import Panel, ablate, ablation_sections, paper_panels, read_panels
@@ -55,7 +55,7 @@ class Setup:
             data=self.data[row.benchmark],
             limit=self.limit_of(row),
             preset="paper",
-            out=str(self.out / output),
+            out=str(inside(self.out, output)),
             batch_size=self.batch_size,
             **self.options,
         )
@@ -66,7 +66,7 @@ class Setup:
             model=self.models[name],
             data=self.data["chair"],
             limit=self.limit_of(row),
-            output=str(self.out / "analyses"),
+            output=str(inside(self.out, "analyses")),
             methods=methods,
             batch_size=self.batch_size,
             dtype=self.options.get("dtype"),

@@ -23,6 +23,7 @@ from revisit.eval.report.document import Cell, Text
 from revisit.eval.run import Reporter, run
 from revisit.eval.spec import command_line
 from revisit.explain.prefill import PromptStates, force
+from revisit.io.files import inside
 from revisit.methods import as_method
 from revisit.models.config import describe_model
 from revisit.models.images import open_image
@@ -112,7 +113,7 @@ class Subject:
             method=as_method(self.methods[0], describe_model(self.model)),
             benchmark=Chair(),
             data=str(self.folder),
-            out=str(Path(self.output) / CAPTIONS),
+            out=str(inside(self.output, CAPTIONS)),
             limit=self.limit,
             batch_size=self.batch_size,
             max_new_tokens=self.max_new_tokens,

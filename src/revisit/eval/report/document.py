@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
-from revisit.io.files import make_folder, write_text
+from revisit.io.files import inside, make_folder, write_text
 from revisit.pages.document import fill, static_page
 
 SUPERSCRIPT = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -194,8 +194,8 @@ def to_html(document: Document) -> str:
 
 def write(document: Document, folder: Path) -> list[Path]:
     """Write report.html, report.md and the figures; return the files, the page first."""
-    texts = {folder / "report.html": to_html(document), folder / "report.md": to_markdown(document)}
-    texts |= {folder / "figures" / f"{figure.name}.svg": figure.svg for figure in document.figures()}
+    texts = {inside(folder, "report.html"): to_html(document), inside(folder, "report.md"): to_markdown(document)}
+    texts |= {inside(folder, "figures", f"{figure.name}.svg"): figure.svg for figure in document.figures()}
     for path, text in texts.items():
         make_folder(path.parent)
         write_text(path, text)

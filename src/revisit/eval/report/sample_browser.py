@@ -5,6 +5,7 @@ Questions, answers, images and scores come from the logs, and correct answers fr
 
 from __future__ import annotations
 
+import io
 import logging
 import math
 import re
@@ -21,7 +22,7 @@ from revisit.eval.benchmarks.base import Item, Scores
 from revisit.eval.compare import control_notes, variants_of
 from revisit.eval.log import Answer, Log, unfinished
 from revisit.eval.report.comparisons import heading, ranked
-from revisit.io.files import disk_error, make_folder, path_within
+from revisit.io.files import inside, make_folder, path_within, write_bytes
 from revisit.models.images import open_image
 from revisit.pages.document import check_writable, script_page, write_page
 
@@ -110,8 +111,8 @@ def view(logs: Sequence[Log], out: Path) -> Path:
 
 def write(name: str, columns: PageColumns, samples: Sequence[Sample], out: Path, notes: Sequence[str] = ()) -> Path:
     """Write the page and its images; return the page."""
-    page = check_writable(make_folder(out) / "index.html")
-    images = copy_images(samples, out / IMAGES)
+    page = check_writable(inside(make_folder(out), "index.html"))
+    images = copy_images(samples, make_folder(inside(out, IMAGES)))
     data: dict[str, Any] = {
         "columns": [{key: c[key] for key in ("model", "name", "settings")} for c in columns.methods],
         "benchmarks": sorted({sample.benchmark for sample in samples}),
@@ -212,11 +213,8 @@ def copy_images(samples: Sequence[Sample], folder: Path) -> dict[Path, str]:
             logger.warning("%s", error)
             continue
         image.thumbnail((SIDE, SIDE))
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            image.save(folder / name, "JPEG", quality=82)
-        except OSError as error:
-            raise disk_error(error, folder) from error
+        image.save(small := io.BytesIO(), "JPEG", quality=82)
+        write_bytes(inside(folder, name), small.getvalue())
         addresses[path] = f"{IMAGES}/{name}"
     return addresses
 
