@@ -156,6 +156,19 @@ REJECTED: dict[str, Damage] = {
     "image token beyond the vocabulary": edit(CONFIG, image_token_id=10**6, image_token_index=10**6),
 }
 
+for _name in ("generation_config.json", TEMPLATE):
+    REJECTED |= {
+        f"{_name} {kind}": both(lambda folder, name=_name: (folder / name).unlink(missing_ok=True), damage)
+        for kind, damage in {
+            "empty": write(_name, ""),
+            "a dangling link": lambda folder, name=_name: (folder / name).symlink_to("nowhere"),
+            "a folder": lambda folder, name=_name: (folder / name).mkdir(),
+            "a pipe": lambda folder, name=_name: os.mkfifo(folder / name),
+            "not UTF-8": lambda folder, name=_name: (folder / name).write_bytes(b'{"a": "\xff"}'),
+        }.items()
+    }
+REJECTED["generation_config.json truncated"] = cut("generation_config.json", 0.5)
+
 # These load, and none of their code runs.
 HARMLESS: dict[str, Damage] = {
     "model code beside a known type": both(

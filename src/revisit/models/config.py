@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from revisit.errors import RevisitError, brief, did_you_mean
+from revisit.io.files import read_file
 from revisit.models import families, photo
 
 if TYPE_CHECKING:
     from revisit.models.types import Model
 
 EMBEDDED = "tiny"
+HUB = ("revision", "token", "cache_dir", "local_files_only", "force_download", "subfolder")  # options of a download
+# Optional files that transformers ignores if they are damaged, and those of which it ignores a dangling link.
+SETTINGS = ("generation_config.json", "chat_template.jinja")
+LOCAL_SETTINGS = (
+    *SETTINGS,
+    "chat_template.json",
+    "processor_config.json",
+    "preprocessor_config.json",
+    "tokenizer_config.json",
+)
+MAX_BYTES = 1 << 28  # of a settings file
 
 
 def embedded_folder() -> Path:
@@ -61,6 +74,7 @@ def load_config(name_or_path: str | Path, *, trust_remote_code: bool = False, **
     """Load the configuration of a model."""
     name = resolve(name_or_path)
     _check_type(name, _read_config(name, kwargs), trust_remote_code)
+    _check_settings(name, {option: kwargs[option] for option in HUB if option in kwargs})
     from transformers import AutoConfig  # takes seconds, so only after the checks
 
     try:
@@ -72,7 +86,7 @@ def load_config(name_or_path: str | Path, *, trust_remote_code: bool = False, **
 def read_object(path: Path) -> dict[str, Any]:
     """Read the object in a JSON file of a model folder."""
     try:
-        value = json.loads(path.read_text("utf-8"))
+        value = json.loads(read_file(path, MAX_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         raise RevisitError(f"{str(path)!r} is not valid JSON ({brief(error)}); get a complete copy.") from None
     if not isinstance(value, dict):
@@ -80,11 +94,31 @@ def read_object(path: Path) -> dict[str, Any]:
     return value
 
 
+def _check_settings(name: str, hub: dict[str, Any]) -> None:
+    """Raise RevisitError for damaged settings, which transformers would replace by defaults; only a missing file is optional."""
+    if Path(name).is_dir():
+        files = [Path(name, hub.get("subfolder") or "", file) for file in LOCAL_SETTINGS]
+    else:
+        from transformers.utils.hub import cached_file
+
+        quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+        files = [Path(found) for file in SETTINGS if (found := cached_file(name, file, **quiet, **hub))]
+    for path in filter(os.path.lexists, files):
+        if path.suffix == ".json":
+            read_object(path)
+            continue
+        try:
+            if not read_file(path, MAX_BYTES).decode().strip():
+                raise ValueError("it is empty")
+        except (OSError, ValueError) as error:
+            raise RevisitError(f"{str(path)!r} cannot be read ({brief(error)}); get a complete copy.") from None
+
+
 def _read_config(name: str, hub: dict[str, Any]) -> dict[str, Any]:
     """Read config.json before any class interprets it."""
     if Path(name).exists():
         file = Path(name, hub.get("subfolder") or "", "config.json")
-        if not file.is_file():
+        if not os.path.lexists(file):
             raise RevisitError(f"{name!r} is not a model folder: it has no config.json.")
         return read_object(file)
     if not name.strip() or name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:

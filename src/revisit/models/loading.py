@@ -13,13 +13,12 @@ from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoModelForImage
 from transformers.utils.hub import cached_file
 
 from revisit.errors import RevisitError, brief
-from revisit.models.config import EMBEDDED, is_embedded, load_config, read_object, resolve
+from revisit.models.config import EMBEDDED, HUB, is_embedded, load_config, read_object, resolve
 from revisit.models.devices import default_device
 from revisit.models.processors import keep_processor, load_processor, processor_of
 from revisit.models.types import Model, Processor
 
 INDEX = "model.safetensors.index.json"
-HUB = ("revision", "token", "cache_dir", "local_files_only", "force_download", "subfolder")
 DeviceMap: TypeAlias = "str | int | torch.device | dict[str, Any]"
 _log = logging.getLogger(__name__)
 
