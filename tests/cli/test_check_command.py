@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 import revisit.models.loading
@@ -19,6 +21,7 @@ from revisit.errors import Incomplete
 from revisit.explain import check as check_module
 from revisit.explain.captions import read_captions
 from revisit.io.files import LineFile, read_lines
+from revisit.models.config import embedded_folder
 from revisit.words import WORDS
 
 PHOTO = str(sample("demo").path)
@@ -104,6 +107,36 @@ def test_an_interrupted_run_resumes(folder: Path, monkeypatch: pytest.MonkeyPatc
     assert [(line["number"], line["flagged"]) for line in lines(folder)] == [
         (line["number"], line["flagged"]) for line in map(json.loads, expected.splitlines()[1:])
     ]
+
+
+def test_checks_of_another_image_or_calibration_are_not_used_again(folder: Path) -> None:
+    model = folder / "model"
+    shutil.copytree(embedded_folder(), model)
+    arguments = [*options(folder), "--model", str(model)]
+    run(*arguments)
+    before = lines(folder)
+    changed = folder / "images" / f"COCO_val2014_{1:012d}.png"
+    Image.new("RGB", (64, 64)).save(changed)
+    run(*arguments)
+    assert lines(folder)[:5] == before
+    assert [line["number"] for line in lines(folder)[5:]] == [1]
+    assert lines(folder)[5]["least_support"] != before[0]["least_support"]
+    changed.write_bytes(b"no image")
+    with pytest.raises(Incomplete, match="1 of the texts"):
+        run(*arguments)
+    assert "4 texts" in (folder / "out/index.html").read_text()
+    settings = json.loads((model / "generation_config.json").read_text())
+    settings["check"]["threshold"] = 0.9
+    (model / "generation_config.json").write_text(json.dumps(settings))
+    with pytest.raises(RevisitError, match="other settings .fingerprint, threshold"):
+        run(*arguments)
+
+
+def test_checks_of_an_older_version_are_not_used(folder: Path) -> None:
+    with closing(LineFile(folder / "out/checks.jsonl")) as file:
+        file.append([{"settings": {"model": "tiny", "prompt": None, "threshold": None, "words": "objects"}}])
+    with pytest.raises(RevisitError, match="older version"):
+        run(*options(folder))
 
 
 def test_a_broken_image_does_not_stop_the_others(folder: Path) -> None:

@@ -16,13 +16,13 @@ from revisit.decoding import batch
 from revisit.decoding.batch import ItemDraw
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
-from revisit.eval import spec
 from revisit.eval.benchmarks.base import Item
 from revisit.eval.engines.local import LocalEngine
 from revisit.eval.engines.ray import RayWorker
 from revisit.eval.log import Answer
-from revisit.eval.spec import fingerprint
 from revisit.methods.greedy import Greedy
+from revisit.models import identity
+from revisit.models.identity import fingerprint
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_a_cached_hub_snapshot_is_identified_by_the_names_of_its_blobs(
     snapshot.mkdir(parents=True)
     (blobs / ("a" * 64)).write_bytes(b"weights")
     (snapshot / "model.safetensors").symlink_to(blobs / ("a" * 64))
-    monkeypatch.setattr(spec, "file_digest", lambda path: pytest.fail("read a file whose hash is its name"))
+    monkeypatch.setattr(identity, "file_digest", lambda path: pytest.fail("read a file whose hash is its name"))
     assert len(fingerprint(snapshot)) == 64
 
 
@@ -145,4 +145,4 @@ def test_running_out_of_memory_advises_a_smaller_batch(
 
 def test_an_unknown_model_raises() -> None:
     with pytest.raises(RevisitError, match="There is no model 'nobody/nothing'"):
-        spec.model_folder("nobody/nothing")
+        identity.model_folder("nobody/nothing")

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -153,11 +154,12 @@ def test_no_command_writes_through_a_link(tmp_path: Path, command: str, name: st
         elsewhere.mkdir()
     (out / name).symlink_to(elsewhere)
     before = contents(elsewhere)
+    if command == "eval":
+        act = partial(run, config.replace(method=(Shift(by=5),)), engine_for=HashEngine)
+    else:
+        act = partial(app, [command, str(out)], standalone_mode=False)
     with pytest.raises(RevisitError, match=f"{Path(name).name} is a link"):
-        if command == "eval":
-            run(config.replace(method=(Shift(by=5),)), engine_for=HashEngine)
-        else:
-            app([command, str(out)], standalone_mode=False)
+        act()
     assert contents(elsewhere) == before
 
 

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from revisit.errors import RevisitError
-from revisit.io.files import LineFile, inside, path_within, write_text
+from revisit.io.files import LineFile, file_digest, inside, path_within, write_text
 from revisit.io.records import IMAGES, AnswerRow, read_answers
 from revisit.models.config import name_of
+from revisit.models.identity import loaded_fingerprint
 from revisit.models.images import SUFFIXES, open_image
 
 if TYPE_CHECKING:
@@ -122,22 +123,37 @@ def check_captions(
     the number of finished captions.
     """
     failures: list[str] = []
+    from revisit.explain.check import settings_of  # imports torch
+
+    layer, threshold, _ = settings_of(model[0], settings["threshold"])
+    identity = {"model": name_of(model[0]), "fingerprint": loaded_fingerprint(*model), "layer": layer}
     with closing(LineFile(inside(out, LINES))) as file:
-        done = _stored(file, {"model": name_of(model[0]), **settings})
-        left = [caption for caption in captions if caption.key not in done]
+        done = _stored(file, {**identity, **settings, "threshold": threshold})
+        left = [caption for caption in captions if done.get(caption.key, {}).get("hash") != image_hash(caption)]
+        for caption in left:
+            done.pop(caption.key, None)  # a check of another image
         advance(len(captions) - len(left))
         for start in range(0, len(left), batch_size):
             batch = left[start : start + batch_size]
+            hashes = {caption.number: image_hash(caption) for caption in batch}
             for caption, result in _checks(model, batch, settings):
                 if isinstance(result, str):
                     failures.append(f"Text {caption.number} ({caption.name}): {result}")
                     continue
-                line = {"number": caption.number, "id": caption.id, "image": caption.name, **result.to_dict()}
+                source = {"image": caption.name, "hash": hashes[caption.number]}
+                line = {"number": caption.number, "id": caption.id, **source, **result.to_dict()}
                 file.append([line])
                 done[caption.key] = line
             advance(len(batch))
     kept = [done[caption.key] for caption in captions if caption.key in done]
     return sorted(kept, key=lambda line: line["least_support"]), failures
+
+
+def image_hash(caption: Caption) -> str | None:
+    """Return the SHA-256 of a caption's image, or None if it cannot be read; the check then gives the reason."""
+    with suppress(OSError):
+        return file_digest(caption.image)
+    return None
 
 
 def _checks(
@@ -164,8 +180,11 @@ def _stored(file: LineFile, settings: dict[str, Any]) -> dict[tuple[int, str, st
     stored = next((line["settings"] for line in file.objects if "settings" in line), None)
     if stored is None:
         file.append([{"settings": settings}])
+    elif "fingerprint" not in stored:
+        raise RevisitError(f"{file.path} was written by an older version of revisit; use another --out.")
     elif stored != settings:
-        raise RevisitError(f"{file.path} has checks with other settings ({stored}); use another --out.")
+        changed = ", ".join(name for name in settings if stored.get(name) != settings[name])
+        raise RevisitError(f"{file.path} has checks with other settings ({changed}); use another --out.")
     return {(line["number"], line["image"], line["text"]): line for line in file.objects if "number" in line}
 
 

@@ -17,10 +17,11 @@ from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Item
 from revisit.eval.engines.base import Engine, item_images, item_seed
 from revisit.eval.log import Answer
-from revisit.eval.spec import fingerprint, libraries, loaded_fingerprint, model_folder
+from revisit.eval.spec import libraries
 from revisit.io.files import digest
 from revisit.models.config import load_config, name_of, resolve
 from revisit.models.devices import default_device
+from revisit.models.identity import fingerprint, loaded_fingerprint, model_folder
 from revisit.models.loading import as_dtype, load
 from revisit.models.reader import open_ahead, scale_for
 from revisit.models.types import Model, Processor

@@ -19,10 +19,11 @@ from revisit.errors import RevisitError, need
 from revisit.eval.benchmarks.base import Item
 from revisit.eval.engines.base import Engine, item_images, item_seed
 from revisit.eval.log import Answer
-from revisit.eval.spec import fingerprint, libraries, model_folder
+from revisit.eval.spec import libraries
 from revisit.methods.revisit import ReVisiT
 from revisit.models.config import describe_model, resolve
 from revisit.models.families import of
+from revisit.models.identity import fingerprint, model_folder
 from revisit.models.processors import load_processor
 from revisit.models.prompts import chat_text
 from revisit.models.thoughts import find_thoughts
