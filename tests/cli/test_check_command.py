@@ -128,7 +128,7 @@ def test_checks_of_another_image_or_calibration_are_not_used_again(folder: Path)
     settings = json.loads((model / "generation_config.json").read_text())
     settings["check"]["threshold"] = 0.9
     (model / "generation_config.json").write_text(json.dumps(settings))
-    with pytest.raises(RevisitError, match="other settings .fingerprint, threshold"):
+    with pytest.raises(RevisitError, match=r"other settings \(fingerprint, threshold"):
         run(*arguments)
 
 
