@@ -30,12 +30,12 @@ from revisit.explain.check import THRESHOLD, settings_of
 from revisit.explain.checkable import WORD
 from revisit.explain.prefill import logit_slices
 from revisit.explain.support import TOP, ModelText, first_tokens, read_texts
-from revisit.explain.tokens import token_text
 from revisit.forward.attention import watching
 from revisit.forward.states import Hooks
 from revisit.methods.sadt import agreeing, forms, normal
 from revisit.models.parts import ModelParts, vision_mask
 from revisit.models.prompts import chat_text, prepare
+from revisit.models.tokens import token_text
 from revisit.paper.study import Result, Subject, images, number, percent, track
 from revisit.words import WORDS, category
 from studies.detectors import CHECK, DETECTORS, PROBABILITY, Reading, average_precision

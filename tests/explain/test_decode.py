@@ -11,8 +11,8 @@ import revisit
 from revisit import ReVisiT, Trace
 from revisit.decoding.trace import StepRecord
 from revisit.explain.decode import Decode, wrong_spans
-from revisit.explain.tokens import token_texts
 from revisit.models.prompts import new_tokens, prepare
+from revisit.models.tokens import token_texts
 
 
 @pytest.fixture(scope="module")

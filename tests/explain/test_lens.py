@@ -15,9 +15,9 @@ from revisit import RevisitError
 from revisit.cli.lens import patches_table, words_table
 from revisit.eval.report.document import table_markdown
 from revisit.explain import prefill
-from revisit.explain.tokens import token_text
 from revisit.models import DESCRIBE
 from revisit.models.prompts import prepare
+from revisit.models.tokens import token_text
 
 IMAGE = families.image(1, (90, 60))
 

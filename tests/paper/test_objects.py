@@ -14,7 +14,7 @@ import families
 from golden_files import golden
 from revisit import RevisitError
 from revisit.eval.benchmarks import chair
-from revisit.explain.tokens import token_spans
+from revisit.models.tokens import token_spans
 from revisit.paper import published
 from revisit.paper.objects import ObjectVocabulary, best_rank, mentions, recalls, without_top, word_mentions
 from revisit.words import WORDS

@@ -99,7 +99,7 @@ def words_table(lens: Lens, reading: Reading, layer: int) -> Table:
 
 def patches_table(lens: Lens, reading: Reading, layer: int) -> Table:
     """List the predictions of the 20 patches with the most probable words at a layer."""
-    from revisit.explain.tokens import printable
+    from revisit.models.tokens import printable
 
     order = reading.probabilities[layer, :, 0].argsort(descending=True)[:20].tolist()
     shown = f"the {len(order)} of {lens.layout.tokens} patches with the most probable word"

@@ -12,9 +12,9 @@ from revisit.decoding.generate import generate
 from revisit.decoding.method import Method, method_text
 from revisit.decoding.trace import StepRecord, Trace, row_trace
 from revisit.explain.lens import whole_vocabulary
-from revisit.explain.tokens import token_text, token_texts, tokens_in
 from revisit.models.prompts import new_tokens
 from revisit.models.thoughts import Thoughts, thoughts_of
+from revisit.models.tokens import token_text, token_texts, tokens_in
 from revisit.words import WORDS, object_words
 
 if TYPE_CHECKING:

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from revisit.errors import RevisitError
 from revisit.explain.prefill import force, logit_slices
-from revisit.explain.tokens import token_text
 from revisit.models import DESCRIBE
 from revisit.models.config import name_of
 from revisit.models.families import resolve_layers
@@ -29,6 +28,7 @@ from revisit.models.images import open_images
 from revisit.models.loading import loaded_pair
 from revisit.models.parts import ModelParts
 from revisit.models.prompts import prepare
+from revisit.models.tokens import token_text
 from revisit.models.types import ImageLike, Model, Processor, Tokenizer
 from revisit.pages.document import check_page, images_payload, notebook_frame, script_page, write_page
 from revisit.registry import Count, validated

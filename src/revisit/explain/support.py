@@ -16,10 +16,10 @@ from torch import Tensor
 from revisit.errors import RevisitError
 from revisit.explain.checkable import WORD
 from revisit.explain.prefill import PromptStates, force, logit_slices
-from revisit.explain.tokens import Span, token_spans, tokens_in, word_tokens
 from revisit.models.geometry import Layout, layout_of
 from revisit.models.head import Head
 from revisit.models.prompts import check_no_image_tokens
+from revisit.models.tokens import Span, token_spans, tokens_in, word_tokens
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -17,7 +17,7 @@ from torch import Tensor
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks.chair import lemmas, merge_pairs, names_object
 from revisit.eval.statistics import wilson
-from revisit.explain.tokens import Span, token_spans, tokens_in, word_tokens
+from revisit.models.tokens import Span, token_spans, tokens_in, word_tokens
 from revisit.models.types import Tokenizer
 from revisit.words import WORDS
 

@@ -13,7 +13,7 @@ from transformers import LogitsProcessor
 
 from revisit.decoding.processors import Repeatable
 from revisit.errors import RevisitError, need
-from revisit.explain.tokens import token_text
+from revisit.models.tokens import token_text
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
