@@ -99,8 +99,8 @@ def run(subject: Subject, reporter: Reporter) -> Result:
         met[item.id] = {name: criteria(layout, here) for name, here in boxes[item.id].items()}
     counts = {text: Count() for text in methods}
     for text, method in methods.items():
-        for item, row, _ in subject.decode(method, reporter, text, boxed):
-            for category, selected, _ in object_steps(row, vocabulary, met[item.id]):
+        for item, answer in subject.decode(method, reporter, text, boxed):
+            for category, selected, _ in object_steps(answer.trace.rows[0], vocabulary, met[item.id]):
                 counts[text].add(item.id, selected, met[item.id][category])
     if not any(count.sums for count in counts.values()):
         raise RevisitError(
@@ -109,8 +109,8 @@ def run(subject: Subject, reporter: Reporter) -> Result:
     states = range(ModelParts.of(model).depth + 1)
     layers = [Count() for _ in states]
     every_layer = ReVisiT.recommended(model, layers=tuple(states))
-    for item, row, _ in subject.decode(every_layer, reporter, "every layer", boxed):
-        for category, _, nearest in object_steps(row, vocabulary, met[item.id]):
+    for item, answer in subject.decode(every_layer, reporter, "every layer", boxed):
+        for category, _, nearest in object_steps(answer.trace.rows[0], vocabulary, met[item.id]):
             for layer, index in enumerate(nearest):
                 layers[layer].add(item.id, index, met[item.id][category])
     return {

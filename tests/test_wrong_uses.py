@@ -176,7 +176,7 @@ CALLS = {
     "revisit.ask_many(PAIR, [IMAGE], batch_size=0)": "batch_size",
     'check(IMAGE, "")': "no word to check",
     "check(IMAGE, 5)": "text must be a valid string, not 5",
-    'check(IMAGE, "dog " * 2000)': "split the text",
+    'check(IMAGE, "dog " * 2000)': "shorten the text",
     'check(IMAGE, "A <image> of a dog")': "marks an image",
     'check([["photo.png"]], "A dog.")': "not list",
     'check(IMAGE, "A dog.", threshold="high")': "threshold must be a valid number, not 'high'",

@@ -9,10 +9,10 @@ from html import escape
 from pathlib import Path
 
 from revisit import ask
+from revisit.decoding.decode import Decoded
 from revisit.decoding.trace import StepRecord
 from revisit.embedded.samples import sample
-from revisit.explain import page
-from revisit.explain.decode import Decode, MethodOutput
+from revisit.pages.answers import AnswerPage, wrong_steps
 from revisit.pages.document import data_uri
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -24,10 +24,10 @@ COLORS = {
 }  # fmt: skip
 
 
-def words(answer: MethodOutput, objects: tuple[str, ...]) -> list[list[tuple[str, str]]]:
+def words(answer: Decoded, objects: tuple[str, ...]) -> list[list[tuple[str, str]]]:
     """Split into lines of (text, style): an absent object is `bad`, a word that the method changed is `final`."""
     lines: list[list[tuple[str, str]]] = [[]]
-    wrong = answer.wrong(objects)
+    wrong = wrong_steps(answer, objects)
     for number, step in enumerate(answer.steps):
         if step.text.strip().startswith("<"):
             continue
@@ -41,7 +41,7 @@ def words(answer: MethodOutput, objects: tuple[str, ...]) -> list[list[tuple[str
 
 
 def paragraph(
-    answer: MethodOutput, objects: tuple[str, ...], title: str, top: int, colors: dict[str, str]
+    answer: Decoded, objects: tuple[str, ...], title: str, top: int, colors: dict[str, str]
 ) -> tuple[str, int]:
     """Draw a heading and an answer below it; return the drawing and its lower end."""
     drawn = f'<text x="{MARGIN}" y="{top}" font-size="19" fill="{colors["soft"]}">{title}</text>'
@@ -79,17 +79,17 @@ def chart(step: StepRecord, before: str, colors: dict[str, str]) -> str:
     return drawn + key
 
 
-def drawing(decode: Decode, theme: str) -> str:
+def drawing(page: AnswerPage, theme: str) -> str:
     """Return the whole drawing as SVG."""
-    colors, (ours, plain) = COLORS[theme], decode.answers
+    colors, (ours, plain) = COLORS[theme], page.answers
     number = ours.changed[0]
     step, before = ours.steps[number], "".join(s.text for s in ours.steps[:number]).split()
-    region = decode.layout.region(step.vision_token) if step.vision_token is not None else None
-    first, end = paragraph(plain, decode.objects or (), "Plain decoding", MARGIN + SIDE + 46, colors)
-    second, end = paragraph(ours, decode.objects or (), "With ReVisiT", end + 46, colors)
+    region = page.layout.region(step.vision_token) if step.vision_token is not None else None
+    first, end = paragraph(plain, page.objects or (), "Plain decoding", MARGIN + SIDE + 46, colors)
+    second, end = paragraph(ours, page.objects or (), "With ReVisiT", end + 46, colors)
     box = ""
     if region is not None:
-        scale = SIDE / decode.images[0].width
+        scale = SIDE / page.images[0].width
         x0, y0, x1, y1 = (scale * edge for edge in region.box)
         shape = f'x="{MARGIN + x0:.1f}" y="{MARGIN + y0:.1f}" width="{x1 - x0:.1f}" height="{y1 - y0:.1f}" fill="none"'
         middle, right = MARGIN + (y0 + y1) / 2, MARGIN + x1
@@ -98,23 +98,23 @@ def drawing(decode: Decode, theme: str) -> str:
             f'<rect {shape} stroke="{color}" stroke-width="{width}"/>{path} stroke="{color}" stroke-width="{width}"/>'
             for color, width in ((colors["page"], 7), (colors["final"], 3))
         )
-    absent = plain.steps[min(plain.wrong(decode.objects))].text.strip()
+    absent = plain.steps[min(wrong_steps(plain, page.objects))].text.strip()
     label = f"Plain decoding names a {absent} that is not in the image; ReVisiT writes {step.text.strip()} there."
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {end + MARGIN}" role="img" aria-label="{escape(label)}" '
         f'font-family="system-ui, -apple-system, Segoe UI, Roboto, DejaVu Sans, sans-serif">'
         f'<rect width="100%" height="100%" rx="12" fill="{colors["page"]}"/>'
-        f'<image x="{MARGIN}" y="{MARGIN}" width="{SIDE}" height="{SIDE}" href="{data_uri(decode.images[0])}"/>'
+        f'<image x="{MARGIN}" y="{MARGIN}" width="{SIDE}" height="{SIDE}" href="{data_uri(page.images[0])}"/>'
         f"{box}{chart(step, ' '.join(before[-3:]), colors)}{first}{second}</svg>\n"
     )
 
 
 def main() -> None:
     shown = sample("demo")
-    decode = ask("tiny", shown.image(), compare_with="greedy", max_new_tokens=128, objects=shown.nouns).decode
+    page = ask("tiny", shown.image(), compare_with="greedy", max_new_tokens=128, objects=shown.nouns).page
     for theme in COLORS:
-        (DOCS / "images" / f"hero-{theme}.svg").write_text(drawing(decode, theme), "utf-8")
-    page.write(DOCS / "demo.html", decode, title="ReVisiT demo")
+        (DOCS / "images" / f"hero-{theme}.svg").write_text(drawing(page, theme), "utf-8")
+    page.write(DOCS / "demo.html", title="ReVisiT demo")
 
 
 if __name__ == "__main__":

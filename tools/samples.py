@@ -21,7 +21,6 @@ import revisit
 from revisit.embedded import samples
 from revisit.embedded.catalog import BY_NOUN
 from revisit.embedded.scenes import Scene, render, scene
-from revisit.explain.decode import instead_of
 
 PROMPT = "Please describe this image in detail."
 SEED, MOST = 1, 500
@@ -35,14 +34,14 @@ def named(text: str) -> set[str]:
 
 def shows_the_method(model: object, processor: object, drawn: Scene) -> bool:
     """Return whether all three conditions hold for a scene."""
-    decode = revisit.ask((model, processor), render(drawn), PROMPT, compare_with="greedy", max_new_tokens=128).decode
-    with_it, plain = (named(answer.text) - set(drawn.nouns) for answer in decode.answers)
+    page = revisit.ask((model, processor), render(drawn), PROMPT, compare_with="greedy", max_new_tokens=128).page
+    with_it, plain = (named(answer.text) - set(drawn.nouns) for answer in page.answers)
     if with_it or not plain:
         return False
-    for step in decode.answers[0].steps:
-        before, after = (instead_of(step) or "").strip(), (step.text or "").strip()
+    for step in page.answers[0].steps:
+        before, after = (step.instead_of_text or "").strip(), (step.text or "").strip()
         if before in BY_NOUN and before not in drawn.nouns and after in drawn.nouns and step.vision_token is not None:
-            left, top, right, bottom = decode.layout.region(step.vision_token).box
+            left, top, right, bottom = page.layout.region(step.vision_token).box
             across, down = (left + right) / 2, (top + bottom) / 2
             if any(x <= across < x + w and y <= down < y + h for x, y, w, h in (i.bbox for i in drawn.of(after))):
                 return True

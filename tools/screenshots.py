@@ -16,7 +16,6 @@ from revisit.embedded.samples import sample
 from revisit.eval.config import EvalConfig
 from revisit.eval.report import sample_browser
 from revisit.eval.run import run
-from revisit.explain import page
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 import chromium
@@ -80,7 +79,7 @@ def main() -> None:
     add_page(app, service)
     image = sample(SAMPLE).image()
     options = {"compare_with": "greedy", "max_new_tokens": 128, "objects": sample(SAMPLE).nouns}
-    decode = ask((model, processor), image, PROMPT, **options).decode
+    answer = ask((model, processor), image, PROMPT, **options)
     words = ["cat", "book", "oven", "motorcycle", "teddybear", "bed"]
     looked = lens((model, processor), image, words)
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=PORT, log_level="error", ws="none"))
@@ -88,7 +87,7 @@ def main() -> None:
     while not server.started:
         time.sleep(0.05)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
-        decoded = page.write(Path(folder) / "decode.html", decode).as_uri()
+        decoded = answer.save(Path(folder) / "decode.html").as_uri()
         lensed = looked.save(Path(folder) / "lens.html").as_uri()
         browser = driver.chromium.launch(executable_path=chromium.path(), args=["--no-sandbox"])
         shoot(browser, "page", decoded, lambda opened: None)

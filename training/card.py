@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from revisit.decoding.batch import decode_prompts
+from revisit.decoding.decode import decode_prompts
 from revisit.decoding.method import Method
 from revisit.decoding.settings import Decoding
 from revisit.embedded import text

@@ -31,7 +31,8 @@ from revisit.io.files import make_folder, write_json
 from revisit.io.records import read_json
 from revisit.methods.revisit import ReVisiT
 from revisit.models.loading import load
-from revisit.models.prompts import generated_text, prepare
+from revisit.models.outputs import generated_text
+from revisit.models.prompts import prepare
 from training.card import Plan as Scenes
 from training.card import presence, repetition_rate, truth
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from revisit.methods.revisit import ReVisiT as ReVisiT
     from revisit.models.images import open_image as open_image
     from revisit.models.loading import load as load
-    from revisit.models.prompts import generated_text as generated_text
+    from revisit.models.outputs import generated_text as generated_text
     from revisit.models.prompts import prepare as prepare
 
 __version__ = "0.3.0"
@@ -47,7 +47,8 @@ _PUBLIC = {
     "revisit.explain.lens": ("Lens", "lens"),
     "revisit.models.images": ("open_image",),
     "revisit.models.loading": ("load",),
-    "revisit.models.prompts": ("generated_text", "prepare"),
+    "revisit.models.outputs": ("generated_text",),
+    "revisit.models.prompts": ("prepare",),
 }
 
 

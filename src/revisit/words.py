@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from functools import cache, lru_cache
 from importlib import resources
 
@@ -49,3 +50,9 @@ def category(word: str) -> str | None:
 
 # Function words, counts, and words about the image itself, which no patch can show.
 FUNCTION_WORDS = frozenset(_DATA["function_words"].split())
+
+
+def wrong_spans(text: str, objects: Sequence[str]) -> list[tuple[int, int]]:
+    """Find the words of a text for objects (CHAIR's words, singular or plural) that are not among `objects`."""
+    present = {WORDS.get(name, name) for name in objects}
+    return [found.span() for found in object_words().finditer(text) if WORDS[found.group(1).lower()] not in present]

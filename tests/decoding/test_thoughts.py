@@ -15,10 +15,9 @@ import families
 import revisit
 from methods import decoding_cases
 from revisit import Chain, ReVisiT, RevisitError, Trace
-from revisit.decoding.batch import decode_batch
+from revisit.decoding.decode import Decoded, decode
 from revisit.decoding.settings import Decoding
 from revisit.eval.engines.local import LocalEngine
-from revisit.explain.decode import outputs_of
 from revisit.models.thoughts import Thoughts, find_thoughts
 
 OPEN, CLOSE = "<think>", "</think>"
@@ -186,23 +185,19 @@ def test_answers_are_kept_apart_from_thoughts(name: str) -> None:
     answer = "".join(c for c, mark in zip(written, marks, strict=True) if mark == "0" and c in "TA")
     unclosed = written.rfind("<") > written.rfind(">") or (SCRIPTS[name][1] and ">" not in written)
     script = Scripted(scripts, inputs["input_ids"].shape[1])
-    (found,) = decode_batch(model, processor, inputs, ReVisiT(), [Decoding(max_new_tokens=6)], processors=[script])
+    settings = Decoding(max_new_tokens=6)
+    (found,) = decode(model, processor, inputs, ReVisiT(), settings, processors=[script], record=True)
     assert (found.text, found.thought, found.unclosed) == (answer, thought, unclosed)
     assert found.counters().get("unclosed", 0) == unclosed
-    (shown,) = outputs_of(
-        model, processor, inputs, ReVisiT(), logits_processor=LogitsProcessorList([script]), max_new_tokens=6
-    )
-    assert (shown.text, shown.thought, shown.unclosed) == (answer, thought, unclosed)
-    assert "".join(step.text or "" for step in shown.steps if not step.thought) == answer
+    assert "".join(step.text or "" for step in found.steps if not step.thought) == answer
 
 
 def test_evaluation_stores_the_thought_and_scores_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    from revisit.decoding.batch import Decoded
     from revisit.decoding.trace import RowTrace
     from revisit.eval.benchmarks.base import Item
     from revisit.eval.engines import local
 
-    found = Decoded("yes", (1, 2), "stop", (RowTrace(),), "it may be", unclosed=True)
+    found = Decoded((1, 2), "yes", "it may be", True, "stop", Trace(rows=[RowTrace()]))
     monkeypatch.setattr(local, "decode_prompts", lambda *_: [found])
     engine = object.__new__(LocalEngine)
     engine.__dict__["loaded"] = (None, None)

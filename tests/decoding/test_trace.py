@@ -19,6 +19,7 @@ from revisit import VCD, ReVisiT, Trace
 from revisit.decoding.trace import RowTrace
 from revisit.errors import RevisitError
 from revisit.models import processors
+from revisit.models.tokens import token_text
 
 OPTIONS = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
 
@@ -36,9 +37,11 @@ def test_a_recorded_trace_has_the_tokens_of_the_output_and_their_text(decoded: t
     (output, trace), (_, processor) = decoded, families.build("llava")
     assert [[record.token for record in row.records] for row in trace.rows] == output.tolist()
     assert (trace.method["name"], trace.method["alpha"]) == ("revisit", 1e-3)
-    for record in (record for row in trace.rows for record in row.records):
-        assert record.text == processor.tokenizer.decode([record.token])
-        assert record.texts == [processor.tokenizer.decode([token]) for token in record.ids]
+    for row in trace.rows:
+        text = processor.tokenizer.decode([record.token for record in row.records])
+        assert "".join(str(record.text) for record in row.records) == text.rstrip("\ufffd")  # complete characters
+        for record in row.records:
+            assert record.texts == [token_text(processor.tokenizer, token) for token in record.ids]
 
 
 def test_records_have_text_if_the_model_has_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +151,7 @@ def test_a_prompt_longer_than_the_context(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(config, "max_position_embeddings", inputs["input_ids"].shape[1] - 1)
     for rope in ({"rope_type": "default"}, {"rope_type": "default", "partial_rotary_factor": 0.5}):
         monkeypatch.setattr(config, "rope_parameters", {**config.rope_parameters, **rope})
-        with pytest.raises(RevisitError, match="shorten the prompt"):
+        with pytest.raises(RevisitError, match="shorten the text"):
             revisit.generate(model, **inputs, method="revisit", **OPTIONS)
 
 

@@ -16,7 +16,8 @@ import revisit.embedded
 from revisit import RevisitError, generate, load
 from revisit.embedded.catalog import CATEGORIES
 from revisit.embedded.scenes import render, scene
-from revisit.models.prompts import generated_text, prepare
+from revisit.models.outputs import generated_text
+from revisit.models.prompts import prepare
 from training.card import Plan, chosen, lens, presence, repetition_rate, report
 
 PROMPT = "Please describe this image in detail."

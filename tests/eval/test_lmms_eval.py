@@ -67,7 +67,8 @@ def ask(model: Any, arguments: dict[str, Any]) -> list[str]:
 
 def test_answers_are_those_of_generate(plugin: Any, model_folder: Path) -> None:
     from revisit import ReVisiT, generate
-    from revisit.models.prompts import generated_text, prepare
+    from revisit.models.outputs import generated_text
+    from revisit.models.prompts import prepare
 
     model = plugin.Revisit(pretrained=str(model_folder), method="revisit", alpha=0.01, layers="all", batch_size="4")
     texts = ask(model, {"max_new_tokens": 8, "temperature": 0, "until": ["\n\n"]})

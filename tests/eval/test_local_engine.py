@@ -12,8 +12,8 @@ import torch
 
 import families
 from revisit import ReVisiT
-from revisit.decoding import batch
-from revisit.decoding.batch import ItemDraw
+from revisit.decoding import decode
+from revisit.decoding.decode import ItemDraw
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Item
@@ -138,7 +138,7 @@ def test_running_out_of_memory_advises_a_smaller_batch(
     def fail(*args: object, **kwargs: object) -> None:
         raise torch.OutOfMemoryError("no room")
 
-    monkeypatch.setattr(batch, "generate", fail)
+    monkeypatch.setattr(decode, "generate", fail)
     with pytest.raises(RevisitError, match="smaller --batch-size than 4"):
         answers(engine, Greedy(), Decoding(max_new_tokens=4), [items[:4]])
 

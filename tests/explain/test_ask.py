@@ -14,6 +14,7 @@ import pytest
 import families
 import revisit
 from revisit.embedded.samples import sample
+from revisit.pages.answers import wrong_steps
 
 
 @pytest.fixture(scope="module")
@@ -24,9 +25,9 @@ def answer() -> revisit.ExplainedAnswer:
 
 def test_the_demo_image_shows_a_correction(answer: revisit.ExplainedAnswer) -> None:
     """tools/samples.py chose it because plain decoding names absent objects and ReVisiT none."""
-    refined, plain = answer.decode.answers
-    assert not refined.wrong(sample("demo").nouns)
-    assert plain.wrong(sample("demo").nouns)
+    refined, plain = answer.page.answers
+    assert not wrong_steps(refined, sample("demo").nouns)
+    assert wrong_steps(plain, sample("demo").nouns)
     assert answer.text != answer.compared["greedy"]
     corrected = [(new.strip(), old.strip()) for _, new, old in answer.changed]
     assert any(new in sample("demo").nouns and old not in sample("demo").nouns for new, old in corrected)
@@ -54,13 +55,13 @@ def test_a_batch_gives_the_answers_of_each_image_alone(family: str, method: str)
     together: Any = revisit.ask_many(pair, images, "What is it?", **options, batch_size=2)
     for image, answer in zip(images, together, strict=True):
         alone = revisit.ask(pair, image, "What is it?", **options)
-        for mine, own in zip(answer.decode.answers, alone.decode.answers, strict=True):
+        for mine, own in zip(answer.page.answers, alone.page.answers, strict=True):
             assert [step.token for step in mine.steps] == [step.token for step in own.steps]
             assert [step.vision_token for step in mine.steps] == [step.vision_token for step in own.steps]
-        assert answer.decode.layout == alone.decode.layout
+        assert answer.page.layout == alone.page.layout
         assert len(answer.trace.rows) == 1
-        assert [[word for word, _ in best] for best in answer.decode.patch_words or ()] == [
-            [word for word, _ in best] for best in alone.decode.patch_words or ()
+        assert [[word for word, _ in best] for best in answer.page.patch_words or ()] == [
+            [word for word, _ in best] for best in alone.page.patch_words or ()
         ]
         assert [word.text for word in answer.check().words] == [word.text for word in alone.check().words]
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import made_up
 import pytest
 
 import families
+import made_up
 import revisit
 from revisit.embedded.samples import sample
 from revisit.eval.benchmarks.base import Metric
 from revisit.eval.compare import Comparison, Value
 from revisit.eval.report.comparisons import comparison_sections
 from revisit.eval.report.document import Document, to_html
-from revisit.explain import page
-from revisit.explain.decode import Decode
+from revisit.pages.answers import AnswerPage
 
 pytestmark = pytest.mark.browser
 
@@ -40,16 +39,16 @@ def place(token: int, rows: int = 8, columns: int = 12) -> tuple[float, float, f
     return column / columns, row / rows, (column + 1) / columns, (row + 1) / rows
 
 
-def show(seen: Any, folder: Path, decode: Decode, anchor: str = "") -> Any:
-    """Write the page of a decode and open it."""
-    seen.path = page.write(folder / "decode.html", decode)
+def show(seen: Any, folder: Path, page: AnswerPage, anchor: str = "") -> Any:
+    """Write a page and open it."""
+    seen.path = page.write(folder / "decode.html")
     seen.page.goto(seen.path.as_uri() + anchor)
     return seen.page
 
 
 @pytest.fixture
 def opened(seen: Any, tmp_path: Path) -> Any:
-    show(seen, tmp_path, made_up.decode())
+    show(seen, tmp_path, made_up.page())
     return seen
 
 
@@ -135,7 +134,7 @@ def test_the_heat_map_is_brighter_where_a_patch_agrees_and_can_be_hidden(opened:
 
 
 def test_the_table_explains_why_neither_favorite_won(seen: Any, tmp_path: Path) -> None:
-    decode = made_up.decode()
+    decode = made_up.page()
     step = decode.answers[0].steps[1]
     assert step.vision is not None
     assert step.texts is not None
@@ -173,7 +172,7 @@ def test_only_content_words_that_an_answer_lacks_are_marked(seen: Any, tmp_path:
         steps = [made_up.step(number, f" {word}") for number, word in enumerate(text.split())]
         answers.append(made_up.output(name, [*steps, made_up.step(99, "</s>")]))
     layout = made_up.even_layout((480, 320), 2, 2)
-    marked = show(seen, tmp_path, Decode([families.image(1)], "?", "m", layout, answers)).locator(".tok.differs")
+    marked = show(seen, tmp_path, AnswerPage([families.image(1)], "?", "m", layout, answers)).locator(".tok.differs")
     assert marked.all_inner_texts() == ["cat", "sleep", "bed", "cat", "sleep"]
     titles = [mark.get_attribute("title").partition("not in the answer of ")[2] for mark in marked.all()]
     assert titles == ["vcd", "greedy", "revisit, vcd", "vcd", "greedy"]
@@ -181,7 +180,7 @@ def test_only_content_words_that_an_answer_lacks_are_marked(seen: Any, tmp_path:
 
 @pytest.mark.parametrize("thoughts", [0, 2])
 def test_thoughts_are_marked_where_there_are_any(seen: Any, tmp_path: Path, thoughts: int) -> None:
-    decode = made_up.decode()
+    decode = made_up.page()
     for step in decode.answers[0].steps[:thoughts]:
         step.thought = True
     show(seen, tmp_path, decode)
@@ -227,7 +226,7 @@ def test_on_a_phone_the_candidates_do_not_cover_the_word(opened: Any) -> None:
 
 
 def test_the_last_column_is_explained_by_the_weight_of_the_step(seen: Any, tmp_path: Path) -> None:
-    decode = made_up.decode()
+    decode = made_up.page()
     decode.answers[0].method["neighbors"] = 4
     for step in decode.answers[0].steps:
         step.weight = 0.442
@@ -245,7 +244,7 @@ def test_a_long_trace_needs_few_elements(seen: Any, tmp_path: Path) -> None:
     layout = made_up.even_layout((480, 320), 40, 50)
     tools = seen.page.context.new_cdp_session(seen.page)
     tools.send("Performance.enable")
-    show(seen, tmp_path, Decode([families.image(1)], "?", "m", layout, [made_up.answer(512, 2000)]))
+    show(seen, tmp_path, AnswerPage([families.image(1)], "?", "m", layout, [made_up.answer(512, 2000)]))
     seen.page.locator(".spot:visible").wait_for()
     metrics = {entry["name"]: entry["value"] for entry in tools.send("Performance.getMetrics")["metrics"]}
     assert 0 < metrics["Nodes"] < 10_000

@@ -11,7 +11,7 @@ import pytest
 import families
 import revisit
 from revisit import ReVisiT, RevisitError
-from revisit.models.prompts import generated_text
+from revisit.models.outputs import generated_text
 
 # The other folders are tested by `make test-faults` only.
 SAMPLE = {

@@ -16,7 +16,7 @@ from torch import Tensor
 import families
 import revisit
 from revisit import OPERA, Method, RevisitError
-from revisit.decoding.batch import decode_batch
+from revisit.decoding.decode import decode
 from revisit.decoding.loop import Loop
 from revisit.decoding.run import Run
 from revisit.decoding.settings import Decoding
@@ -253,15 +253,15 @@ def test_answers_of_a_batch_have_their_own_limits_and_callbacks() -> None:
     inputs = revisit.prepare(processor, ["What is in the picture?"] * 2, images, model.device)
     streamed: list[tuple[int, int]] = []
     limits = [Decoding(max_new_tokens=4), Decoding(max_new_tokens=9)]
-    found = decode_batch(
+    found = decode(
         model, processor, inputs, OPERA(beams=3), limits, on_token=lambda *pair: streamed.append(pair) is not None
     )
     for number, limit in enumerate(limits):
         one = revisit.prepare(processor, ["What is in the picture?"], images[number : number + 1], model.device)
-        (alone,) = decode_batch(model, processor, one, OPERA(beams=3), [limit])
+        (alone,) = decode(model, processor, one, OPERA(beams=3), [limit])
         assert (alone.tokens, alone.finish) == (found[number].tokens, found[number].finish)
         assert [token for row, token in streamed if row == number] == list(alone.tokens)
-        assert len(alone.traces) == 3
+        assert len(alone.trace.rows) == 3
 
 
 def test_every_token_may_be_the_end() -> None:
@@ -278,7 +278,7 @@ def test_unsupported_calls_raise() -> None:
     with pytest.raises(RevisitError, match="turn sampling off"):
         revisit.generate(model, **inputs, method="opera", max_new_tokens=2, do_sample=True)
     with pytest.raises(RevisitError, match="remove the temperature"):
-        decode_batch(*families.build("llava"), inputs, OPERA(), [Decoding(temperature=0.5)])  # type: ignore[arg-type]
+        decode(*families.build("llava"), inputs, OPERA(), [Decoding(temperature=0.5)])  # type: ignore[arg-type]
     with pytest.raises(RevisitError, match="has its own decoding loop; use it alone"):
         revisit.generate(model, **inputs, method="chain:methods=[opera,vcd]", max_new_tokens=2)
     with pytest.raises(RevisitError, match="uses beam search"):

@@ -16,8 +16,9 @@ import revisit
 from revisit import ReVisiT, RevisitError
 from revisit.eval.engines.local import LocalEngine
 from revisit.models import config, loading
+from revisit.models.outputs import generated_text
 from revisit.models.processors import processor_of
-from revisit.models.prompts import generated_text, prepare
+from revisit.models.prompts import prepare
 
 
 @pytest.mark.parametrize(

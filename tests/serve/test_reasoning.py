@@ -58,13 +58,13 @@ def thinking_client() -> Iterator[openai.OpenAI]:
 
 @pytest.fixture
 def ask(thinking_client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> Any:
-    decode = decoder_module.decode_batch
+    decode = decoder_module.decode
 
     def scripted(*args: Any, processors: list[LogitsProcessor], **kwargs: Any) -> Any:
         return decode(*args, processors=[*processors, Scripted()], **kwargs)
 
     def ask(script: str, **fields: Any) -> Any:
-        monkeypatch.setattr(decoder_module, "decode_batch", scripted)
+        monkeypatch.setattr(decoder_module, "decode", scripted)
         monkeypatch.setattr(Scripted, "script", script)
         return thinking_client.chat.completions.create(
             **{"model": "tiny", "messages": messages(1), "max_tokens": len(script), **fields}

@@ -18,10 +18,10 @@ import families
 from revisit import ask
 from revisit.decoding.method import Method
 from revisit.embedded.samples import sample
-from revisit.explain.page import payload
 from revisit.methods.greedy import Greedy
 from revisit.methods.revisit import ReVisiT
 from revisit.models.config import describe_model
+from revisit.pages.answers import payload
 from revisit.serve.app import Service, build
 from revisit.serve.decoder import Decoder
 from revisit.serve.limits import Limits
@@ -66,7 +66,7 @@ def page() -> Iterator[Page]:
 
 def explained(method: Method, objects: tuple[str, ...] | None = None) -> dict[str, Any]:
     """Return the page data of `ask` for the same question."""
-    decode = ask(families.build("llava"), families.image(1), "hi", method, objects=objects, max_new_tokens=6).decode
+    decode = ask(families.build("llava"), families.image(1), "hi", method, objects=objects, max_new_tokens=6).page
     shown: dict[str, Any] = json.loads(json.dumps({**payload(decode), "prompt": "", "model": ""}))
     return shown
 

@@ -33,7 +33,6 @@ def demo(
 
     from revisit import ask
     from revisit.embedded.samples import sample
-    from revisit.explain import page
 
     nouns: tuple[str, ...]
     if model == photo.NAME:
@@ -45,14 +44,15 @@ def demo(
     image.save(stored := io.BytesIO(), "PNG")
     write_bytes(inside(folder, "demo.png"), stored.getvalue())
     answer = ask(model, image, compare_with="greedy", objects=nouns, max_new_tokens=128)
-    decode = answer.decode
     console = Console()
     console.print(f"\nThe image ({output / 'demo.png'}) shows: [bold]{', '.join(nouns)}[/] (place: {place}).\n")
-    rows = [(Cell(a.name, 1, a.settings), a.text) for a in reversed(decode.answers)]
+    rows = [
+        (Cell(a.trace.name, 1, a.trace.label[len(a.trace.name) + 1 :]), a.text) for a in reversed(answer.page.answers)
+    ]
     print_table(Table(("decoding", f"“{DESCRIBE}”"), rows, "", left=2), console)
     for step, token, other in answer.changed:
         console.print(f"Step {step}: [bold]{token.strip()}[/] instead of {other.strip()}")
-    written = page.write(inside(folder, "demo.html"), decode, title="ReVisiT demo")
+    written = answer.page.write(inside(folder, "demo.html"), title="ReVisiT demo")
     console.print(
         f"\nOpen [bold]{written}[/] in a browser to see which patch was selected at each token.", soft_wrap=True
     )

@@ -58,24 +58,23 @@ def generate(
     paths = find_images(images)
     if html is not None:
         check_page(html, paths)
-    Decoding.from_options(sample, temperature, top_p)
+    settings = Decoding.from_options(sample, temperature, top_p, beams).replace(max_new_tokens=max_new_tokens)
     if seed and not sample:
         raise RevisitError("--seed needs --sample: without it every seed gives the same answer.")
     # Files, names and settings are checked before torch is imported and the model is loaded.
     groups = [paths] if together else [[path] for path in paths]
     opened = [[open_image(path) for path in group] for group in groups]
-    method, settings = options.chosen_method(method, set_)
+    method, method_settings = options.chosen_method(method, set_)
     others = methods.parse_methods(compare_with) if html is not None else []
-    others = [other for other in others if other != (method, settings) and other[0] != "none"]
-    for name, own in ((method, settings), *others):
+    others = [other for other in others if other != (method, method_settings) and other[0] != "none"]
+    for name, own in ((method, method_settings), *others):
         methods.get(name, **own)
 
     import torch
 
-    from revisit import Trace, ask
-    from revisit import generate as decode
-    from revisit.explain import page
-    from revisit.models.prompts import generated_text, prepare
+    from revisit import ask
+    from revisit.decoding.decode import decode
+    from revisit.models.prompts import prepare
 
     loaded, processor = options.load_for_image(
         model,
@@ -87,37 +86,40 @@ def generate(
         trust_remote_code=trust_remote_code,
         allow_incomplete=allow_incomplete,
     )
-    chosen = methods.as_method(method, loaded, **settings)
+    chosen = methods.as_method(method, loaded, **method_settings)
     compared = list(dict.fromkeys(methods.as_method(name, loaded, **own) for name, own in others))
-    beams = beams if beams > 1 else chosen.own_beams
-    generation: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": sample, "num_beams": beams}
+    generation: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": sample}
     if sample:
         generation |= {"temperature": temperature, "top_p": top_p}
     for number, group in enumerate(groups):
-        if sample:
-            torch.manual_seed(seed)
-        decoded, trace = None, Trace()
+        torch.manual_seed(seed)
         if html is not None:
-            pair = loaded, processor
-            decoded = ask(pair, opened[number], prompt, chosen, compare_with=compared, **generation).decode
-            text, trace = decoded.answers[0].text, decoded.answers[0].trace
+            page = ask((loaded, processor), opened[number], prompt, chosen, compare_with=compared, **generation).page
+            answer = page.answers[0]
         else:
             inputs = prepare(processor, [prompt], [opened[number]], loaded.device)
-            output = decode(loaded, **inputs, method=chosen, trace=trace, **generation)
-            text = generated_text(processor, output, inputs)[0]
+            (answer,) = decode(loaded, processor, inputs, chosen, settings)
         if as_json:
+            beams = max(beams, chosen.own_beams)
             result = {
                 "images": group,
                 "prompt": prompt,
-                "text": text,
+                "text": answer.text,
+                "thought": answer.thought,
+                "unclosed": answer.unclosed,
                 "model": model,
-                "method": trace.method,
-                "generation": generation | {"seed": seed},
-                "counters": trace.summary(),
+                "method": answer.trace.method,
+                "generation": {**generation, "num_beams": beams, "seed": seed},
+                "counters": answer.trace.summary(),
             }
             options.print_json(result)
         else:
-            print(f"{', '.join(group)}: {text}" if len(groups) > 1 else text, flush=True)
-        if decoded is not None and html is not None:
+            print(f"{', '.join(group)}: {answer.text}" if len(groups) > 1 else answer.text, flush=True)
+        if answer.unclosed:
+            print(
+                f"No answer: the thought did not end within {max_new_tokens} tokens; use a larger --max-new-tokens.",
+                file=sys.stderr,
+            )
+        if html is not None:
             several = html.with_name(f"{html.stem}-{number + 1}{html.suffix}")
-            print(f"Wrote {page.write(several if len(groups) > 1 else html, decoded)}", file=sys.stderr)
+            print(f"Wrote {page.write(several if len(groups) > 1 else html)}", file=sys.stderr)

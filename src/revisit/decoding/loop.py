@@ -27,7 +27,7 @@ from transformers.generation import logits_process
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GENERATION_MODES_MAPPING, GenerateDecoderOnlyOutput
 
-from revisit.decoding.options import check_context, check_options
+from revisit.decoding.options import check_options
 from revisit.decoding.processors import OtherProcessors
 from revisit.decoding.recorder import EndedRows, Recorder
 from revisit.decoding.run import Run
@@ -36,7 +36,7 @@ from revisit.decoding.trace import Trace
 from revisit.errors import RevisitError, brief
 from revisit.models import families
 from revisit.models.families import PIXELS
-from revisit.models.parts import describe
+from revisit.models.parts import check_context, describe
 from revisit.models.thoughts import thoughts_of
 from revisit.models.types import Model, Processor
 
@@ -77,7 +77,8 @@ def decode_call(
         input_ids, model_kwargs = model._expand_inputs_for_generation(  # type: ignore[operator]
             expand_size=config.num_beams, is_encoder_decoder=False, input_ids=input_ids, **model_kwargs
         )
-    check_context(model, input_ids, model_kwargs.get("inputs_embeds"))
+    embeds = model_kwargs.get("inputs_embeds")
+    check_context(model, max(input_ids.shape[1], 0 if embeds is None else embeds.shape[1]))
     with ExitStack() as stack, _translate_errors(model, config):
         ended = EndedRows(criteria, input_ids.shape[1], config.num_beams > 1)
         recorder = Recorder(Trace() if trace is None else trace, method, len(input_ids), ended, stack)

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import transformers
 from packaging.version import Version
-from torch import Tensor
 from transformers import GenerationConfig
 from transformers.generation.configuration_utils import GenerationMode
 
 from revisit.decoding.settings import CallOptions
 from revisit.errors import RevisitError
 from revisit.models import families
-from revisit.models.parts import context_length, describe, text_config
+from revisit.models.parts import describe, text_config
 from revisit.models.types import Model
 
 if TYPE_CHECKING:
@@ -88,15 +87,4 @@ def _check_chunks(method: Method, model: Model) -> None:
     if Version(transformers.__version__) < Version(CHUNKS_SINCE):
         raise RevisitError(
             f"prefill_chunk_size needs transformers {CHUNKS_SINCE}: {transformers.__version__} loses the image between chunks."
-        )
-
-
-def check_context(model: Model, input_ids: Tensor, embeds: Tensor | None) -> None:
-    """Raise RevisitError for a prompt that is longer than the model's context."""
-    limit = context_length(model.config)
-    length = max(input_ids.shape[1], 0 if embeds is None else embeds.shape[1])
-    if limit is not None and length > limit:
-        raise RevisitError(
-            f"The prompt has {length} tokens, including its image, and the context of {describe(model)} has {limit}: shorten the prompt, "
-            "or send fewer or smaller images."
         )

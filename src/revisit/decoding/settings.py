@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import model_validator
 
@@ -10,6 +10,7 @@ from revisit.errors import RevisitError
 from revisit.registry import Beams, Count, PositiveShare, Settings, Temperature
 
 if TYPE_CHECKING:
+    from transformers import GenerationConfig
     from typing_extensions import Self
 
 
@@ -43,3 +44,20 @@ class Decoding(CallOptions):
         if not sample:
             return cls(num_beams=num_beams)
         return cls(temperature=temperature, top_p=top_p if top_p != 1 else None, num_beams=num_beams)
+
+    @classmethod
+    def take(cls, options: dict[str, Any], config: GenerationConfig) -> Self:
+        """Remove length and sampling from the arguments of a call of `generate`, and return them.
+
+        What the arguments leave out is as in the model's generation configuration.
+        """
+        names = ("temperature", "top_p", "top_k")
+        given = {name: value for name in names if (value := options.pop(name, None)) is not None}
+        length = options.pop("max_new_tokens", None) or config.max_new_tokens or cls().max_new_tokens
+        options.pop("num_beams", None)
+        if not options.pop("do_sample", False):
+            if given:
+                raise RevisitError(f"{', '.join(given)} has no effect without do_sample=True.")
+            return cls(max_new_tokens=length)
+        recommended = {name: value for name in names if (value := getattr(config, name)) is not None}
+        return cls(**{"temperature": 1.0, **recommended, **given, "max_new_tokens": length})

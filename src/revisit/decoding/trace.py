@@ -9,8 +9,10 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from revisit.decoding.method import method_text
 from revisit.errors import RevisitError, need
 from revisit.io.files import write_text
+from revisit.models.tokens import token_text, token_texts
 
 if TYPE_CHECKING:
     import pandas
@@ -108,7 +110,17 @@ class Trace:
         counts = ", ".join(
             f"{name}={totals[name]}" for name in ("rows", "vision_tokens", "steps", "applied", "changed")
         )
-        return f"Trace({self.method.get('name', '')!r}, {counts}{', recorded' if self.record else ''})"
+        return f"Trace({self.name!r}, {counts}{', recorded' if self.record else ''})"
+
+    @property
+    def name(self) -> str:
+        """The method's name."""
+        return str(self.method.get("name", ""))
+
+    @property
+    def label(self) -> str:
+        """The method as typed on the command line, without settings that equal its defaults."""
+        return method_text(self.name, {key: value for key, value in self.method.items() if key != "name"})
 
     def summary(self) -> dict[str, Any]:
         """Return totals over all rows."""
@@ -146,19 +158,20 @@ class Trace:
         return pandas.DataFrame(lines, columns=list(_line(0, _EMPTY))).astype(dict.fromkeys(whole, "Int64"))
 
 
-def row_trace(trace: Trace, number: int) -> Trace:
-    """Return the trace of one row of a batch, as if it had been decoded alone."""
-    return replace(trace, rows=[trace.rows[number]], links=[row_trace(link, number) for link in trace.links])
+def row_trace(trace: Trace, number: int, beams: int = 1) -> Trace:
+    """Return the trace of one item of a batch, which has one row per beam, as if it had been decoded alone."""
+    rows = trace.rows[number * beams : (number + 1) * beams]
+    return replace(trace, rows=rows, links=[row_trace(link, number, beams) for link in trace.links])
 
 
 def add_text(trace: Trace, tokenizer: Tokenizer) -> None:
-    """Fill in the text of every recorded token."""
-    records = [record for row in trace.rows for record in row.records]
-    ids = {token for record in records for token in (*record.ids, record.token) if token is not None}
-    text = {token: tokenizer.decode([token]) for token in ids}
-    for record in records:
-        record.text = None if record.token is None else text[record.token]
-        record.texts = [text[token] for token in record.ids]
+    """Fill in the text of every recorded token and candidate."""
+    for row in trace.rows:
+        tokens = [record.token for record in row.records if record.token is not None]
+        texts = iter(token_texts(tokenizer, tokens))
+        for record in row.records:
+            record.text = None if record.token is None else next(texts)
+            record.texts = [token_text(tokenizer, token) for token in record.ids]
 
 
 def _as_json(value: Any) -> Any:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import html
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from revisit.decoding.decode import Decoded, decode
 from revisit.decoding.generate import beam_count
 from revisit.decoding.method import as_method
+from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
-from revisit.explain import page
 from revisit.explain.check import Check, check_text, settings_of
-from revisit.explain.decode import Decode, MethodOutput, outputs_of, patch_words
+from revisit.explain.lens import patch_words
 from revisit.explain.prefill import watch_prefill
 from revisit.explain.support import answer_text
 from revisit.models import DESCRIBE
@@ -25,8 +29,9 @@ from revisit.models.parts import ModelParts
 from revisit.models.prompts import need_question, prepare
 from revisit.models.reader import OnError, answer_all, opener
 from revisit.models.types import ImageLike, Model, Processor
+from revisit.pages.answers import AnswerPage
 from revisit.pages.document import check_page, notebook_frame, write_page
-from revisit.registry import Count, Share, validated
+from revisit.registry import MAX_SEED, Count, Share, validated
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -42,15 +47,15 @@ class ExplainedAnswer:
     """The text of an answer and every step that produced it. Notebooks display the text and the page.
 
     Attributes:
-        decode: Every step of every method.
+        page: Every step of every method.
     """
 
-    decode: Decode
+    page: AnswerPage
     _check: Check
 
     @property
-    def _output(self) -> MethodOutput:
-        return self.decode.answers[0]
+    def _output(self) -> Decoded:
+        return self.page.answers[0]
 
     @property
     def text(self) -> str:
@@ -75,12 +80,12 @@ class ExplainedAnswer:
     @property
     def images(self) -> list[Image]:
         """The images."""
-        return self.decode.images
+        return self.page.images
 
     @property
     def compared(self) -> dict[str, str]:
         """The texts of the other methods, by their labels."""
-        return {other.label: other.text for other in self.decode.answers[1:]}
+        return {other.trace.label: other.text for other in self.page.answers[1:]}
 
     @property
     def changed(self) -> list[tuple[int, str, str]]:
@@ -95,7 +100,7 @@ class ExplainedAnswer:
 
     def save(self, path: str | Path) -> Path:
         """Write the page (.html); return the path."""
-        return write_page(check_page(path), page.render(self.decode))
+        return write_page(check_page(path), self.page.render())
 
     def __str__(self) -> str:
         return self.text
@@ -103,10 +108,10 @@ class ExplainedAnswer:
     def __repr__(self) -> str:
         short = self.text if len(self.text) <= 80 else self.text[:77] + "..."
         counts = f"{len(self._output.changed)} of {len(self._output.steps)} steps changed"
-        return f"ExplainedAnswer({short!r}, {self._output.name}, {counts})"
+        return f"ExplainedAnswer({short!r}, {self._output.trace.name}, {counts})"
 
     def _repr_html_(self) -> str:
-        frame = notebook_frame(page.render(self.decode), "The decoding run, step by step")
+        frame = notebook_frame(self.page.render(), "The decoding run, step by step")
         return f"<p>{html.escape(self.text)}</p>{frame}"
 
 
@@ -141,8 +146,8 @@ def ask(
             "revisit:alpha=1e-3". Classes and names use the settings recommended for the model.
         compare_with: A method, or a list of methods, whose answers are shown next to this one ("greedy" is plain decoding).
         objects: The objects in the image, if known; words for other objects are marked as wrong.
-        max_new_tokens: The longest answer, in tokens; None for the length in the model's generation configuration.
-        **generate_kwargs: Passed to `generate`, for example `do_sample=True`.
+        max_new_tokens: The longest answer, in tokens; None for `max_new_tokens` of the model's generation configuration.
+        **generate_kwargs: As for `generate`, for example `do_sample=True`; `torch.manual_seed` sets the seed.
 
     Returns:
         The answer: `str(answer)` is its text, `answer.save("page.html")` writes a page, and notebooks display it.
@@ -178,7 +183,7 @@ def ask_many(
     The answers come in the order of the images, as they are finished. Images are opened a batch ahead and then forgotten, so memory does
     not depend on their number.
 
-    `batch_size` images are decoded together; in float32 on a CPU the answers do not depend on it, unless tokens are sampled. With
+    `batch_size` images are decoded together; in float32 on a CPU the answers do not depend on it. With
     `errors="return"` an image that cannot be read or answered has a RevisitError in place of its answer, and the others are not
     affected; by default the error is raised. The other arguments are those of `ask`.
     """
@@ -201,14 +206,28 @@ def ask_many(
     for each in methods:
         if each.own_beams > 1:
             raise RevisitError(f"{each.name} uses beam search and cannot be shown step by step; use another method.")
-    options = {"max_new_tokens": max_new_tokens, "do_sample": False, **generate_kwargs}
+    options = {"max_new_tokens": max_new_tokens, **generate_kwargs}
+    settings = Decoding.take(options, loaded.generation_config)
+    processors, criteria = (options.pop(name, None) or () for name in ("logits_processor", "stopping_criteria"))
     layers = sorted({settings_of(loaded)[0], ModelParts.of(loaded).depth})
 
     def answer(_: object, batch: Sequence[list[Image]]) -> Iterator[ExplainedAnswer]:
         inputs = prepare(processor, [question] * len(batch), batch, loaded.device)
+        decode_by = partial(
+            decode,
+            loaded,
+            processor,
+            inputs,
+            settings=settings,
+            seeds=torch.randint(MAX_SEED, (len(batch),)).tolist(),  # the same for every method
+            processors=processors,
+            criteria=criteria,
+            record=True,
+            **options,
+        )
         with watch_prefill(loaded, inputs, layers) as states:
-            outputs = [outputs_of(loaded, processor, inputs, methods[0], **options)]
-        outputs += [outputs_of(loaded, processor, inputs, other, **options) for other in methods[1:]]
+            outputs = [decode_by(method=methods[0])]
+        outputs += [decode_by(method=other) for other in methods[1:]]
         for row, answers in enumerate(zip(*outputs, strict=True)):
             layout = layout_of(loaded, processor, batch, inputs, row)
             for step in (step for answer in answers for step in answer.steps):
@@ -219,7 +238,7 @@ def ask_many(
             text = answer_text(processor.tokenizer, answers[0].text, tokens, batch[row], layout, states[row])
             check = check_text(loaded, processor.tokenizer, text)
             words = patch_words(states[row], layers[-1], processor.tokenizer)
-            decode = Decode(batch[row], question, name_of(loaded), layout, list(answers), objects, words)
-            yield ExplainedAnswer(decode, check)
+            page = AnswerPage(batch[row], question, name_of(loaded), layout, list(answers), objects, words)
+            yield ExplainedAnswer(page, check)
 
     return answer_all(images, batch_size, opener(processor), answer, errors)

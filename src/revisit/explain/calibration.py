@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from revisit.decoding.generate import generate
+from revisit.decoding.decode import decode
+from revisit.decoding.method import METHODS
+from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
 from revisit.explain.check import settings_of
 from revisit.explain.checkable import is_object
@@ -20,7 +22,7 @@ from revisit.explain.support import read_texts, support
 from revisit.models import DESCRIBE
 from revisit.models.images import open_image
 from revisit.models.parts import ModelParts
-from revisit.models.prompts import chat_text, encode, generated_text
+from revisit.models.prompts import chat_text, encode
 from revisit.words import category, object_words
 
 if TYPE_CHECKING:
@@ -55,6 +57,7 @@ def calibrate(
     `advance` is called with the number of images after each batch. Raises RevisitError if the captions of either half name only
     present objects, or only absent ones.
     """
+    plain, settings = METHODS.get("greedy"), Decoding(max_new_tokens=max_new_tokens)
     layers, half = candidate_layers(model), len(images) // 2
     supports: tuple[list[list[float]], list[list[float]]] = ([], [])  # of each half: one row per object word
     present: tuple[list[bool], list[bool]] = ([], [])
@@ -62,8 +65,7 @@ def calibrate(
         batch = [[open_image(image)] for image in images[start : start + batch_size]]
         prompts = [chat_text(processor, DESCRIBE, 1)] * len(batch)
         inputs = encode(processor, prompts, batch, model.device)
-        output = generate(model, **inputs, method="greedy", max_new_tokens=max_new_tokens, do_sample=False)
-        captions = generated_text(processor, output, inputs)
+        captions = [answer.text for answer in decode(model, processor, inputs, plain, settings)]
         kept = [row for row, caption in enumerate(captions) if object_words().search(caption)]
         if kept:
             batch, prompts = [batch[row] for row in kept], prompts[: len(kept)]

@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor
 
 from revisit.errors import RevisitError
-from revisit.explain.prefill import force, logit_slices
+from revisit.explain.prefill import PromptStates, force, logit_slices
 from revisit.models import DESCRIBE
 from revisit.models.config import name_of
 from revisit.models.families import resolve_layers
@@ -176,6 +176,13 @@ def whole_vocabulary(head: Head, states: Tensor, tokenizer: Tokenizer, top: int)
     entries = [token_text(tokenizer, int(i)) for i in used]
     shape = (*states.shape[:2], -1)
     return Reading("all tokens", entries, numbers.view(shape), torch.cat(probabilities).view(shape))
+
+
+def patch_words(states: PromptStates, layer: int, tokenizer: Tokenizer) -> list[list[tuple[str, float]]]:
+    """Return the likeliest tokens of each vision token at a layer."""
+    reading = whole_vocabulary(states.head, states.vision[layer][None], tokenizer, top=5)
+    pairs = zip(reading.top[0].tolist(), reading.probabilities[0].tolist(), strict=True)
+    return [[(reading.entries[n], p) for n, p in zip(*pair, strict=True)] for pair in pairs]
 
 
 @torch.no_grad()

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from revisit.errors import RevisitError
 from revisit.forward.states import Capture, Hooks, forced_inputs, last_logits, no_image, saved_positions
 from revisit.models.head import Head, head_device
-from revisit.models.parts import ModelParts, vision_mask
+from revisit.models.parts import ModelParts, check_context, vision_mask
 from revisit.step.reference import CHUNK_NUMBERS
 
 if TYPE_CHECKING:
@@ -66,12 +65,7 @@ def force(
     parts = ModelParts.of(model)
     start = inputs["input_ids"].shape[1]
     longest = max(range(len(texts)), key=lambda row: len(texts[row]))
-    length = start + len(texts[longest])
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if isinstance(limit, int) and length > limit:
-        raise RevisitError(
-            f"Prompt, image and text have {length} tokens, but the model's limit is {limit}; split the text."
-        )
+    check_context(model, start + len(texts[longest]))
     mask = torch.nn.functional.pad(vision_mask(inputs["input_ids"], parts.vision_ids), (0, len(texts[longest])))
     if layers and not bool(mask.any(-1).all()):
         raise no_image(model)

@@ -22,7 +22,7 @@ from revisit.decoding.run import Run
 from revisit.forward.pixels import item_digests
 from revisit.forward.states import hooks_paused, saved_positions
 from revisit.models import families
-from revisit.models.prompts import end_tokens, until_end
+from revisit.models.outputs import end_tokens, until_end
 from revisit.models.types import Model, Processor
 from revisit.registry import PositiveNumber
 from revisit.step.reference import plausible

@@ -24,7 +24,7 @@ from revisit.decoding.method import Method
 from revisit.decoding.run import Run
 from revisit.errors import RevisitError
 from revisit.forward.attention import Call
-from revisit.models.prompts import end_tokens
+from revisit.models.outputs import end_tokens
 from revisit.registry import Beams as BeamCount
 from revisit.registry import Count, Strength
 

@@ -144,6 +144,16 @@ def context_length(config: Any) -> int | None:
     return limit if isinstance(limit, int) and limit > 0 else None
 
 
+def check_context(model: Model, length: int) -> None:
+    """Raise RevisitError for a number of tokens that does not fit into the model's context."""
+    limit = context_length(model.config)
+    if limit is not None and length > limit:
+        raise RevisitError(
+            f"The input has {length} tokens, including its image, and the context of {describe(model)} has {limit}: shorten the text, "
+            "or send fewer or smaller images."
+        )
+
+
 def vision_token_ids(config: Any) -> tuple[int, ...]:
     """Return the token ids of images and videos in prompts, as the configuration declares them."""
     values = (getattr(config, name, None) for name in families.VISION_TOKEN_IDS)

@@ -1,4 +1,4 @@
-"""Turn prompts and images into model inputs with the model's own chat template and processor, and output into text."""
+"""Turn prompts and images into model inputs with the model's own chat template and processor."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from revisit.models.reader import scale_for
 if TYPE_CHECKING:
     import torch
     from PIL.Image import Image
-    from torch import Tensor
-    from transformers import BatchFeature, GenerationConfig
+    from transformers import BatchFeature
 
-    from revisit.models.types import ImageLike, Inputs, Processor
+    from revisit.models.types import ImageLike, Processor
 
 
 MAX_TEXT = 4_000_000  # characters that a template may produce
@@ -166,28 +165,3 @@ def vision_texts(processor: Processor) -> tuple[str, ...]:
     """Return the tokens that stand for an image or a video in prompts."""
     texts = {str(getattr(processor, name, None) or "") for name in families.VISION_TOKENS}
     return tuple(sorted(texts - {""}))
-
-
-def new_tokens(output: Any, inputs: Inputs) -> Tensor:
-    """Return the generated tokens in the output of `generate`, (rows, new)."""
-    sequences = output if not hasattr(output, "sequences") else output.sequences
-    return sequences[:, inputs["input_ids"].shape[1] :]  # type: ignore[no-any-return]
-
-
-def generated_text(processor: Processor, output: Any, inputs: Inputs) -> list[str]:
-    """Decode the generated tokens in the output of `generate` to one text per row, without special tokens."""
-    return [text.strip() for text in processor.batch_decode(new_tokens(output, inputs), skip_special_tokens=True)]
-
-
-def end_tokens(generation_config: GenerationConfig) -> set[int]:
-    """Return the token ids that end an answer."""
-    ids = generation_config.eos_token_id
-    return set(ids) if isinstance(ids, (list, tuple)) else set() if ids is None else {ids}
-
-
-def until_end(tokens: Sequence[int], end: set[int]) -> list[int]:
-    """Return the tokens up to and including the first end token; padding follows it."""
-    for number, token in enumerate(tokens):
-        if token in end:
-            return list(tokens[: number + 1])
-    return list(tokens)

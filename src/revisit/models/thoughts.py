@@ -67,9 +67,12 @@ def thoughts_of(model: Model, processor: Processor) -> Thoughts | None:
     return find_thoughts(processor.tokenizer, getattr(model.config, "model_type", ""))
 
 
-def find_thoughts(tokenizer: Tokenizer, model_type: str) -> Thoughts | None:
-    """Return the tokens around the thoughts of a family's models; None if the tokenizer does not have them."""
-    ids = [tokenizer.convert_tokens_to_ids(mark) for mark in families.of(model_type).thought]
-    if any(token is None or token == tokenizer.unk_token_id for token in ids):
-        return None
-    return Thoughts(*ids)
+def find_thoughts(tokenizer: Tokenizer, model_type: str | None = None) -> Thoughts | None:
+    """Return the tokens around the thoughts of a family's models, or of any family; None if the tokenizer lacks them."""
+    every = [families.of(""), *families.FAMILIES.values()]
+    listed = every if model_type is None else [families.of(model_type)]
+    for marks in dict.fromkeys(family.thought for family in listed):
+        ids = [tokenizer.convert_tokens_to_ids(mark) for mark in marks]
+        if not any(token is None or token == tokenizer.unk_token_id for token in ids):
+            return Thoughts(*ids)
+    return None

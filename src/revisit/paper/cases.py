@@ -30,10 +30,10 @@ def case_studies(subject: Subject, reporter: Reporter) -> Result:
     changes: Counter[str] = Counter()
     steps = 0
     cases: list[tuple[bool, float, Result]] = []
-    for item, row, tokens in subject.decode(method, reporter, "case studies"):
+    for item, answer in subject.decode(method, reporter, "case studies"):
         shown = {vocabulary.ids[index] for index in vocabulary.indices(item.meta["ground_truth"])}
-        steps += len(row.records)
-        for number, record in enumerate(row.records):
+        steps += len(answer.steps)
+        for number, record in enumerate(answer.steps):
             if not record.changed:
                 continue
             kind = " → ".join(
@@ -43,7 +43,7 @@ def case_studies(subject: Subject, reporter: Reporter) -> Result:
             changes[kind] += 1
             about = {
                 "image": item.id,
-                "so_far": processor.tokenizer.decode(tokens[:number], skip_special_tokens=True),
+                "so_far": processor.tokenizer.decode(answer.tokens[:number], skip_special_tokens=True),
                 "step": number,
                 "change": kind,
                 "ground_truth": item.meta["ground_truth"],

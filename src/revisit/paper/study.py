@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from torch import Tensor
 
-from revisit.decoding.generate import generate
+from revisit.decoding.decode import Decoded, decode
 from revisit.decoding.method import Method
-from revisit.decoding.trace import RowTrace, Trace
+from revisit.decoding.settings import Decoding
 from revisit.eval.benchmarks.base import Item
 from revisit.eval.benchmarks.chair import Chair
 from revisit.eval.benchmarks.io.places import DEFAULT_SCENES, resolve_data
@@ -28,8 +28,9 @@ from revisit.methods import as_method
 from revisit.models.config import describe_model
 from revisit.models.images import open_image
 from revisit.models.loading import load
+from revisit.models.outputs import end_tokens
 from revisit.models.parts import ModelParts, vision_mask
-from revisit.models.prompts import end_tokens, new_tokens, prepare, until_end
+from revisit.models.prompts import prepare
 from revisit.paper.objects import ObjectVocabulary
 
 if TYPE_CHECKING:
@@ -85,18 +86,12 @@ class Subject:
 
     def decode(
         self, method: Method, reporter: Reporter, title: str, items: Sequence[Item] | None = None
-    ) -> Iterator[tuple[Item, RowTrace, list[int]]]:
-        """Decode the items batch by batch; yield each with its trace and its new tokens."""
-        model, processor = self.loaded
-        items = self.items if items is None else items
-        end = end_tokens(model.generation_config)
+    ) -> Iterator[tuple[Item, Decoded]]:
+        """Decode the items batch by batch and record every step; yield each item with its answer."""
+        items, settings = self.items if items is None else items, Decoding(max_new_tokens=self.max_new_tokens)
         for start in track(reporter, title, range(0, len(items), self.batch_size)):
             batch = items[start : start + self.batch_size]
-            inputs, trace = self.inputs(batch), Trace(record=True)
-            options: Result = {"do_sample": False, "max_new_tokens": self.max_new_tokens}
-            output = generate(model, **inputs, method=method, processor=processor, trace=trace, **options)
-            for item, row, tokens in zip(batch, trace.rows, new_tokens(output, inputs).tolist(), strict=True):
-                yield item, row, until_end(tokens, end)
+            yield from zip(batch, decode(*self.loaded, self.inputs(batch), method, settings, record=True), strict=True)
 
     def forced(self, caption: Caption, *, vision: bool = True) -> PromptStates:
         """Return the states that predict each token of a caption, with or without vision tokens in the prompt."""

@@ -13,18 +13,18 @@ from pydantic import JsonValue
 from torch import Tensor
 from transformers import LogitsProcessor
 
-from revisit.decoding.batch import decode_batch
-from revisit.decoding.trace import Trace
+from revisit.decoding.decode import decode
 from revisit.errors import RevisitError
 from revisit.explain.check import check_text, settings_of
-from revisit.explain.decode import Decode, method_output, patch_words
-from revisit.explain.page import payload
+from revisit.explain.lens import patch_words
 from revisit.explain.prefill import watch_prefill
 from revisit.explain.support import ModelText, answer_text, read_texts
 from revisit.models.geometry import layout_of
+from revisit.models.outputs import end_tokens
 from revisit.models.parts import ModelParts
-from revisit.models.prompts import check_no_image_tokens, encode, end_tokens, render
+from revisit.models.prompts import check_no_image_tokens, encode, render
 from revisit.models.thoughts import thoughts_of
+from revisit.pages.answers import AnswerPage, payload
 from revisit.serve.batcher import Abandoned, Ticket
 from revisit.serve.detokenizer import IncrementalDetokenizer
 from revisit.serve.errors import ApiError
@@ -127,22 +127,21 @@ class Decoder:
             processors.append(logprobs)
         if any(request.grammar for request in requests):
             processors.append(JsonAnswers([row.allowed for row in rows]))
-        trace = Trace(record=record)
         states, layers = None, list[int]()
         with ExitStack() as stack:
             if record or requests[0].chat.check is not None:
                 layers = sorted({settings_of(self.model)[0], ModelParts.of(self.model).depth})
                 states = stack.enter_context(watch_prefill(self.model, inputs, layers))
-            answers = decode_batch(
+            answers = decode(
                 self.model,
                 self.processor,
                 inputs,
                 method,
                 [request.decoding for request in requests],
-                [request.seed for request in requests],
-                lambda row, token: rows[row].add(token),
-                trace=trace,
+                seeds=[request.seed for request in requests],
+                on_token=lambda row, token: rows[row].add(token),
                 processors=processors,
+                record=record,
             )
         images = [list(request.images) for request in requests]
         for n, (row, answer) in enumerate(zip(rows, answers, strict=True)):
@@ -157,10 +156,11 @@ class Decoder:
                     text = answer_text(tokenizer, row.answer.text, row.answer.tokens, images[n], layout, states[n])
                     check = None if requests[n].chat.check is None else self._checked(requests[n], text)
                     if (choice := requests[n].chat.decoding) is not None and choice.record:
-                        output = method_output(trace, n, answer.tokens, self.processor, thoughts, opened[n])
                         words = patch_words(states[n], layers[-1], tokenizer)
                         # The page itself has the prompt and the name of the model.
-                        decoding["page"] = payload(Decode(images[n], "", "", layout, [output], choice.objects, words))
+                        decoding["page"] = payload(
+                            AnswerPage(images[n], "", "", layout, [answer], choice.objects, words)
+                        )
                 row.ticket.finish(row.reply(lengths[n], decoding, check))
 
     def _check(self, tickets: Sequence[Ticket], inputs: Inputs, lengths: Sequence[int]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from PIL.Image import Image
 
-from revisit.decoding.batch import decode_prompts
+from revisit.decoding.decode import decode_prompts
 from revisit.decoding.method import Method
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError

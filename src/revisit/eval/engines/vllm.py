@@ -12,7 +12,6 @@ from typing import Any
 
 from PIL.Image import Image
 
-from revisit.decoding.batch import decode_texts
 from revisit.decoding.method import Method
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError, need
@@ -24,6 +23,7 @@ from revisit.methods.revisit import ReVisiT
 from revisit.models.config import describe_model, resolve
 from revisit.models.families import of
 from revisit.models.identity import fingerprint, model_folder
+from revisit.models.outputs import read_outputs
 from revisit.models.processors import load_processor
 from revisit.models.prompts import chat_text
 from revisit.models.thoughts import find_thoughts
@@ -155,21 +155,19 @@ class VllmEngine(Engine):
         outputs = self._generate(items, images, parameters)
         tokens = [tuple(output.outputs[0].token_ids) for output in outputs]
         thoughts = find_thoughts(self.processor.tokenizer, self.described.config.model_type)
-        opened = [thoughts is not None and thoughts.open_at_end(output.prompt_token_ids) for output in outputs]
+        texts = read_outputs(self.processor, thoughts, [output.prompt_token_ids for output in outputs], tokens)
         return [
             Answer(
                 id=item.id,
                 item=item.hash,
                 prompt=item.prompt,
-                text=text,
-                thought=thought,
+                text=found.text,
+                thought=found.thought,
                 tokens=row,
-                counters={"steps": len(row), **({"unclosed": 1} if unclosed else {})},
+                counters={"steps": len(row), **({"unclosed": 1} if found.unclosed else {})},
                 finish="stop" if output.outputs[0].finish_reason == "stop" else "length",
             )
-            for item, (text, thought, unclosed), row, output in zip(
-                items, decode_texts(self.processor, thoughts, tokens, opened), tokens, outputs, strict=True
-            )
+            for item, found, row, output in zip(items, texts, tokens, outputs, strict=True)
         ]
 
     def _generate(self, items: Sequence[Item], images: Sequence[list[Image]], parameters: list[Any]) -> list[Any]:

@@ -25,6 +25,7 @@ from revisit.eval.report.comparisons import heading, ranked
 from revisit.io.files import inside, make_folder, path_within, write_bytes
 from revisit.models.images import open_image
 from revisit.pages.document import check_writable, script_page, write_page
+from revisit.words import wrong_spans
 
 logger = logging.getLogger(__name__)
 
@@ -188,8 +189,6 @@ def _answer(answer: Answer, scores: Scores | None, item: Item | None) -> dict[st
 
     Answers of an unfinished log, or of a benchmark that is not scored item by item, have no verdict.
     """
-    from revisit.explain.decode import wrong_spans
-
     entry: dict[str, Any] = {
         "x": answer.text,
         "c": answer.counters.get("changed", 0),

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-import made_up
 import pytest
 import torch
 
 import families
+import made_up
 import revisit
 from revisit import ReVisiT, Trace
 from revisit.decoding.trace import StepRecord
-from revisit.explain.decode import Decode, wrong_spans
-from revisit.models.prompts import new_tokens, prepare
+from revisit.models.outputs import new_tokens
+from revisit.models.prompts import prepare
 from revisit.models.tokens import token_texts
+from revisit.pages.answers import AnswerPage, wrong_steps
+from revisit.words import wrong_spans
 
 
 @pytest.fixture(scope="module")
-def decoded() -> Decode:
+def decoded() -> AnswerPage:
     model, processor = families.build("llava")
     image = families.image(1, (90, 60))
     return revisit.ask(
         (model, processor), image, "hi", ReVisiT(alpha=0.05), compare_with="greedy", max_new_tokens=8
-    ).decode
+    ).page
 
 
-def test_an_answer_equals_that_of_generate(decoded: Decode) -> None:
+def test_an_answer_equals_that_of_generate(decoded: AnswerPage) -> None:
     model, processor = families.build("llava")
     inputs = prepare(processor, ["hi"], [[families.image(1, (90, 60))]])
     trace = Trace(record=True)
@@ -45,9 +47,9 @@ def test_an_answer_equals_that_of_generate(decoded: Decode) -> None:
     assert len(shown.changed) == trace.rows[0].changed
 
 
-def test_plain_decoding_changes_nothing_and_the_layout_covers_the_image(decoded: Decode) -> None:
+def test_plain_decoding_changes_nothing_and_the_layout_covers_the_image(decoded: AnswerPage) -> None:
     plain = decoded.answers[1]
-    assert plain.name == "greedy"
+    assert plain.trace.name == "greedy"
     assert plain.changed == []
     assert all(step.shift == pytest.approx(0) and step.vision_token is None for step in plain.steps)
     assert all(step.ids[0] == step.token for step in plain.steps)
@@ -75,9 +77,9 @@ def test_wrong_words_by_hand() -> None:
     answer = made_up.output(
         "greedy", [made_up.step(n, text) for n, text in enumerate(["A", " do", "g", " and", " cats"])]
     )
-    assert answer.wrong(["cat"]) == {1, 2}
-    assert answer.wrong([]) == {1, 2, 4}
-    assert answer.wrong(None) == set()
+    assert wrong_steps(answer, ["cat"]) == {1, 2}
+    assert wrong_steps(answer, []) == {1, 2, 4}
+    assert wrong_steps(answer, None) == set()
     text = "Two dogs and a hot dog on a bench."
     assert [text[start:end] for start, end in wrong_spans(text, ["bench"])] == ["dogs", "hot dog"]
     assert wrong_spans(text, ["dog", "hot dog", "bench"]) == []
@@ -92,5 +94,4 @@ def test_texts_wait_for_complete_characters() -> None:
 
 def test_labels_contain_settings_other_than_the_defaults() -> None:
     plain, changed = (made_up.output("revisit", [], **method.settings()) for method in (ReVisiT(), ReVisiT(alpha=0.1)))
-    assert (plain.label, plain.settings) == ("revisit", "")
-    assert (changed.label, changed.settings) == ("revisit:alpha=0.1", "alpha=0.1")
+    assert (plain.trace.label, changed.trace.label) == ("revisit", "revisit:alpha=0.1")

@@ -1,4 +1,4 @@
-"""Decoding of a batch into answers, for evaluation, the server and the studies.
+"""Decode prompts and return what came out: `decode`, behind every command, function and engine that shows an answer.
 
 Every row has its own decoding settings and seed, and its answer does not depend on the other rows.
 """
@@ -16,6 +16,7 @@ from transformers import (
     LogitsProcessorList,
     StoppingCriteria,
     StoppingCriteriaList,
+    StopStringCriteria,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -25,11 +26,12 @@ from revisit.decoding.generate import generate
 from revisit.decoding.method import METHODS
 from revisit.decoding.processors import Repeatable
 from revisit.decoding.settings import Decoding
-from revisit.decoding.trace import RowTrace, Trace
+from revisit.decoding.trace import StepRecord, Trace, row_trace
 from revisit.errors import RevisitError
 from revisit.models.devices import widest_float
-from revisit.models.prompts import end_tokens, new_tokens, prepare, until_end
-from revisit.models.thoughts import Split, Thoughts, thoughts_of
+from revisit.models.outputs import end_tokens, new_tokens, read_outputs, until_end
+from revisit.models.prompts import prepare
+from revisit.models.thoughts import thoughts_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -43,89 +45,99 @@ OnToken = Callable[[int, int], bool]
 
 @dataclass(frozen=True)
 class Decoded:
-    """One answer: its text without thoughts and surrounding blanks, its tokens including the end token, and why it ended."""
+    """One answer.
 
-    text: str
+    Attributes:
+        tokens: All new tokens, with the thought and the end token.
+        text: The answer, without thoughts, special tokens and surrounding blanks; empty within an unclosed thought.
+        thought: What a model that thinks wrote between the tokens of its thoughts.
+        unclosed: Whether it ended within a thought.
+        finish: Whether it reached its end ("stop") or its largest length ("length").
+        trace: What the method did; one row, or one per beam.
+    """
+
     tokens: tuple[int, ...]
+    text: str
+    thought: str
+    unclosed: bool
     finish: Literal["stop", "length"]
-    traces: tuple[RowTrace, ...]  # one per beam
-    thought: str = ""  # text between the thought tokens of a model that thinks
-    unclosed: bool = False  # whether it ended within a thought
+    trace: Trace
+
+    @property
+    def steps(self) -> list[StepRecord]:
+        """The record of each token, with `record=True`."""
+        return self.trace.rows[0].records
+
+    @property
+    def changed(self) -> list[int]:
+        """The recorded steps, from 0, at which the method's best token was not the model's."""
+        return [number for number, step in enumerate(self.steps) if step.changed]
 
     def counters(self) -> dict[str, float]:
         """Return the trace's counters, summed over beams."""
-        rare = {"outside": sum(row.outside for row in self.traces), "unclosed": int(self.unclosed)}
+        rows = self.trace.rows
+        rare = {"outside": sum(row.outside for row in rows), "unclosed": int(self.unclosed)}
         return {
-            "steps": sum(row.step_count for row in self.traces),
-            "applied": sum(row.applied for row in self.traces),
-            "changed": sum(row.changed for row in self.traces),
-            "vision_tokens": self.traces[0].vision_tokens,
-            "plausible_tokens": sum(size for row in self.traces for size in row.plausible_tokens),
+            "steps": sum(row.step_count for row in rows),
+            "applied": sum(row.applied for row in rows),
+            "changed": sum(row.changed for row in rows),
+            "vision_tokens": rows[0].vision_tokens,
+            "plausible_tokens": sum(size for row in rows for size in row.plausible_tokens),
             **{name: count for name, count in rare.items() if count},
         }
 
 
-def decode_prompts(
-    model: Model,
-    processor: Processor,
-    prompts: Sequence[str],
-    images: Sequence[Sequence[Image]],
-    method: Method,
-    decoding: Decoding | None = None,
-    seeds: Sequence[int] | None = None,
-) -> list[Decoded]:
-    """Answer prompts about images. Prompts without an image are decoded plainly, whatever the method."""
-    answers: dict[int, Decoded] = {}
-    with_image = [row for row in range(len(prompts)) if images[row]]
-    without = [row for row in range(len(prompts)) if not images[row]]
-    for rows, used in ((with_image, method), (without, METHODS.get("greedy"))):
-        if rows:
-            inputs = prepare(processor, [prompts[row] for row in rows], [images[row] for row in rows], model.device)
-            row_seeds = None if seeds is None else [seeds[row] for row in rows]
-            decoded = decode_batch(model, processor, inputs, used, [decoding or Decoding()] * len(rows), row_seeds)
-            answers.update(zip(rows, decoded, strict=True))
-    return [answers[row] for row in range(len(prompts))]
-
-
-def decode_batch(
+def decode(
     model: Model,
     processor: Processor,
     inputs: Inputs,
     method: Method,
-    decodings: Sequence[Decoding],
+    settings: Decoding | Sequence[Decoding],
+    *,
     seeds: Sequence[int] | None = None,
     on_token: OnToken | None = None,
-    trace: Trace | None = None,
     processors: Sequence[LogitsProcessor] = (),
+    criteria: Sequence[StoppingCriteria] = (),
+    record: bool = False,
     **more: Any,
 ) -> list[Decoded]:
-    """Answer prepared prompts, one per row of `inputs`, each by its own settings and seed.
+    """Answer prepared prompts, one per row of `inputs`.
 
     Args:
         model: The model.
         processor: Its processor.
         inputs: The processor's outputs for the prompts.
         method: The decoding method.
-        decodings: The settings of each row; all rows must have the same number of beams.
-        seeds: The seed of each row; its number by default.
+        settings: Length, sampling and beams of all rows, or of each one; all rows must have the same number of beams.
+        seeds: The seed of each row's draws; by default drawn from torch's generator, as `torch.manual_seed` sets it.
         on_token: Called for every token; ends a row by returning True.
-        trace: Filled with what the method does.
         processors: Applied after the method, before temperature, top-k and top-p.
+        criteria: Further stopping criteria.
+        record: Record every step in the answers' traces, with texts.
         **more: Passed to `generate`, for example a cache that holds the prompts.
     """
-    (beams,) = {decoding.num_beams for decoding in decodings} or {1}
-    if beams == 1 and (beams := method.own_beams) > 1 and _any_sampled(decodings):
+    rows = len(inputs["input_ids"])
+    settings = [settings] * rows if isinstance(settings, Decoding) else settings
+    sampled = any(row.temperature is not None for row in settings)
+    (beams,) = {row.num_beams for row in settings}
+    if beams == 1 and (beams := method.own_beams) > 1 and sampled:
         raise RevisitError(
             f"{method.name} uses beam search, not sampling: remove the temperature, or use another method."
         )
-    limits = [decoding.max_new_tokens for decoding in decodings]
-    seeds = list(range(len(decodings))) if seeds is None else seeds
-    trace, end = trace or Trace(), end_tokens(model.generation_config)
-    criteria = StoppingCriteriaList()
-    if beams > 1 and len(set(limits)) > 1:
-        criteria.append(BeamLimits(limits, inputs["input_ids"].shape[1]))
-    elif beams == 1 and (on_token is not None or len(set(limits)) > 1):
-        criteria.append(RowEnds(limits, end, on_token))
+    limits = [row.max_new_tokens for row in settings]
+    end = end_tokens(more.get("generation_config") or model.generation_config, more.get("eos_token_id"))
+    trace, stopping = Trace(record=record), StoppingCriteriaList(criteria)
+    if more.get("stop_strings") is not None:
+        stopping.append(StopStringCriteria(processor.tokenizer, more.pop("stop_strings")))
+    ends: RowEnds | None = None
+    if beams == 1 and (stopping or on_token is not None or len(set(limits)) > 1):
+        ends = RowEnds(limits, end, stopping, on_token)
+        stopping = StoppingCriteriaList([ends])
+    elif beams > 1 and len(set(limits)) > 1:
+        stopping.append(BeamLimits(limits, inputs["input_ids"].shape[1]))
+    if sampled:
+        seeds = torch.randint(2**63 - 1, (rows,)).tolist() if seeds is None else seeds
+        processors = [*processors, RowSampling(settings, seeds)]
     output = generate(
         model,
         **inputs,
@@ -140,65 +152,65 @@ def decode_batch(
         num_beams=beams,
         max_new_tokens=max(limits),
         pad_token_id=processor.tokenizer.pad_token_id,
-        logits_processor=LogitsProcessorList(
-            [*processors, *([RowSampling(decodings, seeds)] if _any_sampled(decodings) else [])]
-        ),
-        stopping_criteria=criteria,
+        logits_processor=LogitsProcessorList(processors),
+        stopping_criteria=stopping,
     )
-    rows = new_tokens(output, inputs).tolist()
-    ends = criteria[0].lengths if criteria and beams == 1 else limits
-    tokens = [until_end(row[:length], end) for row, length in zip(rows, ends, strict=True)]
+    lengths = limits if ends is None else ends.lengths
+    tokens = [until_end(r[:n], end) for r, n in zip(new_tokens(output, inputs).tolist(), lengths, strict=True)]
     if on_token is not None and beams > 1:
         tokens = [_until_stopped(on_token, number, row) for number, row in enumerate(tokens)]
-    thoughts = thoughts_of(model, processor)
-    opened = [thoughts is not None and thoughts.open_at_end(row) for row in inputs["input_ids"].tolist()]
-    texts = decode_texts(processor, thoughts, tokens, opened)
-    return [
-        Decoded(
-            text,
-            tuple(row),
-            "length" if len(row) == limit and row[-1] not in end else "stop",
-            tuple(trace.rows[number * beams : (number + 1) * beams]),
-            thought,
-            unclosed,
-        )
-        for number, ((text, thought, unclosed), row, limit) in enumerate(zip(texts, tokens, limits, strict=True))
-    ]
+    texts = read_outputs(processor, thoughts_of(model, processor), inputs["input_ids"].tolist(), tokens)
+    answers = []
+    for number, (row, limit, found) in enumerate(zip(tokens, limits, texts, strict=True)):
+        finish: Literal["stop", "length"] = "length" if len(row) == limit and row[-1] not in end else "stop"
+        own = row_trace(trace, number, beams)
+        for step, in_thought in zip(own.rows[0].records, found.in_thought, strict=False):  # beams have more steps
+            step.thought = in_thought
+        answers.append(Decoded(tuple(row), found.text, found.thought, found.unclosed, finish, own))
+    return answers
 
 
-def decode_texts(
-    processor: Processor, thoughts: Thoughts | None, tokens: Sequence[Sequence[int]], opened: Sequence[bool]
-) -> list[tuple[str, str, bool]]:
-    """Return each row's answer, its thought, and whether it ended within a thought; without special tokens and surrounding blanks.
-
-    `opened` is true for rows whose prompt ends within a thought.
-    """
-    splits = [
-        Split([], list(row), [False] * len(row), unclosed=False) if thoughts is None else thoughts.split(row, inside)
-        for row, inside in zip(tokens, opened, strict=True)
-    ]
-    parts = [part for split in splits for part in (split.answer, split.thought)]
-    texts = [text.strip() for text in processor.batch_decode(parts, skip_special_tokens=True)]
-    return [
-        (answer, thought, split.unclosed)
-        for answer, thought, split in zip(texts[::2], texts[1::2], splits, strict=True)
-    ]
+def decode_prompts(
+    model: Model,
+    processor: Processor,
+    prompts: Sequence[str],
+    images: Sequence[Sequence[Image]],
+    method: Method,
+    settings: Decoding,
+    seeds: Sequence[int] | None = None,
+) -> list[Decoded]:
+    """Answer questions about images. Questions without an image are answered plainly, whatever the method."""
+    answers: dict[int, Decoded] = {}
+    with_image = [row for row in range(len(prompts)) if images[row]]
+    without = [row for row in range(len(prompts)) if not images[row]]
+    for rows, used in ((with_image, method), (without, METHODS.get("greedy"))):
+        if rows:
+            inputs = prepare(processor, [prompts[row] for row in rows], [images[row] for row in rows], model.device)
+            row_seeds = None if seeds is None else [seeds[row] for row in rows]
+            answers.update(zip(rows, decode(model, processor, inputs, used, settings, seeds=row_seeds), strict=True))
+    return [answers[row] for row in range(len(prompts))]
 
 
 class RowEnds(StoppingCriteria):  # type: ignore[misc]
-    """End each row at its own limit, or where `on_token` returns True. `lengths` has the tokens of rows that have ended."""
+    """End each row at its own limit, at another criterion, or where `on_token` returns True.
 
-    def __init__(self, limits: Sequence[int], end: set[int], on_token: OnToken | None) -> None:
-        self.limits, self.end, self.on_token = limits, end, on_token
+    `lengths` has the number of tokens of the rows that have ended.
+    """
+
+    def __init__(
+        self, limits: Sequence[int], end: set[int], others: StoppingCriteriaList, on_token: OnToken | None
+    ) -> None:
+        self.limits, self.end, self.others, self.on_token = limits, end, others, on_token
         self.lengths: list[int | None] = [None] * len(limits)
         self.steps = 0
 
-    def __call__(self, input_ids: Tensor, scores: object, **kwargs: object) -> Tensor:
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
         self.steps += 1
+        over = self.others(input_ids, scores, **kwargs).tolist() if self.others else [False] * len(self.limits)
         for row, token in enumerate(input_ids[:, -1].tolist()):
             if self.lengths[row] is None:
                 stop = self.on_token is not None and self.on_token(row, token)
-                if stop or token in self.end or self.steps >= self.limits[row]:
+                if stop or over[row] or token in self.end or self.steps >= self.limits[row]:
                     self.lengths[row] = self.steps
         return torch.tensor([length is not None for length in self.lengths], device=input_ids.device)
 
@@ -237,10 +249,6 @@ class RowSampling(Repeatable):
         for rows, chain in self.groups:
             scores[rows] = chain(input_ids[rows], scores[rows])  # type: ignore[arg-type]
         return scores
-
-
-def _any_sampled(decodings: Sequence[Decoding]) -> bool:
-    return any(decoding.temperature is not None for decoding in decodings)
 
 
 def _warpers(temperature: float, top_k: int | None, top_p: float | None, seeds: Sequence[int]) -> LogitsProcessorList:

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from revisit import methods
-from revisit.decoding import batch
-from revisit.decoding.batch import Decoded, ItemDraw, RowSampling, decode_batch, decode_prompts
+from revisit.decoding.decode import Decoded, ItemDraw, RowSampling, decode, decode_prompts
 from revisit.decoding.method import StepFunction
 from revisit.decoding.run import Run
 from revisit.decoding.settings import Decoding
@@ -50,7 +49,7 @@ def test_rows_with_their_own_settings_equal_single_answers() -> None:
     ]
     seeds = [1, 2, 3]
     inputs = inputs_of(0, 1, 2)
-    found = decode_batch(*loaded(), inputs, methods.get("revisit"), settings, seeds)
+    found = decode(*loaded(), inputs, methods.get("revisit"), settings, seeds=seeds)
     for row, how in enumerate(settings):
         single = alone(row, how, seeds[row])
         assert (found[row].text, found[row].tokens, found[row].finish) == (single.text, single.tokens, single.finish)
@@ -62,9 +61,9 @@ def test_settings_of_a_method_may_have_names_of_generate() -> None:
     """DeCo's top_p and top_k choose its candidates; those of the call are for sampling."""
     inputs = inputs_of(0)
     how = Decoding(max_new_tokens=2, temperature=0.8, top_p=0.9, top_k=20)
-    assert len(decode_batch(*loaded(), inputs, methods.get("deco"), [how])[0].tokens) == 2
+    assert len(decode(*loaded(), inputs, methods.get("deco"), [how])[0].tokens) == 2
     with pytest.raises(RevisitError, match="alpha is a setting of the method, not an argument of generate"):
-        decode_batch(*loaded(), inputs, methods.get("deco"), [how], alpha=0.5)
+        decode(*loaded(), inputs, methods.get("deco"), [how], alpha=0.5)
 
 
 def test_why_an_answer_ended() -> None:
@@ -85,13 +84,13 @@ def test_on_token_gets_every_token_once_and_ends_its_row() -> None:
         return row == 0 and len(tokens_of[0]) == 4
 
     inputs = inputs_of(0, 1, 2)
-    found = decode_batch(*loaded(), inputs, Greedy(), [Decoding(max_new_tokens=40)] * 3, on_token=on_token)
+    found = decode(*loaded(), inputs, Greedy(), [Decoding(max_new_tokens=40)] * 3, on_token=on_token)
     assert [list(answer.tokens) for answer in found] == [tokens_of[0], tokens_of[1], tokens_of[2]]
     assert (len(tokens_of[0]), found[0].finish) == (4, "stop")
-    assert found[0].traces[0].step_count == 4
+    assert found[0].trace.rows[0].step_count == 4
     tokens_of = {0: [], 1: [], 2: []}
     beamed = [Decoding(max_new_tokens=8, num_beams=2)] * 3
-    found = decode_batch(*loaded(), inputs, Greedy(), beamed, on_token=on_token)  # at the end, when they are known
+    found = decode(*loaded(), inputs, Greedy(), beamed, on_token=on_token)  # at the end, when they are known
     assert [list(answer.tokens) for answer in found] == [tokens_of[0], tokens_of[1], tokens_of[2]]
     assert len(tokens_of[0]) == 4
 
@@ -110,8 +109,8 @@ def test_counters_of_beams_and_greedy_rows_beside_sampled_ones() -> None:
     (beamed,) = decode_prompts(
         *loaded(), [PROMPTS[0]], [images()[0]], methods.get("revisit"), Decoding(max_new_tokens=8, num_beams=3)
     )
-    assert len(beamed.traces) == 3
-    assert beamed.counters()["vision_tokens"] == beamed.traces[0].vision_tokens > 0
+    assert len(beamed.trace.rows) == 3
+    assert beamed.counters()["vision_tokens"] == beamed.trace.rows[0].vision_tokens > 0
     scores = torch.randn(2, 50)
     kept = RowSampling([Decoding(), Decoding(temperature=1.0)], [0, 0])(torch.zeros(2, 1, dtype=torch.long), scores)
     assert torch.equal(kept[0], scores[0])
@@ -137,7 +136,7 @@ def test_a_step_has_one_draw_per_row_however_often_it_is_applied() -> None:
 def test_draws_need_no_float64_where_a_device_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert widest_float(torch.device("mps")) == torch.float32
     scores, ids = torch.randn(1, 50, generator=torch.Generator().manual_seed(0)), torch.zeros(1, 1, dtype=torch.long)
-    monkeypatch.setattr(batch, "widest_float", lambda _: torch.float32)
+    monkeypatch.setattr(module, "widest_float", lambda _: torch.float32)
     monkeypatch.setattr(torch.Tensor, "double", None)
     tokens = [int(ItemDraw([seed])(ids, scores).argmax()) for seed in range(400)]
     share = sum(token == int(scores.argmax()) for token in tokens) / len(tokens)
@@ -149,7 +148,7 @@ def test_sampling_falls_back_to_the_model_if_the_plausible_token_is_banned() -> 
     inputs = inputs_of(0)
     method = methods.get("plausible-only", alpha=1.0)
     how = [Decoding(max_new_tokens=40, temperature=1.0)]
-    found = decode_batch(*loaded(), inputs, method, how, no_repeat_ngram_size=1)[0].tokens
+    found = decode(*loaded(), inputs, method, how, no_repeat_ngram_size=1)[0].tokens
     assert len(set(found)) == len(found) > 5
 
 
@@ -171,7 +170,7 @@ def test_a_fallback_of_one_row_does_not_change_the_draws_of_another() -> None:
     settings = [Decoding(max_new_tokens=20), Decoding(max_new_tokens=20, temperature=2.0)]
     banned = {"suppress_tokens": [0]}
     inputs = inputs_of(0, 1)
-    together = decode_batch(*loaded(), inputs, FirstRowToken0(), settings, [0, 5], **banned)
+    together = decode(*loaded(), inputs, FirstRowToken0(), settings, seeds=[0, 5], **banned)
     for row, how in enumerate(settings):
-        (single,) = decode_batch(*loaded(), inputs_of(row), Greedy(), [how], [(0, 5)[row]], **banned)
+        (single,) = decode(*loaded(), inputs_of(row), Greedy(), [how], seeds=[(0, 5)[row]], **banned)
         assert together[row].tokens == single.tokens

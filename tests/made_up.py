@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 import families
+from revisit.decoding.decode import Decoded
 from revisit.decoding.trace import RowTrace, StepRecord, Trace
-from revisit.explain.decode import Decode, MethodOutput
 from revisit.models.geometry import ImageGrid, Layout
+from revisit.pages.answers import AnswerPage
 
 WORDS = re.findall(r"\S+", "A small dog and a red ball lie on the grass near a wooden bench under a tree .")
 
@@ -35,13 +36,13 @@ def step(number: int, text: str, **fields: Any) -> StepRecord:
     return StepRecord(number + 1, number, **{**only, "plausible_tokens": 1, "text": text, **fields})
 
 
-def output(name: str, steps: list[StepRecord], **settings: Any) -> MethodOutput:
+def output(name: str, steps: list[StepRecord], **settings: Any) -> Decoded:
     """Make the output of a method with these steps."""
     trace = Trace(record=True, rows=[RowTrace(step_count=len(steps), records=steps)], method={"name": name, **settings})
-    return MethodOutput("".join(step.text or "" for step in steps), trace)
+    return Decoded((), "".join(step.text or "" for step in steps), "", False, "stop", trace)
 
 
-def answer(count: int, tokens: int, seed: int = 0) -> MethodOutput:
+def answer(count: int, tokens: int, seed: int = 0) -> Decoded:
     """Make `count` steps over `tokens` vision tokens; every fifth changes the best token, every fourth has one candidate."""
     draw = np.random.default_rng(seed)
     steps = []
@@ -74,14 +75,14 @@ def answer(count: int, tokens: int, seed: int = 0) -> MethodOutput:
     return output("revisit", steps, alpha=0.001)
 
 
-def plain_answer(count: int) -> MethodOutput:
+def plain_answer(count: int) -> Decoded:
     """Make the same words except two, with one candidate each."""
     words = [" cat" if n == 2 else " table" if n == 14 else ("" if n == 0 else " ") + WORDS[n] for n in range(count)]
     return output("greedy", [step(number, text) for number, text in enumerate(words)])
 
 
-def decode(count: int = 18, rows: int = 8, columns: int = 12) -> Decode:
+def page(count: int = 18, rows: int = 8, columns: int = 12) -> AnswerPage:
     size = (480, 320)
     layout = even_layout(size, rows, columns)
     answers = [answer(count, rows * columns), plain_answer(count)]
-    return Decode([families.image(1, size)], "What is in the image?", "made-up", layout, answers)
+    return AnswerPage([families.image(1, size)], "What is in the image?", "made-up", layout, answers)

@@ -1,4 +1,4 @@
-"""The data of a decode page: its content and its size."""
+"""The data of the page of answers: its content and its size."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import base64
 import json
 import re
 
-import made_up
 import numpy as np
 import pytest
 import torch
 
 import families
-from revisit.explain import page
-from revisit.explain.decode import Decode
+import made_up
+from revisit.pages import answers
+from revisit.pages.answers import AnswerPage
 
 
 def data_of(html: str) -> dict:
@@ -25,7 +25,7 @@ def data_of(html: str) -> dict:
 def test_512_tokens_over_2000_vision_tokens_stay_under_5_mb() -> None:
     layout = made_up.even_layout((480, 320), 40, 50)
     answer = made_up.answer(512, 2000)
-    html = page.render(Decode([families.image(1)], "?", "m", layout, [answer]))
+    html = AnswerPage([families.image(1)], "?", "m", layout, [answer]).render()
     assert len(html.encode()) < 5_000_000
     maps = base64.b64decode(data_of(html)["answers"][0]["maps"])
     with_maps = [step for step in answer.steps if step.divergences is not None]
@@ -34,21 +34,21 @@ def test_512_tokens_over_2000_vision_tokens_stay_under_5_mb() -> None:
 
 def test_heat_maps_have_the_smallest_divergence_over_layers_in_one_byte() -> None:
     step = made_up.step(0, "x", divergences=torch.tensor([[0.1, 0.4], [0.3, float("nan")]]))
-    smallest = page.heat_map(step)
+    smallest = answers.heat_map(step)
     assert smallest is not None
     assert smallest.tolist() == pytest.approx([0.1, 0.4])
     heat = np.array([0.2, 0.7, 0.5, np.inf], "float32")
-    assert list(page.quantize(heat)) == [0, 255, 153, 255]  # 0.3 / 0.5 · 255
-    assert list(page.quantize(np.full(3, 0.3, "float32"))) == [0, 0, 0]
-    assert list(page.quantize(heat, 1.0)) == [51, 178, 128, 255]  # the scale of all steps
+    assert list(answers.quantize(heat)) == [0, 255, 153, 255]  # 0.3 / 0.5 · 255
+    assert list(answers.quantize(np.full(3, 0.3, "float32"))) == [0, 0, 0]
+    assert list(answers.quantize(heat, 1.0)) == [51, 178, 128, 255]  # the scale of all steps
 
 
 def test_the_page_contains_the_decode() -> None:
-    decode = made_up.decode()
-    assert page.headline(decode) == "ReVisiT changed 3 of 18 tokens"
-    data = data_of(page.render(decode))
+    page = made_up.page()
+    assert answers.headline(page) == "ReVisiT changed 3 of 18 tokens"
+    data = data_of(page.render())
     first, plain = data["answers"]
-    assert [step["t"] for step in first["steps"]] == [step.text for step in decode.answers[0].steps]
+    assert [step["t"] for step in first["steps"]] == [step.text for step in page.answers[0].steps]
     step = first["steps"][1]
     assert step["i"] == made_up.selected(1, 96)
     assert step["was"] == " other0"
@@ -78,27 +78,27 @@ def test_the_page_contains_the_decode() -> None:
 def test_the_headline_names_removed_and_added_objects(
     plain: str | None, ours: str, objects: list[str] | None, expected: str
 ) -> None:
-    decode = made_up.decode()
-    decode.objects = None if objects is None else tuple(objects)
-    decode.answers = [
+    page = made_up.page()
+    page.objects = None if objects is None else tuple(objects)
+    page.answers = [
         made_up.output(name, [made_up.step(n, f" {word}") for n, word in enumerate(text.split())])
         for name, text in (("revisit", ours), ("greedy", plain))
         if text
     ]
-    assert page.headline(decode).endswith(expected)
+    assert answers.headline(page).endswith(expected)
 
 
 def test_text_cannot_break_out_of_the_page() -> None:
     bad = "</script><script>alert(1)</script>"
-    answer, decode = made_up.output("greedy", [made_up.step(0, bad)]), made_up.decode()
-    html = page.render(Decode(decode.images, bad, bad, decode.layout, [answer]))
+    answer, page = made_up.output("greedy", [made_up.step(0, bad)]), made_up.page()
+    html = AnswerPage(page.images, bad, bad, page.layout, [answer]).render()
     assert "<script>alert" not in html
     assert html.count("</script>") == 2
     assert data_of(html)["answers"][0]["steps"][0]["t"] == bad
 
 
 def test_the_page_refers_to_nothing_outside() -> None:
-    html = page.render(made_up.decode())
+    html = made_up.page().render()
     assert not re.findall(r"""(?:src|href)=["'](?!data:)[^"'#]""", html)
     assert "http://" not in html
     assert "https://" not in html
@@ -107,9 +107,9 @@ def test_the_page_refers_to_nothing_outside() -> None:
 
 def test_large_images_are_scaled_down_but_keep_their_coordinates() -> None:
     big = families.image(1, (4000, 2000))
-    decode = made_up.decode()
+    page = made_up.page()
     layout = made_up.even_layout(big.size, 4, 8)
-    html = page.render(Decode([big], "?", "m", layout, decode.answers))
+    html = AnswerPage([big], "?", "m", layout, page.answers).render()
     image = data_of(html)["images"][0]
     assert (image["w"], image["h"]) == (4000, 2000)
     assert len(image["src"]) < 200_000
@@ -119,10 +119,10 @@ def test_large_images_are_scaled_down_but_keep_their_coordinates() -> None:
 def test_a_step_contains_its_weight_and_all_neighbors() -> None:
     heat = torch.linspace(1, 0, 12)[None]  # (layers, vision tokens)
     step = made_up.step(0, "a", vision_token=11, layer=6, divergence=0.0, weight=0.4567, divergences=heat)
-    entry, _ = page.step_payload(step, {"neighbors": 8})
+    entry, _ = answers.step_payload(step, {"neighbors": 8})
     assert entry["g"] == 0.457
     assert [token for token, _ in entry["p"]] == [11, 10, 9, 8, 7, 6, 5, 4]
-    assert len(page.step_payload(step, {})[0]["p"]) == page.MOST_PATCHES
+    assert len(answers.step_payload(step, {})[0]["p"]) == answers.MOST_PATCHES
 
 
 def test_the_chosen_token_and_both_favorites_are_always_shown() -> None:
@@ -136,9 +136,9 @@ def test_the_chosen_token_and_both_favorites_are_always_shown() -> None:
         texts=[str(token) for token in range(300, 340)],
         plausible_tokens=40,
     )
-    shown = [step.ids[k] for k in page.shown_candidates(step)]
-    assert len(shown) == page.SHOWN_CANDIDATES
+    shown = [step.ids[k] for k in answers.shown_candidates(step)]
+    assert len(shown) == answers.SHOWN_CANDIDATES
     assert {335, 339, 338, 300} <= set(shown)
-    entry, _ = page.step_payload(step, {})
+    entry, _ = answers.step_payload(step, {})
     assert entry["was"] == "339"
     assert entry["c"][entry["o"]][0] == "335"

@@ -1,52 +1,71 @@
-"""Render a decoding run as one self-contained HTML file that works from disk without a network."""
+"""The page of a question and its answers, step by step: one HTML file that works from disk without a network."""
 
 from __future__ import annotations
 
 import base64
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from revisit.decoding.decode import Decoded
 from revisit.decoding.trace import StepRecord
-from revisit.explain.decode import Decode, MethodOutput, wrong_spans
+from revisit.models.tokens import tokens_in
 from revisit.pages.document import images_payload, script_page, write_page
-from revisit.words import category
+from revisit.words import category, wrong_spans
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from revisit.models.geometry import Layout
 
 MOST_PATCHES = 5  # listed at every step
 SHOWN_CANDIDATES = 12
 
 
-def write(path: str | Path, decode: Decode, title: str = "") -> Path:
-    """Write the page of a decode; return its path."""
-    return write_page(path, render(decode, title))
+@dataclass
+class AnswerPage:
+    """One question about one or more images, answered by one or more methods with `record=True`."""
+
+    images: list[Image]
+    prompt: str
+    model: str
+    layout: Layout
+    answers: list[Decoded]
+    objects: Sequence[str] | None = None  # in the image, if known
+    patch_words: list[list[tuple[str, float]]] | None = None  # likeliest tokens of each vision token at the last layer
+
+    def render(self, title: str = "") -> str:
+        """Render the page."""
+        finding, methods = headline(self), dict.fromkeys(answer.trace.name for answer in self.answers)
+        return script_page(
+            title or finding,
+            payload(self),
+            styles=["viewer.css"],
+            scripts=["viewer.js"],
+            start="window.viewer = new Viewer(main, data);",
+            heading=finding,
+            meta=f"“{self.prompt}” · {self.model} · {', '.join(methods)}",
+        )
+
+    def write(self, path: str | Path, title: str = "") -> Path:
+        """Write the page into an existing folder; return its path."""
+        return write_page(path, self.render(title))
 
 
-def render(decode: Decode, title: str = "") -> str:
-    """Render the page of a decode."""
-    finding, methods = headline(decode), dict.fromkeys(answer.name for answer in decode.answers)
-    return script_page(
-        title or finding,
-        payload(decode),
-        styles=["viewer.css"],
-        scripts=["viewer.js"],
-        start="window.viewer = new Viewer(main, data);",
-        heading=finding,
-        meta=f"“{decode.prompt}” · {decode.model} · {', '.join(methods)}",
-    )
-
-
-def headline(decode: Decode) -> str:
+def headline(page: AnswerPage) -> str:
     """Describe in one sentence which absent objects the method removed or added, or else how many tokens it changed."""
-    ours = next((answer for answer in decode.answers if answer.name != "greedy"), None)
-    plain = next((answer for answer in decode.answers if answer.name == "greedy"), None)
+    ours = next((answer for answer in page.answers if answer.trace.name != "greedy"), None)
+    plain = next((answer for answer in page.answers if answer.trace.name == "greedy"), None)
     if ours is None:
-        return decode.prompt
-    name = "ReVisiT" if ours.name == "revisit" else ours.name
-    if plain is not None and decode.objects is not None:
-        before, after = absent_objects(plain, decode.objects), absent_objects(ours, decode.objects)
+        return page.prompt
+    name = "ReVisiT" if ours.trace.name == "revisit" else ours.trace.name
+    if plain is not None and page.objects is not None:
+        before, after = absent_objects(plain, page.objects), absent_objects(ours, page.objects)
         removed = [word for thing, word in before.items() if thing not in after]
         added = [word for thing, word in after.items() if thing not in before]
         verbs = [("removed", removed), ("added", added)]
@@ -59,32 +78,41 @@ def headline(decode: Decode) -> str:
     return f"{name} changed {changed or 'none'} of {steps} token{'s' * (steps != 1)}"
 
 
-def absent_objects(answer: MethodOutput, objects: Sequence[str]) -> dict[str, str]:
+def absent_objects(answer: Decoded, objects: Sequence[str]) -> dict[str, str]:
     """Return the objects that an answer names although they are absent, with the word for each."""
     text = "".join(step.text or "" for step in answer.steps)
     words = [text[start:end].lower() for start, end in wrong_spans(text, objects)]
     return {str(category(word)): word for word in words}
 
 
-def payload(decode: Decode) -> dict[str, Any]:
+def wrong_steps(answer: Decoded, objects: Sequence[str] | None) -> set[int]:
+    """Return the steps, from 0, that name objects other than `objects`; none if `objects` is None."""
+    texts = [step.text or "" for step in answer.steps]
+    ends = list(accumulate(map(len, texts)))
+    spans = list(zip([0, *ends], ends, strict=False))
+    wrong = [] if objects is None else wrong_spans("".join(texts), objects)
+    return {step for span in wrong for step in tokens_in(spans, *span)}
+
+
+def payload(page: AnswerPage) -> dict[str, Any]:
     """Return the page's data."""
-    words = decode.patch_words
+    words = page.patch_words
     return {
-        **images_payload(decode.images, decode.layout),
+        **images_payload(page.images, page.layout),
         "predictions": None if words is None else [[[word, _short(p)] for word, p in best] for best in words],
-        "objects": None if decode.objects is None else list(decode.objects),
-        "prompt": decode.prompt,
-        "model": decode.model,
-        "answers": [answer_payload(answer, answer.wrong(decode.objects)) for answer in decode.answers],
+        "objects": None if page.objects is None else list(page.objects),
+        "prompt": page.prompt,
+        "model": page.model,
+        "answers": [answer_payload(answer, wrong_steps(answer, page.objects)) for answer in page.answers],
     }
 
 
-def answer_payload(answer: MethodOutput, wrong: set[int]) -> dict[str, Any]:
+def answer_payload(answer: Decoded, wrong: set[int]) -> dict[str, Any]:
     """Return the data of one answer; the heat maps of all steps are one run of bytes, one row per step that has one."""
     rows: list[bytes] = []
     steps = []
     for number, step in enumerate(answer.steps):
-        entry, row = step_payload(step, answer.method)
+        entry, row = step_payload(step, answer.trace.method)
         if number in wrong:
             entry["w"] = 1
         if row is not None:
@@ -92,9 +120,9 @@ def answer_payload(answer: MethodOutput, wrong: set[int]) -> dict[str, Any]:
             rows.append(row)
         steps.append(entry)
     return {
-        "name": answer.name,
-        "settings": answer.settings,
-        "method": answer.method,
+        "name": answer.trace.name,
+        "settings": answer.trace.label.removeprefix(answer.trace.name).removeprefix(":"),
+        "method": answer.trace.method,
         "text": answer.text,
         "layers": list(answer.trace.layers),
         "n": len(rows[0]) if rows else 0,
