@@ -12,7 +12,8 @@ from transformers import LogitsProcessor, LogitsProcessorList, TopKLogitsWarper,
 import revisit
 from revisit.decoding.method import METHODS
 from revisit.embedded.samples import sample
-from revisit.models.prompts import generated_text, prepare
+from revisit.models.outputs import generated_text
+from revisit.models.prompts import prepare
 
 ANSWERS = ("Yes, there is a dog.", "No.")  # the second row ends early
 SETTINGS = {"revisit": {"alpha": 1e-3}, "chain": {"methods": ("vcd", "revisit")}}
