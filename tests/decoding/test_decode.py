@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from revisit import methods
+from revisit.decoding import decode as module
 from revisit.decoding.decode import Decoded, ItemDraw, RowSampling, decode, decode_prompts
 from revisit.decoding.method import StepFunction
 from revisit.decoding.run import Run
