@@ -227,7 +227,7 @@ def test_on_a_phone_the_candidates_do_not_cover_the_word(opened: Any) -> None:
 
 def test_the_last_column_is_explained_by_the_weight_of_the_step(seen: Any, tmp_path: Path) -> None:
     decode = made_up.page()
-    decode.answers[0].method["neighbors"] = 4
+    decode.answers[0].trace.method["neighbors"] = 4
     for step in decode.answers[0].steps:
         step.weight = 0.442
     opened = show(seen, tmp_path, decode)
