@@ -32,6 +32,7 @@ from revisit.models.devices import widest_float
 from revisit.models.outputs import end_tokens, new_tokens, read_outputs, until_end
 from revisit.models.prompts import prepare
 from revisit.models.thoughts import thoughts_of
+from revisit.registry import MAX_SEED
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -136,7 +137,7 @@ def decode(
     elif beams > 1 and len(set(limits)) > 1:
         stopping.append(BeamLimits(limits, inputs["input_ids"].shape[1]))
     if sampled:
-        seeds = torch.randint(2**63 - 1, (rows,)).tolist() if seeds is None else seeds
+        seeds = torch.randint(MAX_SEED, (rows,)).tolist() if seeds is None else seeds
         processors = [*processors, RowSampling(settings, seeds)]
     output = generate(
         model,
