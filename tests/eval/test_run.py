@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -106,6 +107,18 @@ def test_a_finished_evaluation_is_neither_generated_nor_scored_again(
     assert numbers_of(second) == numbers_of(first)
     run_here(config.replace(method=(Shift(by=0), Shift(by=3), Shift(by=5))))
     assert scored == [23, 23]  # the new method with both models
+
+
+def test_many_logs_need_few_open_files(tmp_path: Path, data: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 40, hard))
+    try:
+        config = make_config(tmp_path / "out", data, **ONE, sample=True, seeds=tuple(range(60)), limit=1)
+        logs, engines = run_here(config)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert (len(logs), generated(engines)) == (60, 60)
+    assert [log.spec.seed for log in logs] == list(range(60))
 
 
 def test_changed_answers_are_scored_again(tmp_path: Path, data: Path) -> None:

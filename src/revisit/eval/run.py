@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -50,11 +50,20 @@ class Reporter:
 class Job:
     """The work that completes one log: an engine answers the items of a benchmark with a method."""
 
-    log: Log
+    spec: Spec
     engine: Engine
     method: Method
     benchmark: Benchmark
     items: list[Item]  # in a control, with other images than the benchmark's
+    out: Path
+    request: Mapping[str, Any]  # of this command; see `Log.begin`
+
+    @contextmanager
+    def log(self) -> Iterator[Log]:
+        """Open the log, and store the request of this command in it."""
+        with closing(Log.open(self.out, self.spec)) as log:
+            log.begin(self.items, **self.request)
+            yield log
 
 
 def evaluate(
@@ -110,7 +119,7 @@ def run(
     benchmarks = read_items(config, reporter)
     make_folder(out)
     with ExitStack() as stack:
-        jobs: list[Job] = []
+        jobs, missing = list[Job](), 0
         for name, model in config.models.items():
             engine = engine_for(model)
             stack.callback(engine.close)
@@ -123,22 +132,23 @@ def run(
                 for method, control, shown in conditions(methods, subset, config.controls):
                     for seed in config.all_seeds:  # all logs are on disk before the first answer
                         excluded = len(items) - len(subset)
-                        jobs.append(open_job(config, engine, benchmark, method, shown, seed, control, excluded))
-                        stack.callback(jobs[-1].log.close)
-        answers = sum(len(job.items) for job in jobs)
-        missing = sum(len(job.log.missing(job.items)) for job in jobs)
+                        jobs.append(make_job(config, engine, benchmark, method, shown, seed, control, excluded))
+                        with jobs[-1].log() as log:
+                            missing += len(log.missing(jobs[-1].items))
+        answers, logs = sum(len(job.items) for job in jobs), list[Log]()
         reporter.plan(len(jobs), answers, answers - missing)
         for engine, group in groupby(jobs, lambda job: job.engine):
             for job in group:
-                try:
-                    answer(job, config.batch_size, reporter)
-                except RevisitError:
-                    job.log.discard_if_empty()  # a wrong setting does not leave an unfinished log
-                    raise
-                job.log.close()
+                with job.log() as log:
+                    try:
+                        answer(job, log, config.batch_size, reporter)
+                    except RevisitError:
+                        log.discard_if_empty()  # a wrong setting does not leave an unfinished log
+                        raise
+                logs.append(log)
             engine.close()  # frees memory for the next model
     write_results(out)
-    return [job.log for job in jobs]
+    return logs
 
 
 def conditions(methods: Sequence[Method], items: list[Item], controls: bool) -> list[tuple[Method, str, list[Item]]]:
@@ -152,7 +162,7 @@ def plain(methods: Sequence[Method]) -> Method:
     return next(method for method in methods if method.name == "greedy")
 
 
-def open_job(
+def make_job(
     config: EvalConfig,
     engine: Engine,
     benchmark: Benchmark,
@@ -162,18 +172,16 @@ def open_job(
     control: str = "",
     excluded: int = 0,
 ) -> Job:
-    """Open the log of a method on a benchmark, and store the request of this command in it."""
+    """Return the work for a method on a benchmark."""
     identity, decoding = engine.identity(config.batch_size, items), config.decoding_for(benchmark)
     spec = Spec.of(identity, method, benchmark, decoding, seed, control, ONLY_VISUAL if excluded else "")
-    log = Log.open(Path(config.out), spec)
-    log.begin(
-        items,
-        data=str(config.folders[benchmark.name]),
-        limit=config.limit_of(benchmark.name),
-        batch_size=config.batch_size,
-        excluded=excluded,
-    )
-    return Job(log, engine, method, benchmark, items)
+    request = {
+        "data": str(config.folders[benchmark.name]),
+        "limit": config.limit_of(benchmark.name),
+        "batch_size": config.batch_size,
+        "excluded": excluded,
+    }
+    return Job(spec, engine, method, benchmark, items, Path(config.out), request)
 
 
 def visual_items(
@@ -186,9 +194,9 @@ def visual_items(
 ) -> list[Item]:
     """Return the items that plain decoding does not answer correctly without the image, under the first seed."""
     blind, seed = controlled(items, NO_IMAGE), config.all_seeds[0]
-    job = open_job(config, engine, benchmark, plain(methods), blind, seed, NO_IMAGE)
-    with closing(job.log) as log:
-        answer(job, config.batch_size, reporter)
+    job = make_job(config, engine, benchmark, plain(methods), blind, seed, NO_IMAGE)
+    with job.log() as log:
+        answer(job, log, config.batch_size, reporter)
     assert log.scores is not None
     verdicts = {item.id: log.scores.verdict(item.id) for item in items}
     if not all(text for text, _ in verdicts.values()):
@@ -199,9 +207,8 @@ def visual_items(
     return visual
 
 
-def answer(job: Job, batch_size: int, reporter: Reporter) -> None:
-    """Generate the missing answers of a log, then score it."""
-    log, spec = job.log, job.log.spec
+def answer(job: Job, log: Log, batch_size: int, reporter: Reporter) -> None:
+    """Generate the missing answers of a job's log, then score it."""
     if log.damaged:
         reporter.note(f"{log.path}: skipped {log.damaged} damaged lines; answers that are missing are generated again.")
     missing = {item.id for item in log.missing(job.items)}
@@ -210,7 +217,7 @@ def answer(job: Job, batch_size: int, reporter: Reporter) -> None:
     if batches:
         folder = log.request.data
         images = {i.id: tuple(Path(os.path.relpath(path, folder)).as_posix() for path in i.images) for i in job.items}
-        for answers in job.engine.stream(job.method, Decoding(**spec.decoding), spec.seed, batches):
+        for answers in job.engine.stream(job.method, Decoding(**job.spec.decoding), job.spec.seed, batches):
             reporter.advance(log.append(a.model_copy(update={"images": images[a.id]}) for a in answers))
     log.score(job.benchmark, job.items)
 
