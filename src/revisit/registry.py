@@ -291,8 +291,11 @@ def parse_entry(entry: str | Mapping[str, Any], kind: str = "method") -> tuple[s
     if "," in name:
         hint = " (in a chain, use semicolons)" if kind == "method" else ""
         raise RevisitError(f"{entry!r} lists several {kind}s: pass each {kind} separately{hint}.")
-    assignments = entry[len(name) + 1 :]
-    return name.strip(), parse_assignments(_COMMA.split(assignments), f"{kind}:key=value") if assignments else {}
+    assignments = _COMMA.split(entry[len(name) + 1 :])
+    file = {}
+    if kind == "benchmark" and assignments[0] and "=" not in assignments[0]:  # yesno:questions.jsonl
+        file = {"file": assignments.pop(0).strip()}
+    return name.strip(), file | parse_assignments(filter(None, assignments), f"{kind}:key=value")
 
 
 def parse_assignments(texts: Iterable[str], form: str = "--set key=value") -> dict[str, str]:

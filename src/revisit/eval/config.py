@@ -179,13 +179,16 @@ class EvalConfig(Settings):
     @cached_property
     def _sources(self) -> dict[str, str]:
         """The data source of every benchmark: a folder, `scenes:…` or `download`."""
-        if self.data is None and set(self.models) != {EMBEDDED}:
+        defaults = {benchmark.name: benchmark.default_data for benchmark in self.benchmarks if benchmark.default_data}
+        if self.data is None and set(self.models) == {EMBEDDED}:
+            defaults = {benchmark.name: DEFAULT_SCENES for benchmark in self.benchmarks} | defaults
+        names = [benchmark.name for benchmark in self.benchmarks]
+        if self.data is None and defaults.keys() != set(names):
             raise RevisitError(
                 "--data is missing: use --data download to download the benchmark's files "
                 f"once, --data DIR for your own, or --data {DEFAULT_SCENES} for generated scenes."
             )
-        data = DEFAULT_SCENES if self.data is None else self.data
-        return parse_data(data, [benchmark.name for benchmark in self.benchmarks])
+        return parse_data(self.data or (), names, defaults)
 
     @property
     def needs_nltk_data(self) -> bool:

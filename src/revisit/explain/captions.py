@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from revisit.errors import RevisitError
-from revisit.io.files import LineFile, file_digest, inside, path_within, write_text
-from revisit.io.records import IMAGES, AnswerRow, read_answers
+from revisit.io.files import LineFile, file_digest, inside, write_text
+from revisit.io.finder import IDS, ImageFinder
+from revisit.io.records import read_answers
 from revisit.models.config import name_of
 from revisit.models.identity import loaded_fingerprint
-from revisit.models.images import SUFFIXES, open_image
+from revisit.models.images import open_image
 
 if TYPE_CHECKING:
     from revisit.explain.check import Check
     from revisit.models.types import Model, Processor
 
-IDS = ("image_id", "id", "question_id", "index", "doc_id")
 LINES, PAGE = "checks.jsonl", "index.html"
 SHOWN = 100  # texts on the page, those with the least support first
 
@@ -46,66 +43,14 @@ class Caption:
 
 def read_captions(path: Path, images: Path, field: str | None = None) -> list[Caption]:
     """Read the texts of a file in any layout that `revisit score` reads, and find the image of each in a folder."""
-    if not images.is_dir():
-        raise RevisitError(f"{images} is not a folder of images.")
     answers, finder = read_answers(path, field=field), ImageFinder(images)
     captions = []
     for number, answer in enumerate(answers, 1):
-        image = finder.find(answer)
-        name = image.relative_to(os.path.abspath(images)).as_posix()
-        captions.append(Caption(number, answer.key(IDS) or str(number), image, name, answer.text))
+        image, *others = finder.find(answer.record)
+        if others:
+            raise RevisitError(f"{answer.where} has {len(others) + 1} images; a text is checked against one.")
+        captions.append(Caption(number, answer.key(IDS) or str(number), image, finder.name(image), answer.text))
     return captions
-
-
-class ImageFinder:
-    """Finds the images that rows name, in a folder and its subfolders."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    @cached_property
-    def _files(self) -> dict[str, list[Path]]:
-        """The image files by name, by name without suffix, by path without suffix, and by the number that ends their name."""
-        found: dict[str, list[Path]] = {}
-        for file in sorted(self.folder.rglob("*")):
-            if file.suffix.lower() in SUFFIXES:
-                number = re.search(r"(\d+)$", file.stem)
-                path = file.relative_to(self.folder).with_suffix("").as_posix()
-                for key in {file.name, file.stem, f"./{path}", *([f"#{int(number[1])}"] if number else [])}:
-                    found.setdefault(key, []).append(file)
-        return found
-
-    def find(self, answer: AnswerRow) -> Path:
-        """Return the image of a row: the file that the row names, or the one whose name is, or ends in, the row's id."""
-        for field in IMAGES:
-            value = answer.record.get(field)
-            if isinstance(value, str) and value:
-                return self._named(value, answer.where)
-        key = answer.need(IDS)
-        number = f"#{int(key)}" if key.isdecimal() else ""
-        found = self._only(key, (f"./{key}", key, number), answer.where)
-        if found is None:
-            raise RevisitError(f"{answer.where}: no image in {self.folder} is named or numbered {key!r}.")
-        return found
-
-    def _named(self, value: str, where: str) -> Path:
-        """Return the file at this path, within the folder or as typed, or else the only one with this base name."""
-        for name in (value, os.path.abspath(value)):
-            with suppress(RevisitError, ValueError):  # outside the folder; no path at all
-                if (path := path_within(self.folder, name)).is_file():
-                    return path
-        return self._only(value, (Path(value).name,), where) or path_within(self.folder, value)
-
-    def _only(self, value: str, keys: Sequence[str], where: str) -> Path | None:
-        """Return the file of the first key that has files; raise RevisitError if it has several."""
-        files = next((self._files[key] for key in keys if key in self._files), [])
-        if len(files) > 1:
-            names = ", ".join(file.relative_to(self.folder).as_posix() for file in files[:3])
-            raise RevisitError(
-                f"{where}: {value!r} could be any of {len(files)} images in {self.folder} ({names}"
-                f"{', …' if len(files) > 3 else ''}); name the image by its path within that folder."
-            )
-        return path_within(self.folder, files[0].relative_to(self.folder)) if files else None
 
 
 def check_captions(

@@ -22,7 +22,7 @@ MAX_UNPACKED = 1 << 30  # bytes of a .gz file's content
 # Fields with generated text. `answer` is not among them, because it is as often the gold answer.
 TEXTS = ("text", "caption", "response", "prediction", "model_prediction")
 IDS = ("id", "question_id", "image_id", "index")
-IMAGES = ("image", "image_source", "image_file", "image_path", "img_path", "filename")
+IMAGES = ("image", "image_source", "image_file", "image_path", "img_path", "filename", "images")
 
 
 T = TypeVar("T")

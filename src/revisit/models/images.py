@@ -18,6 +18,7 @@ from PIL import ImageOps, UnidentifiedImageError
 from PIL.Image import Image
 
 from revisit.errors import RevisitError
+from revisit.io.finder import image_files
 
 if TYPE_CHECKING:
     from revisit.models.types import ImageLike
@@ -35,7 +36,6 @@ MAX_RATIO = 200  # of the longer side to the shorter one, which image processors
 WEB_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 FORMATS = (*WEB_FORMATS, "TIFF")
 DAMAGE = (OSError, SyntaxError, ValueError, AttributeError, EOFError)  # raised by Pillow
-SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 
 
 def open_image(source: ImageLike, *, max_pixels: int = MAX_PIXELS, scale: Scale | None = None) -> Image:
@@ -202,14 +202,14 @@ def _to_rgb(image: Image) -> Image:
 
 
 def find_images(arguments: Sequence[str]) -> list[str]:
-    """List image files in the given order; a folder stands for all image files in it."""
+    """List image files in the given order; a folder stands for all image files in it and its subfolders."""
     files: list[str] = []
     for argument in arguments:
         if Path(argument).is_dir():
-            inside = sorted(str(p) for p in Path(argument).iterdir() if p.suffix.lower() in SUFFIXES)
+            inside = image_files(Path(argument))
             if not inside:
                 raise RevisitError(f"The folder {argument!r} contains no image files.")
-            files.extend(inside)
+            files.extend(map(str, inside))
         else:
             files.append(argument)
     return files

@@ -7,6 +7,7 @@ A benchmark is a class whose fields are its options (`get("pope", parser="vcd")`
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ from revisit.registry import Registry, Settings
 if TYPE_CHECKING:
     from revisit.eval.benchmarks.io.data import Draft
 
+
+DATA_FILE = re.compile(r"\.(jsonl?|csv|tsv|parquet)(\.gz)?$", re.IGNORECASE)
 
 # NaN is null in JSON.
 Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
@@ -200,6 +203,11 @@ class Benchmark(Settings):
         """Return the folder of its annotation files: `data_dir/<name>`, or `data_dir` itself if they are there."""
         return folder(data_dir, self.name, *self.data_files)
 
+    @property
+    def default_data(self) -> str:
+        """The data folder to use if none is given; empty if the user has to choose one."""
+        return ""
+
     def files(self, data_dir: Path) -> list[Path]:
         """Return the annotation files (not the images) that `load` reads; raise RevisitError if one is missing."""
         return [self.require(self.home(data_dir) / file) for file in self.data_files]
@@ -269,6 +277,9 @@ register = BENCHMARKS.register
 
 def find(name: str) -> type[Benchmark]:
     """Return the class of a benchmark, by its name in any spelling ("LLaVA-Bench") or as `path/to/file.py:Class`."""
+    if DATA_FILE.search(name):
+        kinds = " or ".join(f"{kind}:{name}" for kind in ("yesno", "choice", "captions"))
+        raise RevisitError(f"{name!r} is a file, not the name of a benchmark: for your own questions, write {kinds}.")
     spelled = name.lower().replace("-", "_")
     return BENCHMARKS.load(name if ".py" in name or name in BENCHMARKS.registered else spelled)
 

@@ -22,8 +22,12 @@ DOWNLOAD = "download"
 DEFAULT_SCENES = "scenes:unusual:100"
 
 
-def parse_data(data: Any, benchmarks: Sequence[str]) -> dict[str, str]:
-    """Return benchmark → value of --data, from `name=value` entries or a mapping; a value alone (or "*") is for all others."""
+def parse_data(data: Any, benchmarks: Sequence[str], defaults: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return benchmark → value of --data, from `name=value` entries or a mapping; a value alone (or "*") is for all others.
+
+    Benchmarks without a value have that of `defaults`.
+    """
+    defaults = defaults or {}
     if isinstance(data, Mapping):
         pairs = [(str(name), str(value)) for name, value in data.items()]
     else:
@@ -36,9 +40,9 @@ def parse_data(data: Any, benchmarks: Sequence[str]) -> dict[str, str]:
         raise RevisitError("--data has two folders for the same benchmark; pass one folder, or NAME=FOLDER for each.")
     if wrong := next((name for name in values if name not in ("*", *benchmarks)), None):
         raise unknown("benchmark in --data:", wrong, benchmarks)
-    if missing := next((name for name in benchmarks if name not in values and "*" not in values), None):
+    if missing := next((name for name in benchmarks if not {name, "*"} & values.keys() and name not in defaults), None):
         raise RevisitError(f"--data has no folder for benchmark {missing!r}; add --data {missing}=DIR.")
-    return {name: values.get(name, values.get("*", "")) for name in benchmarks}
+    return {name: values.get(name, values.get("*", defaults.get(name, ""))) for name in benchmarks}
 
 
 def resolve_data(place: str, benchmark: str, limit: int | None = None) -> Path:
