@@ -22,10 +22,10 @@ from revisit.step.compiled import kernel
 from revisit.step.reference import refine_row, scatter
 from revisit.vllm.generated_tokens import GeneratedTokens
 from revisit.vllm.head import ShardedHead
-from revisit.vllm.plan import Plan
+from revisit.vllm.plan import EXCLUDING, MASKED_LOGIT_GAP, Plan
 from revisit.vllm.request import LAYERS_SWITCH, check, kept_layers, parse
 from revisit.vllm.states import Row
-from revisit.vllm.worker import MASKED_LOGIT_GAP, Worker
+from revisit.vllm.worker import Worker
 
 IMAGE, WIDTH, VOCABULARY, DEPTH, BLOCK = 9, 6, 40, 3, 128
 
@@ -158,14 +158,14 @@ class Model:
     def wanted(
         self, method: ReVisiT, sequence: dict[int, Tensor], prompt: list[int], end: int, draw: float = 0.0
     ) -> Tensor:
-        """Return the reference's scores, with the model's own order far below them."""
+        """Return the reference's scores."""
         logits = sequence[DEPTH][end - 1] @ self.weight.T
         layers = (DEPTH,) if method.layers == "last" else (1, DEPTH)
         where = [i for i, token in enumerate(prompt) if token == IMAGE]
         states = torch.cat([sequence[layer][where] for layer in layers])
         written = self.inputs[len(prompt) : end]
         result = refine_row(logits, states, ShardedHead(self.weight), method.rule(), draw, written)
-        return torch.maximum(scatter(result, logits), logits - MASKED_LOGIT_GAP)
+        return scatter(result, logits)
 
 
 @st.composite
@@ -559,8 +559,22 @@ def test_half_precision_logits_are_refined_in_float32() -> None:
     got = model.worker.refine(raw, sequence[DEPTH][:2])
     assert got.dtype == torch.float32
     assert torch.equal(got[1], raw[1].float())
-    inside = got[0] > -MASKED_LOGIT_GAP / 2
-    torch.testing.assert_close(got[0][inside].exp().sum(), torch.tensor(1.0))
+    torch.testing.assert_close(got[0].exp().sum(), torch.tensor(1.0))
+
+
+@pytest.mark.usefixtures("either_step")
+@pytest.mark.parametrize("server", [{}, {"processors": True}])
+def test_implausible_tokens_are_impossible_unless_the_plausible_ones_may_be_excluded(server: dict[str, Any]) -> None:
+    model, prompt = Model(blocks=16, **server), [IMAGE, IMAGE, 2]
+    sequence = model.sequence(prompt, 1)
+    for name in ("plain", *EXCLUDING):
+        model.worker.add(name, SimpleNamespace(extra_args={"revisit": {"alpha": 0.1}}, **{name: {"a": 1}}), prompt)
+    raw, got = model.step([(name, sequence, 0, 3) for name in model.worker.requests])
+    wanted = model.wanted(ReVisiT(alpha=0.1), sequence, prompt, 3)
+    assert not wanted.isfinite().all()
+    finite = torch.maximum(wanted, raw[0] - MASKED_LOGIT_GAP)
+    torch.testing.assert_close(got[0], finite if server else wanted)
+    torch.testing.assert_close(got[1:], finite.expand(len(EXCLUDING), -1))
 
 
 def test_the_memory_of_a_worker_does_not_grow_with_requests() -> None:

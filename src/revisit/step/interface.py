@@ -56,7 +56,7 @@ class Step:
         logits = inputs.logits
         chosen = logits if rows is None else logits[rows]
         output = self.take(inputs._replace(logits=chosen))
-        scores = torch.maximum(output.scores, chosen - gap)
+        scores = output.scores if gap == math.inf else torch.maximum(output.scores, chosen - gap)
         if rows is None:
             logits.copy_(scores)
         else:

@@ -334,7 +334,7 @@ def fuse(
     base, place = row.to(tl.int64) * V, tl.arange(0, TOKENS)
     zero = k * 0.0  # scalars in float32 that loops change
     w, mean = zero + weight, zero
-    if AGREEMENT or UNCERTAINTY or marks is not None:
+    if (AGREEMENT or UNCERTAINTY) or marks is not None:  # older Triton takes no chain of three
         jsd, top, joint = zero, zero - INFINITY, zero - INFINITY
         for start in range(0, k, TOKENS):
             inside = start + place < k

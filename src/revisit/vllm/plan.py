@@ -7,6 +7,7 @@ all three count the same blocks.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -29,6 +30,9 @@ POOL_SWITCH = "REVISIT_VLLM_POOL_MB"
 TOKENS_PER_IMAGE = ("image_seq_length", "mm_tokens_per_image")  # configuration fields of models with a fixed number
 BLOCK, LARGEST_BLOCK = 512, 1024  # states of a block, if one layer is stored, and if several are
 SMALLEST_BLOCK, FEWEST_BLOCKS = 64, 16  # blocks are smaller in a pool that would have fewer
+# Sampling parameters with which vLLM may exclude every plausible token.
+EXCLUDING = ("structured_outputs", "allowed_token_ids", "bad_words", "logit_bias", "min_tokens")
+MASKED_LOGIT_GAP = 1e5
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,7 @@ class Plan:
     drafts: int = 0  # most candidates of speculative decoding that a step verifies for a request
     caching: bool = False  # whether vLLM has a prefix cache
     thoughts: Thoughts | None = None  # tokens around a thought, if the tokenizer has them
+    processors: bool = False  # whether the server has logits processors of its own
 
     @property
     def collected(self) -> tuple[int, ...]:
@@ -78,6 +83,15 @@ class Plan:
                 "a token are not known before they are accepted; leave them out, or use a server without --speculative-config."
             )
         return method
+
+    def gap(self, params: Any) -> float:
+        """Return how far a request's tokens outside the plausible set lie below their logits.
+
+        The distance is infinite, as vLLM's top-p kernel requires, unless something else may exclude the whole set: then the
+        excluded tokens are sampled in the model's own order.
+        """
+        excluding = self.processors or any(getattr(params, name, None) for name in EXCLUDING)
+        return MASKED_LOGIT_GAP if excluding else math.inf
 
     def layers(self, method: ReVisiT) -> tuple[int, ...]:
         return resolve_layers(method.layers, self.depth, self.tied)
@@ -170,6 +184,7 @@ def make_plan(config: Any) -> Plan:
         drafts=config.num_speculative_tokens,
         caching=bool(config.cache_config.enable_prefix_caching),
         thoughts=tokenizer and find_thoughts(tokenizer, model.hf_config.model_type),
+        processors=bool(model.logits_processors),
     )
 
 

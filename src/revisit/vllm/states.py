@@ -11,16 +11,25 @@ import numpy as np
 
 from revisit.methods.revisit import ReVisiT
 from revisit.step.interface import BlockTable, ItemStates, StateBlocks
+from revisit.step.rule import Rule
 from revisit.vllm.plan import Plan
 from revisit.vllm.pool import Pool
+
+
+class GroupSettings(NamedTuple):
+    """Settings of a request; those with equal ones are refined together."""
+
+    rule: Rule
+    phase: str
+    gap: float  # how far below its logit the score of a token outside the plausible set is
 
 
 class RequestState:
     """An opted-in request: its settings, the positions of its vision tokens, and which of their states are stored."""
 
-    def __init__(self, name: str, method: ReVisiT, plan: Plan, prompt_ids: Sequence[int]) -> None:
+    def __init__(self, name: str, method: ReVisiT, plan: Plan, prompt_ids: Sequence[int], gap: float) -> None:
         self.name = name
-        self.settings = (method.rule(), method.phase)  # requests with equal settings are refined together
+        self.settings = GroupSettings(method.rule(), method.phase, gap)
         self.final_norm = method.norm == "final"
         self.layers = plan.layers(method)
         self.prompt_length = len(prompt_ids)

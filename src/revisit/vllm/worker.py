@@ -31,13 +31,9 @@ from revisit.vllm.head import ShardedHead
 from revisit.vllm.plan import Plan
 from revisit.vllm.pool import Pool
 from revisit.vllm.request import parse
-from revisit.vllm.states import PooledStates, RequestState, Row, Scheduled
+from revisit.vllm.states import GroupSettings, PooledStates, RequestState, Row, Scheduled
 
 log = logging.getLogger("vllm.revisit")  # below vLLM's own logger, which prints it
-
-# Tokens outside the plausible set are this far below the model's own logits: they are only sampled if a grammar or a list of
-# allowed tokens excludes the whole set, and then in the model's own order.
-MASKED_LOGIT_GAP = 1e5
 
 
 class Worker:
@@ -66,7 +62,7 @@ class Worker:
         self._failed: set[str] = set()
         self._scheduled: list[Scheduled] = []
         self._observed = True  # whether `observe` was called in this step
-        self._groups: dict[tuple[Rule, str], tuple[Step, PooledStates]] = {}  # of the last step, by settings
+        self._groups: dict[GroupSettings, tuple[Step, PooledStates]] = {}  # of the last step, by settings
         self._generated = GeneratedTokens(self.pool.states.device)
 
     @functools.cached_property
@@ -94,7 +90,7 @@ class Worker:
             method = None if params is None else parse(params.extra_args, self.plan.model)
             if method is None:
                 return
-            request = RequestState(name, method, self.plan, prompt_ids or [])
+            request = RequestState(name, method, self.plan, prompt_ids or [], self.plan.gap(params))
             if request.tokens:
                 self._assign_blocks(request, owner)
         except Exception as error:
@@ -235,7 +231,7 @@ class Worker:
         if not self._observed:
             self._observe_sampled(sampled)
         scheduled, self._scheduled = self._scheduled, []
-        groups: dict[tuple[Rule, str], list[Row]] = defaultdict(list)
+        groups: dict[GroupSettings, list[Row]] = defaultdict(list)
         for part in scheduled:
             request, rows = part.request, part.rows()
             if not rows or not request.tokens or request.name not in self.requests:
@@ -266,7 +262,7 @@ class Worker:
 
     def _take_step(self, logits: Tensor, group: Sequence[Row]) -> None:
         requests, numbers = [row.request for row in group], [row.number for row in group]
-        rule, phase = settings = requests[0].settings
+        rule, phase, gap = settings = requests[0].settings
         step, states = self._groups.get(settings) or (choose(self.head, rule, self.pool.states.device), None)
         if states is None or states.requests != requests:
             states = PooledStates(self.pool, requests)
@@ -280,7 +276,7 @@ class Worker:
         index = slice(None) if rows is None else rows
         before = None if phase == "both" else logits[index].clone()
         inputs = StepInput(logits, states, draws, written=written if rule.once else None)
-        step.take_in_place(inputs, rows, MASKED_LOGIT_GAP)
+        step.take_in_place(inputs, rows, gap)
         if before is not None and written is not None:
             outside = self._outside_phase(requests, written)
             logits[index] = torch.where(outside[:, None], before, logits[index])
@@ -291,7 +287,7 @@ class Worker:
         assert thoughts is not None  # else such requests are rejected
         marks = np.array([[thoughts.open if request.in_thought else thoughts.close] for request in requests])
         inside = thoughts.inside(torch.cat([to_device(marks, written.device), written], dim=1))
-        return ~inside if requests[0].settings[1] == "thought" else inside
+        return ~inside if requests[0].settings.phase == "thought" else inside
 
     @torch.no_grad()
     def rehearse(self, logits: Tensor) -> None:
