@@ -101,6 +101,27 @@ def allow_any_mask() -> None:
     InterpreterBuilder.create_masked_load = loaded
 
 
+def compile_models() -> None:
+    """Let vLLM's CPU build compile models as its GPU builds do, without the passes that need operators of a GPU."""
+    from vllm.compilation.passes.utility.fix_functionalization import FixFunctionalizationPass
+    from vllm.config.compilation import CompilationMode
+    from vllm.platforms.cpu import CpuPlatform
+
+    check = CpuPlatform.check_and_update_config
+
+    def checked(config: Any) -> None:
+        check(config)
+        compilation = config.compilation_config
+        compilation.mode, compilation.backend = CompilationMode.VLLM_COMPILE, "inductor"
+        compilation.compile_sizes = []
+        for name, value in vars(compilation.pass_config).items():
+            if value is True:
+                setattr(compilation.pass_config, name, False)
+
+    CpuPlatform.check_and_update_config = staticmethod(checked)
+    FixFunctionalizationPass.__call__ = lambda *_: None
+
+
 def run_engine(engine: dict[str, Any], plugged: bool) -> dict[str, Any]:
     """Run all requests of one engine, and record the plug-in's state and counters afterwards."""
     from vllm import LLM
@@ -114,7 +135,7 @@ def run_engine(engine: dict[str, Any], plugged: bool) -> dict[str, Any]:
     llm = LLM(
         engine["model"],
         dtype=engine.get("dtype", "float32"),
-        enforce_eager=True,
+        enforce_eager=not engine.get("compiled"),
         seed=0,
         limit_mm_per_prompt={"image": 2, "video": 0},
         **{"max_model_len": 512, **engine["options"]},
@@ -183,6 +204,8 @@ def main(job_file: str, result_file: str) -> None:
     sys.path.insert(0, str(Path(__file__).parent.parent))
     if os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1":
         allow_any_mask()
+    if any(engine.get("compiled") for engine in job["engines"]):
+        compile_models()
     results = []
     for engine in job["engines"]:
         results.append(run_engine(engine, job["plugged"]))

@@ -41,6 +41,7 @@ class WithWorker:
         plan = None if is_draft(vllm_config) else make_plan(vllm_config)
         if plan is not None:
             check_supported(vllm_config, plan.kept)
+            key_compile_cache(vllm_config, plan.collected)
         super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
         if plan is not None and get_pp_group().is_last_rank:
             self.revisit = build_worker(self, plan)
@@ -61,6 +62,16 @@ class WithWorker:
         if not self.revisit.rehearsed and logits.device.type != "cpu":  # the first call profiles memory
             self.revisit.rehearse(logits)
         return self.revisit.refine(logits, hidden_states)
+
+
+def key_compile_cache(config: VllmConfig, layers: tuple[int, ...]) -> None:
+    """Add the collected layers to the key of vLLM's compile cache, which otherwise holds one graph for all of them."""
+    given = config.additional_config
+    if isinstance(given, dict):
+        config.additional_config = {**given, "revisit_layers": list(layers)}
+    else:
+        given_hash = given.compute_hash()
+        given.compute_hash = lambda: f"{given_hash} revisit_layers={layers}"  # type: ignore[method-assign]
 
 
 def build_worker(model: Any, plan: Plan) -> Worker:

@@ -176,8 +176,14 @@ class Worker:
         if inputs is not None:
             self._generated.store(inputs, copies)
 
-    def observe(self, final: Tensor, others: Iterable[Tensor]) -> None:
+    def observe(self, final: Tensor, others: Sequence[Tensor]) -> None:
         """Store the vision states of a forward: the normed final states, and those of the other collected layers."""
+        if len(others) != len(self.plan.collected) - 1:
+            raise RevisitError(
+                f"The compiled model returns the states of {len(others)} layers before the last, not of "
+                f"{len(self.plan.collected) - 1}: delete vLLM's compile cache (torch_compile_cache in VLLM_CACHE_ROOT, by default "
+                "~/.cache/vllm), and start the server again."
+            )
         if self._observed or not self._scheduled:
             return
         self._observed = True
