@@ -60,7 +60,7 @@ VLLM_TEST := $(VLLM_VENV)/bin/python -m pytest -o addopts= -W default
 
 test-vllm: $(VLLM_VENV)/.installed  ## the vLLM plug-in in real engines and servers (CPU), on both of vLLM's model runners
 	VLLM_USE_V2_MODEL_RUNNER=1 $(VLLM_TEST) tests/vllm_plugin/test_vllm_*.py
-	VLLM_USE_V2_MODEL_RUNNER=0 $(VLLM_TEST) $(addprefix tests/vllm_plugin/test_vllm_,engine.py eval.py families.py server.py)
+	VLLM_USE_V2_MODEL_RUNNER=0 $(VLLM_TEST) $(addprefix tests/vllm_plugin/test_vllm_,compiled.py engine.py eval.py families.py server.py)
 
 test-vllm-previous:  ## the same on the previous minor version of vLLM
 	$(MAKE) test-vllm VLLM=0.31.0 VLLM_VENV=.venv-vllm-previous
@@ -98,11 +98,19 @@ test-ray: .venv-ray/.installed  ## evaluation on a local Ray cluster of two node
 	$(PIP) install -q -c constraints.txt -e ".[tiny]" triton==3.9.0 pytest pytest-timeout hypothesis
 	touch $@
 
+# The versions that torch 2.6 and 2.7 bring.
+TRITON_OLD := .venv-triton/triton-3.2.0 .venv-triton/triton-3.3.0
+
+.venv-triton/triton-%/.installed: .venv-triton/.installed
+	.venv-triton/bin/pip --disable-pip-version-check install -q --no-deps --target $(@D) triton==$*
+	touch $@
+
 TRITON_TEST := .venv-triton/bin/python -m pytest -o addopts=
 
-test-triton: .venv-triton/.installed  ## the GPU step: interpreted, against the reference; compiled, for four GPUs
+test-triton: .venv-triton/.installed $(TRITON_OLD:%=%/.installed)  ## the GPU step: interpreted, against the reference; compiled, for four GPUs
 	TRITON_INTERPRET=1 $(TRITON_TEST) tests/step/test_triton.py
 	$(TRITON_TEST) tests/step/test_triton_compiled.py tests/device/test_triton_budget.py
+	for folder in $(TRITON_OLD); do PYTHONPATH=$$folder $(TRITON_TEST) tests/step/test_triton_compiled.py || exit 1; done
 
 # --no-deps: mlx-vlm's package also installs audio, video and a server.
 .venv-mlx/.installed: $(BUILD) constraints.txt
