@@ -338,9 +338,9 @@ def served(model: Any, processor: Any, alpha: float, count: int, tokens: int) ->
 
     from revisit import ReVisiT
     from revisit.serve.app import Service, build
+    from revisit.serve.connection import configure
     from revisit.serve.decoder import Decoder
     from revisit.serve.limits import Limits
-    from revisit.serve.server import configure
 
     decoder = Decoder(model, processor)
     decoder.end = set()  # answers of full length, as for the others

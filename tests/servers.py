@@ -24,9 +24,9 @@ import families
 from revisit.decoding.method import Method
 from revisit.methods.revisit import ReVisiT
 from revisit.serve.app import Service, build
+from revisit.serve.connection import configure
 from revisit.serve.decoder import Decoder
 from revisit.serve.limits import Limits
-from revisit.serve.server import configure
 
 
 class Running:

@@ -37,7 +37,7 @@ class Incomplete(RevisitError):
 # Packages that only some commands need -> the extra that installs them.
 EXTRAS = {
     **dict.fromkeys(("nltk", "scipy", "statsmodels", "matplotlib", "pandas"), "eval"),
-    **dict.fromkeys(("fastapi", "uvicorn", "starlette"), "serve"),
+    **dict.fromkeys(("fastapi", "uvicorn", "starlette", "prometheus_client"), "serve"),
     "llguidance": "json",
     **dict.fromkeys(("datasets", "pyarrow"), "hub"),
     "openai": "judge",

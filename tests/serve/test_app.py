@@ -6,6 +6,8 @@ import base64
 import concurrent.futures
 import contextlib
 import json
+import logging
+import os
 import signal
 import socket
 import struct
@@ -173,20 +175,56 @@ def test_bad_requests_get_status_400_and_one_sentence(running: Running, client: 
 def test_body_size_is_bounded_with_and_without_a_declared_length(running: Running) -> None:
     url = f"{running.url}/v1/chat/completions"
     large = b" " * 300_000
-    declared = httpx.post(url, content=large, headers=JSON)
-    assert declared.status_code == 413
-    assert "200,000" in declared.json()["error"]["message"]
 
     def pieces() -> Iterator[bytes]:
-        for _ in range(60):
+        for _ in range(1200):
             yield b" " * 5_000
 
-    try:
-        status = httpx.post(url, content=pieces(), headers=JSON).status_code
-    except httpx.WriteError:  # closed while still sending
-        status = 413
-    assert status == 413
+    for content in (large, b" " * 6_000_000, pieces()):  # sent whole before the client reads
+        for connection in ("keep-alive", "close"):
+            reply = httpx.post(url, content=content, headers=JSON | {"connection": connection}, timeout=60)
+            assert reply.status_code == 413
+            assert "200,000" in reply.json()["error"]["message"]
+            content = pieces() if content not in (large, b" " * 6_000_000) else content
     assert httpx.post(url, content=b"{}", headers={"content-type": "text/plain"}).status_code == 415
+
+
+def test_headers_are_bounded(running: Running) -> None:
+    reply = httpx.get(f"{running.url}/v1/models", headers={"x": "y" * 70_000})
+    assert reply.status_code in (400, 431)  # 400 from h11 if they arrive in pieces
+    assert httpx.get(f"{running.url}/v1/models", headers={"x": "y" * 50_000}).status_code == 200
+
+
+def closed_after(connection: socket.socket) -> float:
+    """Return how many seconds a server takes to close a connection."""
+    began = time.monotonic()
+    connection.settimeout(60)
+    with contextlib.suppress(ConnectionResetError):
+        while connection.recv(1):
+            pass
+    return time.monotonic() - began
+
+
+def test_slow_clients_are_cut_off() -> None:
+    with serving(Limits(read_seconds=0.5)) as server:
+        server.server.servers[0].sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        for sent in (b"", b"POST /v1/ch", HALF.replace(b"/v1/chat", b"/nowhere")):
+            with socket.create_connection(server.address) as slow:
+                slow.sendall(sent)
+                assert closed_after(slow) < 20
+        fields = {"stream": True, "logprobs": True, "top_logprobs": 20}
+        body = json.dumps({"model": "tiny", "messages": messages(1), **fields}).encode()
+        head = HALF.partition(b"Content-Length")[0] + b"Content-Length: %d\r\n\r\n" % len(body)
+        with socket.socket() as reader:  # reads nothing of 300 kB
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            reader.connect(server.address)
+            reader.sendall(head + body)
+            until, connections = time.monotonic() + 60, server.server.server_state.connections
+            while not connections and time.monotonic() < until:
+                time.sleep(0.01)
+            while connections and time.monotonic() < until:
+                time.sleep(0.05)
+            assert not connections
 
 
 def test_bytes_count_when_they_arrive_not_when_they_are_declared() -> None:
@@ -243,12 +281,37 @@ def test_a_waiting_request_keeps_pixels_and_counts_them(running: Running) -> Non
     assert Ticket(request, prompt, 1, None).held_bytes > pixels + 1000  # type: ignore[arg-type]
 
 
-def test_requests_are_logged(running: Running, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
+def test_requests_are_logged(
+    running: Running, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("revisit.access"), "propagate", True)
+
+    def wait_for(part: str) -> None:
+        """Requests are logged after their response."""
+        until = time.monotonic() + 30
+        while not any(part in record.getMessage() for record in caplog.records):
+            assert time.monotonic() < until, [record.getMessage() for record in caplog.records]
+            time.sleep(0.01)
+
     assert running.post(messages=[]).status_code == 400
-    (line,) = [record.getMessage() for record in caplog.records if record.name == "uvicorn.access"]
-    assert "POST /v1/chat/completions" in line
-    assert line.endswith("400")
+    wait_for("POST /v1/chat/completions 400 - invalid_request 0.")
+    assert running.post(messages=messages(1), max_tokens=2, stream=True).status_code == 200
+    wait_for("POST /v1/chat/completions 200 revisit length ")
+    assert httpx.get(f"{running.url}/a%0ab").status_code == 404
+    wait_for(r"GET /a\nb 404")
+
+
+def test_metrics_count_requests_and_tokens() -> None:
+    with serving() as server:
+        for fields in ({"max_tokens": 3}, {"max_tokens": 2, "stream": True}, {"max_tokens": 0}):
+            server.post(messages=messages(1), **fields)
+        time.sleep(0.5)
+        lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+    chat = 'revisit_requests_total{method="%s",reason="%s",route="/v1/chat/completions",status="%s"} %s'
+    assert chat % ("revisit", "length", 200, 2.0) in lines
+    assert chat % ("-", "invalid_request", 400, 1.0) in lines
+    assert 'revisit_tokens_total{kind="completion"} 5.0' in lines
+    assert "revisit_held_bytes 0.0" in lines
 
 
 def test_routes(running: Running) -> None:
@@ -290,6 +353,25 @@ def test_accepted_requests_are_answered_after_sigterm(tmp_path: Path) -> None:
         pieces = [json.loads(line[6:])["choices"][0]["delta"].get("content", "") for line in rest[:-1]]
         assert "".join(pieces) == expected(1, 80, ReVisiT())
         assert process.wait(60) in (0, -signal.SIGTERM)
+
+
+@pytest.mark.parametrize(("signals", "status"), [(["SIGHUP"], 0), (["SIGINT", "SIGINT"], 130)])
+def test_signals_end_the_server_as_documented(tmp_path: Path, signals: list[str], status: int) -> None:
+    with started(tmp_path) as (process, url):
+        fields = {"model": "tiny", "messages": messages(1), "max_tokens": 1000, "stream": True}
+        with httpx.stream("POST", f"{url}/chat/completions", json=fields, timeout=120) as reply:
+            lines = reply.iter_lines()
+            next(lines)
+            for name in signals:
+                os.kill(process.pid, getattr(signal, name))
+                time.sleep(0.5)
+            if status:
+                assert process.wait(2) == status
+            else:
+                assert [line for line in lines if line][-1] == "data: [DONE]"
+                assert process.wait(60) == status
+        assert process.stderr is not None
+        assert "Traceback" not in process.stderr.read()
 
 
 @pytest.mark.parametrize(
@@ -334,7 +416,14 @@ def test_images_in_memory_are_bounded_per_request_and_in_total() -> None:
 
 def test_other_host_names_are_rejected(running: Running) -> None:
     """A page of another site can point its name here (DNS rebinding), but cannot change the Host header."""
-    for host, status in (("evil.example", 403), ("localhost:8000", 200), ("[::1]:80", 200), ("", 403), ("[x", 403)):
+    for host, status in (
+        ("evil.example", 403),
+        ("localhost:8000", 200),
+        ("[::1]:80", 200),
+        ("", 403),
+        ("[x", 403),
+        ("127.0.0.1#.evil.com", 403),
+    ):
         assert httpx.get(f"{running.url}/v1/models", headers={"host": host}).status_code == status, host
     assert httpx.get(f"{running.url}/health", headers={"host": "probe.internal"}).status_code == 200
 

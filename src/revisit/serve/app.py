@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import re
 import time
 from collections.abc import AsyncIterator, Collection
 from concurrent.futures import ThreadPoolExecutor
@@ -11,10 +12,11 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.datastructures import State
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -22,15 +24,33 @@ from revisit.decoding.method import Method
 from revisit.errors import RevisitError
 from revisit.serve.batcher import Batcher, Event, Ticket, timed_out
 from revisit.serve.errors import ApiError, excerpt, server_error
+from revisit.serve.front import Front, Metrics
 from revisit.serve.limits import LOOPBACK, Limits
 from revisit.serve.replies import Json, Piece, Reply, chunk, completion, encode, event, last_chunks
 from revisit.serve.requests import ChatRequest, parse_body, read_request, unknown_model
 from revisit.serve.schema import ChatBody, CheckBody
 
 if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
     from revisit.serve.decoder import Decoder
 
+HOST = re.compile(r"(\[(?P<ip>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(:\d{1,5})?")
 READERS = 4  # threads that check requests and decode their images
+
+
+class Unread(JSONResponse):
+    """The answer to a request whose body was not read: what is sent of it is dropped, or the client would see a reset connection.
+
+    A client that goes on for too long is cut off by its connection.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        while (await receive()).get("more_body"):
+            pass
+        await send({"type": "http.response.body"})
 
 
 class Service:
@@ -53,6 +73,11 @@ class Service:
         self._readers = ThreadPoolExecutor(READERS, "reader")
         self._bodies: dict[int, bytearray] = {}  # of the requests that are being received or checked, by id()
 
+    @property
+    def held_bytes(self) -> int:
+        """The memory held for requests: bodies that arrive or are being checked, and prompts and images of the others."""
+        return self.batcher.held_bytes + sum(map(len, [*self._bodies.values()]))
+
     def close(self) -> None:
         """Abandon all requests and end the threads."""
         self.batcher.stop()
@@ -61,10 +86,8 @@ class Service:
     def check_host(self, request: Request) -> None:
         """Reject unknown names in the Host header, with which pages of other sites could reach a local server (DNS rebinding)."""
         header = request.headers.get("host", "")
-        try:
-            name = urlsplit(f"//{header}").hostname or ""
-        except ValueError:
-            name = ""
+        found = HOST.fullmatch(header.lower())
+        name = found["ip"] or found["name"] if found else ""
         if "*" not in self.hosts and name not in self.hosts:
             quoted = repr(excerpt(header, 100))
             message = f"This server does not accept the host {quoted}; its operator can add it with --allow-host."
@@ -83,6 +106,7 @@ class Service:
         """Return the answer, whole or as a stream; errors before the first piece set the status of the response."""
         self.check_access(request)
         ticket, first = await self._admit(request, kind), None
+        request.state.method = ticket.request.method.name
         try:
             first = await self._first_event(ticket, request)
         finally:
@@ -91,9 +115,12 @@ class Service:
             raise first
         if ticket.request.chat.stream:
             return StreamingResponse(
-                self._stream(ticket, first), media_type="text/event-stream", headers={"cache-control": "no-store"}
+                self._stream(ticket, first, request.state),
+                media_type="text/event-stream",
+                headers={"cache-control": "no-store"},
             )
         assert isinstance(first, Reply)  # only streamed answers come in pieces
+        request.state.reason, request.state.usage = first.finish, first.usage
         return Response(encode(completion(ticket.request, first)), media_type="application/json")
 
     async def _admit(self, request: Request, kind: type[ChatBody | CheckBody]) -> Ticket:
@@ -125,7 +152,7 @@ class Service:
 
     def _check_memory(self, own: int) -> None:
         """Reject a request that holds `own` bytes if that is too much beside the others."""
-        others = self.batcher.held_bytes + sum(map(len, [*self._bodies.values()]))
+        others = self.held_bytes
         if others and others + own > self.limits.held_bytes:
             raise ApiError(429, "Too much data in waiting requests; try again later.", code="queue_full")
 
@@ -143,6 +170,7 @@ class Service:
                 self._check_body(len(body) + len(part))
                 self._check_memory(len(part))
                 body.extend(part)
+            request.state.received = True
             reading = self._readers.submit(self.read, body, kind)
         except BaseException:
             drop()
@@ -177,9 +205,10 @@ class Service:
                 if await request.is_disconnected():
                     raise ClientDisconnect from None
 
-    async def _stream(self, ticket: Ticket, current: Event) -> AsyncIterator[bytes]:
+    async def _stream(self, ticket: Ticket, current: Event, state: State) -> AsyncIterator[bytes]:
         """Yield the answer as server-sent events, beginning with `current`; errors are events, too."""
         request = ticket.request
+        state.reason = "left"
         try:
             yield event(chunk(request))
             while isinstance(current, Piece):
@@ -189,8 +218,10 @@ class Service:
                 except asyncio.TimeoutError:
                     current = timed_out()
             if isinstance(current, ApiError):
+                state.reason = current.reason
                 yield event(current.body())
                 return
+            state.reason, state.usage = current.finish, current.usage
             for last in last_chunks(request, current):
                 yield event(last)
             yield b"data: [DONE]\n\n"
@@ -210,13 +241,24 @@ def build(service: Service) -> FastAPI:
     app = FastAPI(
         title="revisit", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, lifespan=lifespan
     )
+    batcher = service.batcher
+    metrics = Metrics(
+        {
+            "waiting_requests": ("Requests in the queue.", lambda: len(batcher.waiting)),
+            "running_requests": ("Requests in the batch that is being decoded.", lambda: len(batcher.running)),
+            "held_bytes": ("Memory held for requests; see the limit of this name.", lambda: service.held_bytes),
+        }
+    )
+    app.add_middleware(Front, metrics=metrics)
 
     @app.exception_handler(ApiError)
     async def reject(request: Request, error: ApiError) -> JSONResponse:
+        request.state.reason = error.reason
         headers = {"retry-after": "1"} if error.status in (429, 503) else {}
-        if error.status in (408, 413):
+        if error.status == 408:
             headers["connection"] = "close"  # the rest of the body is not read
-        return JSONResponse(error.body(), error.status, headers)
+        unread = request.method == "POST" and error.status != 408 and not getattr(request.state, "received", False)
+        return (Unread if unread else JSONResponse)(error.body(), error.status, headers)
 
     @app.exception_handler(HTTPException)
     async def unknown_route(request: Request, error: HTTPException) -> JSONResponse:
@@ -225,6 +267,7 @@ def build(service: Service) -> FastAPI:
 
     @app.exception_handler(ClientDisconnect)
     async def client_left(request: Request, error: ClientDisconnect) -> Response:
+        request.state.reason = "left"
         return Response(status_code=499)
 
     @app.exception_handler(Exception)
@@ -236,7 +279,7 @@ def build(service: Service) -> FastAPI:
         service.check_host(request)
         if service.page is not None:
             return HTMLResponse(service.page, headers={"cache-control": "no-store"})
-        routes = ["POST /v1/chat/completions", "POST /v1/check", "GET /v1/models", "GET /health"]
+        routes = ["POST /v1/chat/completions", "POST /v1/check", "GET /v1/models", "GET /health", "GET /metrics"]
         return JSONResponse({"model": service.name, "method": service.method.name, "endpoints": routes})
 
     @app.post("/v1/chat/completions", response_model=None)
@@ -258,6 +301,11 @@ def build(service: Service) -> FastAPI:
         if name != service.name:
             raise unknown_model(name, service.name)
         return about
+
+    @app.get("/metrics", response_model=None)
+    async def report(request: Request) -> Response:
+        service.check_access(request)
+        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/health")
     async def health() -> JSONResponse:

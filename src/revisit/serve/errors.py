@@ -12,6 +12,11 @@ class ApiError(Exception):
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, excerpt(message), param, code
 
+    @property
+    def reason(self) -> str:
+        """What went wrong, in a word that contains nothing of the request."""
+        return self.code or ("invalid_request" if self.status < 500 else "server_error")
+
     def body(self) -> dict[str, dict[str, str | None]]:
         """Return the error in the form that OpenAI's clients parse."""
         kind = {401: "authentication_error", 429: "rate_limit_error"}.get(

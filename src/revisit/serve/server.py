@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import copy
-import ctypes
-import math
 import secrets
+import signal
 import socket
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from revisit import methods
 from revisit.errors import RevisitError, need
 from revisit.serve.limits import LOOPBACK, Limits
-
-if TYPE_CHECKING:
-    import uvicorn
-    from fastapi import FastAPI
-
-HEADER_BYTES = 64 << 10
-GRACE = 30.0  # seconds for accepted requests when the server is stopped
 
 
 def check_exposure(host: str, api_key: str | None, anonymous: bool) -> None:
@@ -51,29 +41,6 @@ def listen(host: str, port: int) -> socket.socket:
         raise RevisitError(f"Cannot listen on {host}:{port} ({why}); choose another --port.") from None
 
 
-def configure(app: FastAPI, limits: Limits, **options: Any) -> uvicorn.Config:
-    """Configure uvicorn for these limits; make glibc return the memory of large images when it is freed."""
-    import uvicorn
-    from uvicorn.config import LOGGING_CONFIG
-
-    with suppress(AttributeError, OSError, TypeError):  # another C library
-        ctypes.CDLL(None).mallopt(-3, 1 << 20)  # M_MMAP_THRESHOLD
-    logs = copy.deepcopy(LOGGING_CONFIG)  # one line per request, in uvicorn's format
-    logs["loggers"]["uvicorn.error"]["level"] = "ERROR"
-    return uvicorn.Config(
-        app,
-        http="h11",  # which bounds the size of headers
-        h11_max_incomplete_event_size=HEADER_BYTES,
-        ws="none",
-        log_config=logs,
-        limit_concurrency=limits.connections,
-        timeout_graceful_shutdown=math.ceil(min(limits.seconds, GRACE)),
-        server_header=False,
-        proxy_headers=False,
-        **options,
-    )
-
-
 def serve(
     model: str,
     *,
@@ -89,22 +56,21 @@ def serve(
     name: str | None = None,
     **load_options: Any,
 ) -> None:
-    """Load a model and serve it until SIGTERM or Ctrl-C.
+    """Load a model and serve it until SIGTERM, SIGHUP or Ctrl-C.
 
     Accepted requests then have 30 seconds to finish; a second Ctrl-C ends the process at once. With `page`, the interactive
     page is served too, with a random key if other machines can reach it and none is given.
     """
-    need("fastapi", "uvicorn")
+    need("fastapi", "uvicorn", "prometheus_client")
     if page and not api_key and host not in LOOPBACK:
         api_key = secrets.token_urlsafe(24)
     check_exposure(host, api_key, anonymous)
     with listen(host, port) as listening:
         methods.get(method, **(settings or {}))  # a wrong setting fails before the model is loaded
 
-        import uvicorn
-
         from revisit.models.loading import load
         from revisit.serve.app import Service, build
+        from revisit.serve.connection import Server, configure
         from revisit.serve.decoder import Decoder
         from revisit.serve.ui import add_page
 
@@ -125,4 +91,7 @@ def serve(
             ready = f"The page is at {address}/{f'#key={api_key}' if api_key else ''}"
         print(f"{ready} (press Ctrl-C to stop).", file=sys.stderr, flush=True)
         warnings.filterwarnings("ignore", module="PIL")  # clients could cause any number of them
-        uvicorn.Server(configure(app, limits)).run(sockets=[listening])
+        server = Server(configure(app, limits))
+        if getattr(signal, "SIGHUP", None) and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup sets
+            signal.signal(signal.SIGHUP, server.handle_exit)
+        server.run(sockets=[listening])
