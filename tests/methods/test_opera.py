@@ -51,14 +51,17 @@ def search(model: Any, inputs: dict[str, Any], method: OPERA, new: int, **option
 
 
 @pytest.mark.parametrize(
-    "row", RELEASED, ids=lambda row: f"{row['family']}-{row['sharper']}-{row['picture']}-{row['end']}"
+    "row",
+    RELEASED,
+    ids=lambda row: f"{row['family']}-{row['sharper']}-{row['picture']}-{row['end']}-{row['precision']}",
 )
 def test_the_released_code_token_for_token(row: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """With an end of text, without one, and with rollbacks."""
+    """With an end of text, without one, with rollbacks, and with attention in half precision, as it is shipped."""
     targets = []
     target = opera.Search._target
     monkeypatch.setattr(opera.Search, "_target", lambda *args: targets.append(target(*args)) or targets[-1])
-    method = OPERA.official(beams=row["beams"], candidates=row["candidates"], threshold=row["threshold"])
+    settings = {name: row[name] for name in ("beams", "candidates", "threshold")}
+    method = OPERA.official(**settings, **({} if row["precision"] == "half" else {"precision": "float32"}))
     model = sharper(row["family"], row["sharper"])
     end = NO_END if row["end"] is None else row["end"]
     got = search(model, prompt(row["family"], row["picture"]), method, row["new"], eos_token_id=end)
@@ -295,7 +298,7 @@ def test_unsupported_calls_raise() -> None:
 
 def test_its_settings_by_name() -> None:
     assert OPERA() == OPERA(beams=5, candidates=5, scale=50, weight=1, threshold=15, scorer="current")
-    assert OPERA.official() == OPERA(scorer="released")
+    assert OPERA.official() == OPERA(scorer="released", precision="half")
     assert OPERA.fast() == OPERA.official(candidates=1, threshold=25)
     model, _ = families.build("llava")
     by_call = search(model, prompt("llava", 1), OPERA(beams=2), 4, num_beams=3)

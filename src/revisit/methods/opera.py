@@ -71,6 +71,8 @@ class OPERA(Method):
         scorer: How answers are compared: "current", by their log-probability divided by their length, as transformers does today, or
             "released", divided by the length of the prompt (each image as one token) and the answer without its end, as the
             released program does. It favors shorter answers.
+        precision: Of the attention and its products: "float32", or "half" as in the released program, where a product above 65,504
+            is infinite and rules its candidate out.
     """
 
     beams: BeamCount = 5
@@ -79,12 +81,13 @@ class OPERA(Method):
     weight: Strength = 1.0
     threshold: Count = 15
     scorer: Literal["current", "released"] = "current"
+    precision: Literal["float32", "half"] = "float32"
 
     name = "opera"
     summary = "beam search with an over-trust penalty and rollback"
     cost = "1 forward and 1 for each candidate, all of them with one row per beam"
     source = "Huang et al., OPERA, arXiv:2311.17911"
-    released: ClassVar[dict[str, Any]] = {"scorer": "released"}
+    released: ClassVar[dict[str, Any]] = {"scorer": "released", "precision": "half"}
     changes_forward = True
 
     @classmethod
@@ -192,7 +195,8 @@ class Search:
         attention = torch.stack(rows, dim=1)  # (rows, candidates, T + n + 1)
         to_prompt, to_answer = attention.tensor_split([self.image.shape[1]], dim=-1)
         before = products[:, None].expand(-1, self.candidates, -1)  # (rows, candidates, n)
-        penalty, columns = first_largest(penalties(column_products(before, to_answer, self.method.scale)))
+        products = column_products(before, to_answer, self.method.scale).to(to_answer.dtype)
+        penalty, columns = first_largest(penalties(products))
         if step < IMAGE_STEPS:
             penalty = -(to_prompt * self.image[:, None]).sum(-1)  # (rows, candidates)
         scores = torch.full_like(logits, OTHER_LOGIT).scatter(1, tokens, best - self.method.weight * penalty)
@@ -284,6 +288,7 @@ class Search:
     def _attention_hook(self, call: Call) -> None:
         if call.layer == self.run.parts.depth - 1:
             largest = call.last_attention().amax(1)  # (rows, positions)
+            largest = largest.half() if self.method.precision == "half" else largest.float()
             self.attention = largest / largest.sum(-1, keepdim=True)
 
     def _take_attention(self) -> Tensor:
