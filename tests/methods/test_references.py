@@ -151,6 +151,22 @@ def test_icd_keeps_its_sentence_apart_from_the_question() -> None:
     assert not icd.space_after_image(processor, table.of("qwen2_5_vl"))
 
 
+@pytest.mark.parametrize("sample", [False, True])
+def test_sid_version_of_icd_cuts_only_when_sampling(sample: bool) -> None:
+    options = {
+        "max_new_tokens": 1,
+        "do_sample": sample,
+        "output_scores": True,
+        "return_dict_in_generate": True,
+        "top_k": 0,
+    }
+    model, processor = families.build("llava")
+    inputs = families.inputs("llava", ["abc"], [[families.image(1)]])
+    for method, cuts in ((ICD.sid(), sample), (ICD.sid(constraint="always"), True), (ICD.sid(beta=0), False)):
+        scores = revisit.generate(model, **inputs, method=method, processor=processor, **options).scores[0]
+        assert bool(scores.isinf().any()) == cuts
+
+
 def test_presets_of_icd_and_avisc() -> None:
     """AvisC: the parsers of the LLaVA programs; the AMBER script; the POPE script."""
     assert ICD() == ICD.official()

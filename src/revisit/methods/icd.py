@@ -44,6 +44,7 @@ class ICD(Contrastive):
         sentence: The disturbing sentence. The authors try five; this is their most confusing one.
         place: Where it goes: as the "system" message, or right after the "image". In a prompt without a user's turn, the
             system message is its beginning.
+        constraint: Drop implausible tokens "always", or only when "sampling" as in SID's code.
     """
 
     alpha: Strength = 1.0
@@ -52,6 +53,7 @@ class ICD(Contrastive):
         "You are a confused objects detector to provide a fuzzy overview or impression of the image."
     )
     place: Literal["system", "image"] = "system"
+    constraint: Literal["always", "sampling"] = "always"
 
     name = "icd"
     summary = "contrast with the same image under a disturbing instruction"
@@ -61,9 +63,8 @@ class ICD(Contrastive):
     @classmethod
     def sid(cls, **overrides: Any) -> ICD:
         """Return SID's version for captions: its sentence right after the image, and its effective alpha."""
-        return cls(
-            **{"sentence": "You are a confused image caption model.", "place": "image", "alpha": 0.5, **overrides}
-        )
+        sentence = "You are a confused image caption model."
+        return cls(**{"sentence": sentence, "place": "image", "alpha": 0.5, "constraint": "sampling", **overrides})
 
     @classmethod
     def questions(cls, **overrides: Any) -> ICD:
@@ -74,7 +75,8 @@ class ICD(Contrastive):
         mask = run.find_vision_tokens()
         edit = self._after_image(run) if self.place == "image" else self._as_system(run)
         branch = self.branch(run, edited(run, mask, edit, pixels=True))
-        return self.contrasted(run, branch, mask.any(-1), lambda l, other, _: contrast(l, other, self.alpha, self.beta))
+        beta = self.beta if self.constraint == "always" or run.generation_config.do_sample else 0.0
+        return self.contrasted(run, branch, mask.any(-1), lambda l, other, _: contrast(l, other, self.alpha, beta))
 
     def _after_image(self, run: Run) -> EditItem:
         edges = image_edges(run)
