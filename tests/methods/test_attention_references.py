@@ -316,7 +316,6 @@ def test_sadt_flags_what_the_release_flags(frequency: float, word: str, patch: i
     # states 1 and 2 are read, state 3 is the evidence; vision tokens are at positions 1 to 6
     store = torch.stack([wave(8, 3, f=0.31 + 0.17 * layer)[1:7] for layer in (1, 2, 3)])[None]
     capture: Any = SimpleNamespace(
-        parts=SimpleNamespace(head=SimpleNamespace(all_logits=lambda states: states @ head.T)),
         rows_per_item=1,
         layers=(1, 2, 3),
         store=store,
@@ -324,7 +323,8 @@ def test_sadt_flags_what_the_release_flags(frequency: float, word: str, patch: i
         padded=lambda: (None, torch.ones(1, 3 * tokens, dtype=torch.bool)),
     )
     objects: Any = SimpleNamespace(agrees=agrees, begins=torch.zeros(8, dtype=torch.bool))
-    reader = sadt.Reader(capture, (1, 2), 3, 2, objects)
+    lm_head: Any = SimpleNamespace(all_logits=lambda states: states @ head.T)
+    reader = sadt.Reader(lm_head, capture, (1, 2), 3, 2, objects)
     attention = {
         layer: (2 * wave(1, heads, 8 + step, f=frequency + 0.11 * step + 0.07 * layer)).softmax(-1).mean(1)
         for layer in (1, 2)
@@ -404,6 +404,9 @@ def test_bytes_of_other_scripts_agree_with_nothing() -> None:
 
 def test_the_released_program_uses_categories() -> None:
     assert SADT.official().words == "categories"
+    recorded = json.loads((Path(__file__).parents[1] / "data" / "released" / "sadt.json").read_text("utf-8"))
+    assert {word: sorted(sadt.forms(word, released=True)) for word in recorded} == recorded
+    assert sadt.normal("\u0130x") == "ix"  # lower-cased first
     assert len([name for name in CATEGORIES if WORDS[name] != sadt.PEOPLE]) == 79
 
 

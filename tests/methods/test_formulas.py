@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from revisit import SADT, VAF, VISTA, DeCo, MemVR, MiddleLayers
 from revisit.decoding.contrastive import contrast, cut
-from revisit.decoding.method import layers_of_32
+from revisit.decoding.method import Method, layers_of, layers_of_32
 from revisit.methods import avisc, code, deco, dola, m3id, pai, ritual, sid, vcd
 
 INF = -math.inf
@@ -129,6 +130,26 @@ def test_deco() -> None:
 )
 def test_published_layers_scale_with_the_decoder(published: tuple[int, int], depth: int, want: range) -> None:
     assert layers_of_32(*published, depth, 1) == tuple(want)
+
+
+@pytest.mark.parametrize(
+    ("cls", "depth", "want"),
+    [
+        (VAF, 40, range(9, 15)),  # of LLaVA-1.5-13B
+        (SADT, 40, range(20, 28)),
+        (VISTA, 40, range(26, 32)),
+        (MemVR, 40, range(7, 17)),
+        (DeCo, 28, range(18, 25)),  # 20 to 28 do not fit
+        (MiddleLayers, 80, range(5, 19)),
+    ],
+)
+def test_released_programs_keep_their_layers(cls: type[Method], depth: int, want: range) -> None:
+    published = {VAF: (9, 14), SADT: (20, 27), VISTA: (26, 32), MemVR: (7, 16), DeCo: (20, 28), MiddleLayers: (5, 18)}[
+        cls
+    ]
+    assert layers_of(cls.official(), *published, depth) == tuple(want)
+    assert layers_of(cls(), *published, depth) == layers_of_32(*published, depth)
+    assert layers_of(cls(layers=[3, 1]), *published, depth) == (1, 3)
 
 
 def test_pai_guidance() -> None:

@@ -173,6 +173,19 @@ def layers_of_32(first: int, last: int, depth: int, least: int = 0) -> tuple[int
     return tuple(range(min(max(start, least), end), end + 1))
 
 
+def layers_of(method: Any, first: int, last: int, depth: int, least: int = 0) -> tuple[int, ...]:
+    """Return the layers of a method's setting: numbers, those published for 32 layers scaled to the depth, or "released".
+
+    The released programs use the numbers published for 32 layers at every depth; where they do not fit, they are scaled.
+    """
+    last_released = min(last, 31)
+    if isinstance(method.layers, tuple):
+        return check_layers(method, method.layers, depth)
+    if method.layers == "released" and last_released < depth:
+        return tuple(range(first, last_released + 1))
+    return layers_of_32(first, last, depth, least)
+
+
 def check_layers(method: Method, layers: tuple[int, ...], depth: int) -> tuple[int, ...]:
     """Return the layers in ascending order; raise RevisitError if the decoder does not have them all."""
     if max(layers) >= depth:

@@ -8,12 +8,12 @@ l_early.
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from revisit.decoding.method import LayerNumbers, Method, StepFunction, check_layers, layers_of_32
+from revisit.decoding.method import LayerNumbers, Method, StepFunction, layers_of
 from revisit.decoding.run import Run
 from revisit.registry import Count, PositiveShare, Strength
 
@@ -41,13 +41,14 @@ class DeCo(Method):
 
     Args:
         alpha: Strength of the correction.
-        layers: Hidden states that may correct: "late" (20 to 28 of 32, scaled to the decoder's depth) or indices.
+        layers: Hidden states that may correct: "late" (20 to 28 of 32, scaled to the decoder's depth), "released"
+            (these numbers in decoders that have them), or indices.
         top_p: Probability mass that the candidates reach.
         top_k: Most candidates.
     """
 
     alpha: Strength = 0.6
-    layers: Literal["late"] | LayerNumbers = "late"
+    layers: Literal["late", "released"] | LayerNumbers = "late"
     top_p: PositiveShare = 0.9
     top_k: Count = 20
 
@@ -55,11 +56,12 @@ class DeCo(Method):
     summary = "correct the final logits by the earlier layer that is most confident about a candidate"
     cost = "1 forward; head rows for the early layers"
     source = "Wang et al., DeCo, arXiv:2410.11779"
+    released: ClassVar[dict[str, Any]] = {"layers": "released"}
 
     def begin(self, run: Run) -> StepFunction:
         run.find_vision_tokens(required=False)
         depth = run.parts.depth
-        layers = layers_of_32(20, 28, depth, 1) if self.layers == "late" else check_layers(self, self.layers, depth)
+        layers = layers_of(self, 20, 28, depth, 1)
         exits = run.early_exits(layers, final_norm=True)
 
         def step(input_ids: Tensor, logits: Tensor) -> Tensor:

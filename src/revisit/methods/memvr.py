@@ -9,12 +9,12 @@ mean size.
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from revisit.decoding.method import LayerNumbers, Method, StepFunction, check_layers, layers_of_32
+from revisit.decoding.method import LayerNumbers, Method, StepFunction, layers_of
 from revisit.decoding.run import Run
 from revisit.forward.pixels import check_empty_cache
 from revisit.forward.states import Hooks, hooks_paused, known_head, normed
@@ -48,25 +48,27 @@ class MemVR(Method):
     Args:
         ratio: Weight of the vision tokens in the mixture.
         threshold: Uncertainty, from 0 to 1, above which a layer acts.
-        layers: Decoder layers (from 0) that may act: "middle" (7 to 16 of 32, scaled to the decoder's depth) or numbers.
+        layers: Decoder layers (from 0) that may act: "middle" (7 to 16 of 32, scaled to the decoder's depth),
+            "released" (these numbers in decoders that have them), or numbers.
 
     At most one layer acts in a forward. With `use_cache=False`, earlier positions are run again and changed with the newest.
     """
 
     ratio: Share = 0.12
     threshold: Share = 0.75
-    layers: Literal["middle"] | LayerNumbers = "middle"
+    layers: Literal["middle", "released"] | LayerNumbers = "middle"
 
     name = "memvr"
     summary = "where a middle layer is uncertain, mix the image into its feed-forward network again"
     cost = "1 forward; a head row at each of the middle layers"
     source = "Zou et al., MemVR, arXiv:2410.03577"
+    released: ClassVar[dict[str, Any]] = {"layers": "released"}
     changes_forward = True
 
     def begin(self, run: Run) -> StepFunction:
         mask = run.find_vision_tokens()
         depth = run.parts.depth
-        layers = layers_of_32(7, 16, depth, 1) if self.layers == "middle" else check_layers(self, self.layers, depth)
+        layers = layers_of(self, 7, 16, depth, 1)
         retracing = Retracing(self, run, mask, layers)
         return lambda input_ids, logits: run.decode_by(input_ids, logits, logits, acted=retracing.acted)
 

@@ -7,11 +7,11 @@ position's scores for the vision tokens, before the softmax. The last position o
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from revisit.decoding.method import LayerNumbers, Method, StepFunction, check_layers, layers_of_32
+from revisit.decoding.method import LayerNumbers, Method, StepFunction, layers_of
 from revisit.decoding.run import Run
 from revisit.forward.attention import Call
 from revisit.registry import Strength
@@ -28,25 +28,26 @@ class MiddleLayers(Method):
 
     Args:
         alpha: Strength of the change.
-        layers: Decoder layers (from 0) whose attention is changed: "middle" (5 to 18 of 32, scaled to the decoder's depth) or
-            numbers.
+        layers: Decoder layers (from 0) whose attention is changed: "middle" (5 to 18 of 32, scaled to the decoder's
+            depth), "released" (these numbers in decoders that have them), or numbers.
 
     Only the newest position's attention is changed; with `use_cache=False`, its effect on earlier steps is lost.
     """
 
     alpha: Strength = 0.5
-    layers: Literal["middle"] | LayerNumbers = "middle"
+    layers: Literal["middle", "released"] | LayerNumbers = "middle"
 
     name = "middle_layers"
     summary = "raise attention to the image in the middle layers, by the mean over heads"
     cost = "1 forward; the newest position's attention is computed twice in the middle layers"
     source = "Jiang et al., Devils in Middle Layers, arXiv:2411.16724"
+    released: ClassVar[dict[str, Any]] = {"layers": "released"}
     changes_forward = True
 
     def begin(self, run: Run) -> StepFunction:
         mask = run.find_vision_tokens()
         has_image, depth = mask.any(-1), run.parts.depth
-        layers = layers_of_32(5, 18, depth) if self.layers == "middle" else check_layers(self, self.layers, depth)
+        layers = layers_of(self, 5, 18, depth)
 
         def attention_hook(call: Call) -> Callable[[Tensor], Tensor] | None:
             if call.layer not in layers or run.contrasting:

@@ -20,7 +20,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from revisit.decoding.method import LayerNumbers, Method, StepFunction, check_layers, layers_of_32
+from revisit.decoding.method import LayerNumbers, Method, StepFunction, layers_of
 from revisit.decoding.run import Run
 from revisit.errors import RevisitError
 from revisit.forward.attention import Call
@@ -31,6 +31,18 @@ from revisit.registry import Count, Share, WholeNumber
 from revisit.words import CATEGORIES, WORDS
 
 IRREGULAR = {"calf": "calves", "goose": "geese", "knife": "knives", "loaf": "loaves", "mouse": "mice", "ox": "oxen"}
+# The released program: what it adds to CHAIR's synonyms, and plurals that inflect forms in another way.
+RELEASED_WORDS = {
+    "backpack": ("bag",), "handbag": ("bag",), "tie": ("bow tie",), "motorcycle": ("motor bike",), "snowboard": ("ski",),
+    "wine glass": ("cup",), "cup": ("wine glass",), "pizza": ("pie",), "cake": ("birthday cake", "cheesecake", "dessert"),
+    "potted plant": ("potted flowers",), "toilet": ("flush toilet",), "laptop": ("mac",), "remote": ("console", "controller"),
+    "cell phone": ("iphone",), "oven": ("stove top oven",), "clock": ("alarm",), "vase": ("flower vase",),
+}  # fmt: skip
+RELEASED_PLURALS = {
+    "aircraft": "aircraft", "bronco": "broncoes", "buffalo": "buffaloes", "doberman": "dobermen", "flamingo": "flamingoes",
+    "lenovo": "lenovoes", "luggage": "luggage", "oxen": "oxens", "palomino": "palominoes", "pocketknife": "pocketknives",
+    "potted flowers": "potted flowerss", "scissors": "scissors", "skis": "skiss", "watercraft": "watercraft",
+}  # fmt: skip
 PEOPLE = "person"  # left out as in the release: its patches read as clothes and colors
 CONTEXT = 12  # tokens before a word that are read with it: "dog" after "hot" is no dog
 LOGITS = 1 << 26  # most logits of patches that are computed at once
@@ -47,13 +59,18 @@ def plural(word: str) -> str:
 
 def normal(text: str) -> str:
     """Return a text in lower case, with only ASCII letters, digits and inner blanks."""
-    return re.sub(r"[^A-Za-z0-9 ]+", "", text).lower().strip()
+    return re.sub(r"[^a-z0-9 ]+", "", text.lower()).strip()
 
 
-def forms(word: str) -> frozenset[str]:
-    """Return the forms that agree with a word: the word, CHAIR's synonyms for its object, and their plurals."""
+def forms(word: str, released: bool = False) -> frozenset[str]:
+    """Return the forms that agree with a word: the word, CHAIR's or the released synonyms for its object, and their plurals."""
     same = [other for other, category in WORDS.items() if category == WORDS.get(word)]
-    return frozenset(form for one in (word, *same) for other in (one, plural(one)) if (form := normal(other)))
+    words, plurals = (word, *same), {}
+    if released:
+        words, plurals = (*words, *RELEASED_WORDS.get(word, ())), RELEASED_PLURALS
+    return frozenset(
+        form for one in words for other in (one, plurals.get(one) or plural(one)) if (form := normal(other))
+    )
 
 
 def agreeing(texts: Sequence[str], forms: Iterable[str]) -> list[int]:
@@ -76,11 +93,11 @@ class ObjectWords:
 
     @classmethod
     @functools.lru_cache(maxsize=4)  # up to about 60 MB each
-    def of(cls, tokenizer: Tokenizer, words: Sequence[str], size: int) -> ObjectWords:
-        """Find the tokens of these words in a tokenizer's vocabulary, padded to `size`."""
+    def of(cls, tokenizer: Tokenizer, words: Sequence[str], size: int, released: bool = False) -> ObjectWords:
+        """Find the tokens of these words, by the released synonyms or by CHAIR's, in a tokenizer's vocabulary, padded to `size`."""
         count = min(size, len(tokenizer))  # type: ignore[arg-type]
         texts = [normal(tokenizer.decode([token])) for token in range(count)]
-        word_forms = {word: forms(word) for word in words}
+        word_forms = {word: forms(word, released) for word in words}
         kinds = {same: number for number, same in enumerate(dict.fromkeys(word_forms.values()))}
         agrees = torch.zeros(len(kinds), size, dtype=torch.bool)
         for same, number in kinds.items():
@@ -135,16 +152,16 @@ class SADT(Method):
 
     Args:
         alpha: Weight of the model's own logits for a flagged word; 0, as released, uses the patch alone.
-        layers: Decoder layers (from 0) whose attention and hidden states are used: "late" (20 to 27 of 32, scaled to the
-            decoder's depth) or numbers.
+        layers: Decoder layers (from 0) whose attention and hidden states are used: "late" (20 to 27 of 32, scaled to
+            the decoder's depth), "released" (these numbers in decoders that have them), or numbers.
         patches: Number of the most attended vision tokens that are read at each layer.
         evidence: The hidden state of the patch that replaces the logits; None for the eighth from the top, as released (25 of 32).
         words: The words that can be flagged: "objects" (CHAIR's words for COCO objects, without people), "categories" (the names of
-            these objects only, as released) or a list.
+            these objects only, with the synonyms and plurals of the released program) or a list.
     """
 
     alpha: Share = 0.0
-    layers: Literal["late"] | LayerNumbers = "late"
+    layers: Literal["late", "released"] | LayerNumbers = "late"
     patches: Count = 4
     evidence: WholeNumber | None = None
     words: Literal["objects", "categories"] | Words = "objects"
@@ -153,12 +170,12 @@ class SADT(Method):
     summary = "replace an object word that the attended patches do not support by the reading of the most attended one"
     cost = "1 forward; 1 for each token of a word that may be an object's, and head rows for the attended patches"
     source = "Wang et al., Same Attention, Different Truths, CVPR 2026"
-    released: ClassVar[dict[str, Any]] = {"words": "categories"}
+    released: ClassVar[dict[str, Any]] = {"layers": "released", "words": "categories"}
 
     def begin(self, run: Run) -> StepFunction:
         mask = run.find_vision_tokens()
         depth, rows, length = run.parts.depth, *mask.shape
-        layers = layers_of_32(20, 27, depth) if self.layers == "late" else check_layers(self, self.layers, depth)
+        layers = layers_of(self, 20, 27, depth)
         evidence = max(depth - 7, 0) if self.evidence is None else self.evidence
         if evidence > depth:
             raise RevisitError(
@@ -192,7 +209,7 @@ class SADT(Method):
         named = CATEGORIES if self.words == "categories" else tuple(WORDS)
         objects = tuple(word for word in named if WORDS[word] != PEOPLE)
         words = objects if isinstance(self.words, str) else tuple(word.lower() for word in self.words)
-        return ObjectWords.of(run.processor.tokenizer, words, logits.shape[-1])
+        return ObjectWords.of(run.processor.tokenizer, words, logits.shape[-1], self.words == "categories")
 
 
 class Reader:

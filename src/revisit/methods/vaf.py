@@ -8,12 +8,12 @@ and to every new token. With several images, it applies to positions after the l
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from revisit.decoding.method import LayerNumbers, Method, StepFunction, check_layers, layers_of_32
+from revisit.decoding.method import LayerNumbers, Method, StepFunction, layers_of
 from revisit.decoding.run import Run
 from revisit.forward.attention import Call
 from revisit.registry import Strength
@@ -34,24 +34,25 @@ class VAF(Method):
     Args:
         enhance: Factor of the scores of vision tokens.
         suppress: Factor of the scores of tokens before the image.
-        layers: Decoder layers (from 0) whose attention is changed: "middle" (9 to 14 of 32, scaled to the decoder's depth) or
-            numbers.
+        layers: Decoder layers (from 0) whose attention is changed: "middle" (9 to 14 of 32, scaled to the decoder's
+            depth), "released" (these numbers in decoders that have them), or numbers.
     """
 
     enhance: Strength = 1.15
     suppress: Strength = 0.95
-    layers: Literal["middle"] | LayerNumbers = "middle"
+    layers: Literal["middle", "released"] | LayerNumbers = "middle"
 
     name = "vaf"
     summary = "amplify attention to the image in the middle layers, and damp attention to the system message"
     cost = "1 forward; attention after the image is computed twice in the middle layers"
     source = "Yin et al., ClearSight, arXiv:2503.13107"
+    released: ClassVar[dict[str, Any]] = {"layers": "released"}
     changes_forward = True
 
     def begin(self, run: Run) -> StepFunction:
         mask = run.find_vision_tokens()
         depth, (rows, length) = run.parts.depth, mask.shape
-        layers = layers_of_32(9, 14, depth) if self.layers == "middle" else check_layers(self, self.layers, depth)
+        layers = layers_of(self, 9, 14, depth)
         place = torch.arange(length, device=mask.device)
         last = place.where(mask, -1).amax(-1)  # (rows,) position of the last vision token; -1 without an image
         last = last.where(last >= 0, length + run.generation_config.max_length)  # never reached

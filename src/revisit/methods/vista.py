@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 from typing_extensions import Self
 
-from revisit.decoding.method import LayerNumbers, Method, StepFunction, check_layers, layers_of_32
+from revisit.decoding.method import LayerNumbers, Method, StepFunction, layers_of
 from revisit.decoding.prompt_edits import prompt_without_image
 from revisit.decoding.run import Run
 from revisit.errors import RevisitError
@@ -50,21 +50,22 @@ class VISTA(Method):
     Args:
         strength: How far states are turned; 0 steers nothing and needs no extra prefills.
         share: Weight of the late layers' logits; 0 leaves them out.
-        layers: Hidden states whose logits are averaged: "late" (26 to 31 of 32, scaled to the decoder's depth) or indices.
+        layers: Hidden states whose logits are averaged: "late" (26 to 31 of 32, scaled to the decoder's depth),
+            "released" (these numbers in decoders that have them), or indices.
         first: Added to the first number of the first layer's direction. The released code adds 1, the result of a principal
             component analysis of a single example.
     """
 
     strength: Strength = 0.17
     share: Share = 0.3
-    layers: Literal["late"] | LayerNumbers = "late"
+    layers: Literal["late", "released"] | LayerNumbers = "late"
     first: Number = 0.0
 
     name = "vista"
     summary = "steer every layer toward what the image adds, and mix in the logits of late layers"
     cost = "1 forward; head rows for the late layers; 2 further prefills, with and without the image"
     source = "Li et al., VISTA, arXiv:2502.03628"
-    released: ClassVar[dict[str, Any]] = {"first": 1.0}
+    released: ClassVar[dict[str, Any]] = {"layers": "released", "first": 1.0}
     changes_forward = True
 
     @model_validator(mode="after")
@@ -81,7 +82,7 @@ class VISTA(Method):
     def begin(self, run: Run) -> StepFunction:
         mask = run.find_vision_tokens()
         has_image, depth = mask.any(-1), run.parts.depth
-        layers = layers_of_32(26, 32, depth, 1) if self.layers == "late" else check_layers(self, self.layers, depth)
+        layers = layers_of(self, 26, 32, depth, 1)
         if self.strength:
             self._steer(run, mask)
         if not self.share:
