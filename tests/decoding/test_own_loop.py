@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -78,6 +79,16 @@ def test_an_own_loop_works_without_a_cache_and_with_an_output_object() -> None:
         model, **inputs("llava"), method=OwnLoop(back=2), use_cache=False, return_dict_in_generate=True, **options
     )
     assert own.sequences.tolist() == plain.tolist()
+
+
+def test_an_own_loop_is_streamed_when_it_ends() -> None:
+    model, _ = families.build("llava")
+    streamed: list[int] = []
+    streamer = SimpleNamespace(put=lambda ids: streamed.extend(ids.flatten().tolist()), end=lambda: streamed.append(-1))
+    out = revisit.generate(
+        model, **inputs("llava", 1), method=OwnLoop(), streamer=streamer, max_new_tokens=NEW, do_sample=False
+    )
+    assert streamed == [*out[0].tolist(), -1]
 
 
 def test_steps_back_that_are_not_possible_raise() -> None:

@@ -6,6 +6,7 @@ import copy
 import functools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -197,11 +198,30 @@ def test_the_search_is_transformers_own(family: str, options: dict[str, Any]) ->
     inputs = families.inputs(family, ["what is it", "and what is this"], [[families.image(n)] for n in (1, 2)])
     options = {"max_new_tokens": 7, "num_beams": 4, "do_sample": False, "pad_token_id": 0, **options}
     options |= {"eos_token_id": [2, *range(50, 150)], "return_dict_in_generate": True, "output_scores": True}
+    options["output_logits"] = True  # without which transformers returns no beam_indices
     want = model.generate(**inputs, **options)
     for back in (False, True):
         got = revisit.generate(model, **inputs, method=OwnBeams(back=back), **options)
         assert torch.equal(got.sequences, want.sequences)
         torch.testing.assert_close(got.sequences_scores, want.sequences_scores, atol=1e-4, rtol=1e-4)
+        assert torch.equal(got.beam_indices, want.beam_indices)
+
+
+def test_what_a_call_asks_for_is_there() -> None:
+    """The score of an answer is the mean of its tokens' scores, found by the beams that it passed through."""
+    model, _ = families.build("llava")
+    options = {"max_new_tokens": 14, "do_sample": False, "pad_token_id": 0, "return_dict_in_generate": True}
+    asked = {f"output_{name}": True for name in ("scores", "logits", "hidden_states", "attentions")}
+    method = OPERA(beams=3, threshold=1, scale=6)
+    got = revisit.generate(model, **prompt("llava", 1, 2), method=method, **options, **asked)
+    steps = got.sequences.shape[1] - prompt("llava", 1, 2)["input_ids"].shape[1]
+    each = model.compute_transition_scores(got.sequences, got.scores, got.beam_indices)
+    lengths = (got.beam_indices >= 0).sum(-1)
+    torch.testing.assert_close(each.sum(-1) / lengths, got.sequences_scores, atol=1e-4, rtol=1e-4)
+    assert {len(got.scores), len(got.logits), len(got.hidden_states), len(got.attentions)} == {steps}
+    head = model.lm_head(got.hidden_states[steps - 1][-1][:, -1])
+    torch.testing.assert_close(head, got.logits[-1], atol=1e-4, rtol=1e-4)
+    assert "scores" not in revisit.generate(model, **prompt("llava", 1, 2), method=method, **options)
 
 
 # -- counts, families, settings, errors ---------------------------------------------------------------------------------
@@ -286,6 +306,12 @@ def test_unsupported_calls_raise() -> None:
         revisit.generate(model, **inputs, method="chain:methods=[opera,vcd]", max_new_tokens=2)
     with pytest.raises(RevisitError, match="uses beam search"):
         revisit.ask((model, families.build("llava")[1]), families.image(1), "what is it", method="opera")
+    with pytest.raises(RevisitError, match="cannot be streamed"):
+        revisit.generate(
+            model, **prompt("llava", 1), method="opera", max_new_tokens=3, streamer=SimpleNamespace(put=print)
+        )
+    with pytest.raises(RevisitError, match=r"num_beams=5.*leave out cache_implementation"):
+        revisit.generate(model, **inputs, method="opera", max_new_tokens=3, cache_implementation="static")
     with pytest.raises(RevisitError, match="use the default cache"):
         revisit.generate(model, **inputs, method="opera", num_beams=5, max_new_tokens=3, cache_implementation="static")
     with pytest.raises(RevisitError, match="has its own decoding loop, whose steps are not timed here"):

@@ -72,7 +72,10 @@ def decode_call(
     model_kwargs, inputs = (_in_float32(model, given) for given in (model_kwargs, arguments.get("kwargs") or {}))
     if method.own_beams > 1 and config.num_beams == 1:
         if arguments.get("prefix_allowed_tokens_fn") is not None or config.cache_implementation is not None:
-            raise RevisitError(f"{type(method).__name__} needs beams here: pass num_beams={method.own_beams}.")
+            needed = f"{type(method).__name__} needs beams (num_beams={method.own_beams})"
+            if config.cache_implementation is not None:
+                raise RevisitError(f"{needed}, which cannot be added to this KV cache: leave out cache_implementation.")
+            raise RevisitError(f"{needed} here: pass num_beams.")
         config.num_beams, mode = method.own_beams, GenerationMode.BEAM_SEARCH
         input_ids, model_kwargs = model._expand_inputs_for_generation(  # type: ignore[operator]
             expand_size=config.num_beams, is_encoder_decoder=False, input_ids=input_ids, **model_kwargs
@@ -103,8 +106,7 @@ class Loop:
         self.run = run
         self._function = getattr(type(run.model), GENERATION_MODES_MAPPING[mode])
         self._options: dict[str, Any] = {"synced_gpus": bool(arguments.get("synced_gpus"))}
-        if arguments.get("streamer") is not None:
-            self._options["streamer"] = arguments["streamer"]
+        self._streamer = arguments.get("streamer")
         self._speculates = mode == GenerationMode.ASSISTED_GENERATION
         self.scores = OtherProcessors(run, others, checks_drafts=self._speculates)
         if self._speculates:
@@ -129,8 +131,10 @@ class Loop:
             stopping_criteria=run.recorder.ended,
             generation_config=run.generation_config,
             **self._options,
+            **({} if self._streamer is None else {"streamer": self._streamer}),
             **run.model_kwargs,
         )
+        self._streamer = None
         return output
 
     def ended(self, input_ids: Tensor) -> Tensor:
@@ -146,6 +150,10 @@ class Loop:
             raise RevisitError(
                 f"The method {self.run.method.name!r} must return token ids from its decode(run, loop), not {type(output).__name__}."
             )
+        if self._streamer is not None:  # the method has a loop of its own
+            for token in sequences[0, self.run.input_ids.shape[1] :].cpu():
+                self._streamer.put(token[None])
+            self._streamer.end()
         tokenizer = None
         if self.run.trace.record:
             with suppress(RevisitError):  # without a processor, recorded tokens have no text

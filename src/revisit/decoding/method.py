@@ -63,6 +63,7 @@ class Method(Settings):
         speculative: Whether a step depends only on its arguments and the prompt, so that it can be taken for drafted tokens.
             Speculative decoding and chunked prefill raise an error for other methods.
         changes_forward: Whether it changes the model's forward pass, so that it cannot be limited to a phase.
+        needs_cache: Whether it changes the newest token in a way that only the KV cache keeps for later tokens.
         released: Settings of the authors' released code that differ from the defaults, for `official()`.
     """
 
@@ -74,6 +75,7 @@ class Method(Settings):
     source: ClassVar[str] = ""
     speculative: ClassVar[bool] = False
     changes_forward: ClassVar[bool] = False
+    needs_cache: ClassVar[bool] = False
     released: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, *args: object, **settings: Any) -> None:

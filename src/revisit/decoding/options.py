@@ -41,8 +41,13 @@ def check_options(
             "Decoding methods work with greedy search, sampling, beams and speculation, not with "
             f"{mode.value.replace('_', ' ')}: remove the options that enable it."
         )
-    if mode in BEAMS and arguments.get("streamer") is not None:
+    if (mode in BEAMS or method.own_beams > 1) and arguments.get("streamer") is not None:
         raise RevisitError("Beam search cannot be streamed: remove the streamer, or decode without beams.")
+    if method.needs_cache and not config.use_cache:
+        raise RevisitError(
+            f"{method.name} changes the newest token's forward pass, and later tokens read its result from the KV cache: leave out "
+            "use_cache=False."
+        )
     _check_drafts(method, model, mode, config, assistant)
     if config.prefill_chunk_size is not None:
         _check_chunks(method, model)

@@ -51,6 +51,7 @@ class Run:
 
     def __post_init__(self) -> None:
         config = self.generation_config
+        self.output: Any  # of the model, in the last `forward`
         self.raw: Tensor  # (rows, V) the model's own logits at this step; set before a method's step
         self.rows_per_item: int = max(config.num_beams, config.num_return_sequences)  # consecutive rows of one item
         self.loop_model: Any = self.model  # the model, or a wrapper of it, that the loop runs
@@ -249,15 +250,15 @@ class Run:
                 raise RevisitError(
                     f"{type(self.method).__name__} has its own decoding loop, which needs the prompt as input_ids, not as inputs_embeds."
                 )
-            logits = self.loop_model._prefill(input_ids, self.generation_config, kwargs).logits
+            output = self.loop_model._prefill(input_ids, self.generation_config, kwargs)
         else:
             new = input_ids.shape[1] - self._length
             if new < 1:
                 raise RevisitError("run.forward needs at least one new token: append one, or crop first.")
-            logits, kwargs = _continue(self.loop_model, input_ids, kwargs, new, new)
+            output, kwargs = _continue(self.loop_model, input_ids, kwargs, new, new)
         self.check_attention()
-        self.model_kwargs, self._length = kwargs, input_ids.shape[1]
-        self.raw = logits[:, -1].to(copy=True, dtype=torch.float32, device=input_ids.device)
+        self.output, self.model_kwargs, self._length = output, kwargs, input_ids.shape[1]
+        self.raw = output.logits[:, -1].to(copy=True, dtype=torch.float32, device=input_ids.device)
         return self.raw
 
     def crop(self, length: int) -> None:
@@ -315,9 +316,9 @@ class Run:
                     )
                 if not (ahead or crops):
                     kwargs[CACHE] = copy.deepcopy(cache)
-                logits, kwargs = _continue(self.model, ids, kwargs, ids.shape[1] - known, 1)
+                output, kwargs = _continue(self.model, ids, kwargs, ids.shape[1] - known, 1)
                 known, ahead = ids.shape[1], ahead + 1
-                ids = torch.cat([ids, logits[:, -1].argmax(-1, keepdim=True).to(ids.device)], dim=1)
+                ids = torch.cat([ids, output.logits[:, -1].argmax(-1, keepdim=True).to(ids.device)], dim=1)
         finally:
             self.contrasting = before
             if cache is not None and crops and ahead:
@@ -343,12 +344,12 @@ class Run:
             self.loop_model = ModelWrapper(self)
 
 
-def _continue(model: Any, ids: Tensor, kwargs: dict[str, Any], new: int, count: int) -> tuple[Tensor, dict[str, Any]]:
+def _continue(model: Any, ids: Tensor, kwargs: dict[str, Any], new: int, count: int) -> tuple[Any, dict[str, Any]]:
     """Run the last `count` tokens, or all without a KV cache; `new` tokens were added since `kwargs` were prepared.
 
-    -> (rows, positions, V), and the keyword arguments for the next tokens
+    -> the model's output, and the keyword arguments for the next tokens
     """
     kwargs = model._update_model_kwargs_for_generation({}, kwargs, num_new_tokens=new)
     length = count if kwargs.get("use_cache", True) else None
     inputs = model.prepare_inputs_for_generation(ids, next_sequence_length=length, **kwargs)
-    return model(**inputs, return_dict=True).logits, kwargs
+    return model(**inputs, return_dict=True), kwargs

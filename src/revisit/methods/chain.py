@@ -72,6 +72,10 @@ class Chain(Method):
     def changes_forward(self) -> bool:  # type: ignore[override]
         return any(method.changes_forward for method in self.methods)
 
+    @property
+    def needs_cache(self) -> bool:  # type: ignore[override]
+        return any(method.needs_cache for method in self.methods)
+
     def settings(self) -> dict[str, Any]:
         """Return every method in order: its name, with its settings unless they are its defaults for every model."""
         links = [m.name if _plainly_named(m) else {"name": m.name, **m.settings()} for m in self.methods]

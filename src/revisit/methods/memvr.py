@@ -51,7 +51,7 @@ class MemVR(Method):
         layers: Decoder layers (from 0) that may act: "middle" (7 to 16 of 32, scaled to the decoder's depth),
             "released" (these numbers in decoders that have them), or numbers.
 
-    At most one layer acts in a forward. With `use_cache=False`, earlier positions are run again and changed with the newest.
+    At most one layer acts in a forward.
     """
 
     ratio: Share = 0.12
@@ -64,6 +64,7 @@ class MemVR(Method):
     source = "Zou et al., MemVR, arXiv:2410.03577"
     released: ClassVar[dict[str, Any]] = {"layers": "released"}
     changes_forward = True
+    needs_cache = True
 
     def begin(self, run: Run) -> StepFunction:
         mask = run.find_vision_tokens()

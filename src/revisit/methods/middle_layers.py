@@ -31,7 +31,7 @@ class MiddleLayers(Method):
         layers: Decoder layers (from 0) whose attention is changed: "middle" (5 to 18 of 32, scaled to the decoder's
             depth), "released" (these numbers in decoders that have them), or numbers.
 
-    Only the newest position's attention is changed; with `use_cache=False`, its effect on earlier steps is lost.
+    Only the newest position's attention is changed.
     """
 
     alpha: Strength = 0.5
@@ -43,6 +43,7 @@ class MiddleLayers(Method):
     source = "Jiang et al., Devils in Middle Layers, arXiv:2411.16724"
     released: ClassVar[dict[str, Any]] = {"layers": "released"}
     changes_forward = True
+    needs_cache = True
 
     def begin(self, run: Run) -> StepFunction:
         mask = run.find_vision_tokens()

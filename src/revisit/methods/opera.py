@@ -31,6 +31,7 @@ from revisit.registry import Count, Strength
 IMAGE_STEPS = 10  # first steps, which reward attention to the image; their tokens never cause a rollback
 WINDOW = 512  # how far the search may roll back, and the last token it may roll back to
 PENALTY_SCALE = 1e-7  # factor of the products in a penalty
+OUTPUTS = ("hidden_states", "attentions")  # of the model, which a call may ask for
 OTHER_LOGIT = -999.0  # of tokens that are not candidates
 
 
@@ -144,6 +145,7 @@ class Search:
         self.items = [ItemSearch() for _ in range(items)]
         self.prompt_lengths = self._prompt_lengths() if method.scorer == "released" else None
         self.snapshots = [Snapshot(beams, self.image.new_empty(len(self.image), 0, dtype=torch.float32))]
+        self.kept: list[dict[str, Any]] = []  # of each step, what the call asked for
         steps = beams.ended.shape[-1]
         self.over_trusted = torch.full((len(self.image), steps), -1, device=self.image.device)  # (rows, steps) columns
 
@@ -153,15 +155,20 @@ class Search:
         while not all(item.done for item in self.items):
             self._step(step)
             step = self._move(step)
-        return best_answers(self.run, [self.snapshots[item.next].beams for item in self.items])
+        output = best_answers(self.run, [self.snapshots[item.next].beams for item in self.items])
+        if not isinstance(output, Tensor):
+            for name in self.kept[0]:
+                output[name] = tuple(kept[name] for kept in self.kept)
+        return output
 
     # -- one step -------------------------------------------------------------------------------------------------
 
     def _step(self, step: int) -> None:
         """Take one step of every item: a new one, one after a rollback, or a repeated one."""
-        snapshot = self.snapshots[step]
+        snapshot, config = self.snapshots[step], self.run.generation_config
         ids = snapshot.beams.ids(self.run.input_ids)
         logits = self.run.forward(ids)
+        asked = {name: getattr(self.run.output, name) for name in OUTPUTS if getattr(config, f"output_{name}")}
         products = snapshot.products
         if step:
             products = column_products(products, self._take_attention()[:, self.image.shape[1] :], self.method.scale)
@@ -174,7 +181,10 @@ class Search:
         self.run.raw = logits.log_softmax(-1)
         log_probs = scores.log_softmax(-1)
         self.run.recorder.note_scores(ids, logits, log_probs, acted=self.has_image)
-        beams = snapshot.beams.step(self.loop.scores(ids, log_probs), self.run, self.loop, self.prompt_lengths)
+        log_probs = self.loop.scores(ids, log_probs)
+        asked |= {"logits": logits} if config.output_logits else {}
+        self.kept[step:] = [asked | {"scores": log_probs} if config.output_scores else asked]
+        beams = snapshot.beams.step(log_probs, self.run, self.loop, self.prompt_lengths)
         repeated = [item.next > step for item in self.items]
         if any(repeated):
             beams = beams.mixed(torch.tensor(repeated, device=ids.device), self.snapshots[step + 1].beams)
@@ -300,7 +310,7 @@ class Search:
 
 # -- beam search as in transformers ----------------------------------------------------------------------------------
 
-ENDED = ("ended", "ended_scores", "ended_lengths")
+ENDED = ("ended", "ended_scores", "ended_lengths", "ended_sources")
 STOPPED = 1e9  # subtracted from the scores of beams that cannot continue
 
 
@@ -313,10 +323,11 @@ class Beams:
 
     tokens: Tensor  # (items, beams, n) after the prompt
     scores: Tensor  # (items, beams) sums of log-probabilities
-    rows: Tensor  # (items, beams) the row that each beam continued at the last step
+    sources: Tensor  # (items, beams, n) the row that each of these tokens continued
     ended: Tensor  # (items, beams, most) answers that have ended, best first, filled up at the end
     ended_scores: Tensor  # (items, beams) by the length penalty; -inf where there is no answer
     ended_lengths: Tensor  # (items, beams) in tokens
+    ended_sources: Tensor  # (items, beams, most) the row that each of their tokens continued, filled up with -1
     open: Tensor  # (items,) whether a beam may still become better than these answers
     done: Tensor  # (items,) whether the search has ended
 
@@ -332,13 +343,19 @@ class Beams:
         return cls(
             tokens=run.input_ids.new_empty(items, beams, 0),
             scores=scores,
-            rows=torch.arange(items * beams, device=device).view(items, beams),
+            sources=run.input_ids.new_empty(items, beams, 0),
             ended=run.input_ids.new_full((items, beams, most), _filler(config)),
             ended_scores=torch.full_like(scores, -torch.inf),
             ended_lengths=run.input_ids.new_zeros(items, beams),
+            ended_sources=run.input_ids.new_full((items, beams, most), -1),
             open=flags,
             done=~flags,
         )
+
+    @property
+    def rows(self) -> Tensor:
+        """The row that each beam continued at the last step.  -> (items, beams)"""
+        return self.sources[..., -1]
 
     def ids(self, prompt: Tensor) -> Tensor:
         """Return the rows with their prompts.  (rows, T) -> (rows, T + n)"""
@@ -360,6 +377,10 @@ class Beams:
         kept = min(max(2, 1 + len(end_tokens(config))) * beams, totals.shape[-1])
         best, place = totals.topk(kept)  # (items, kept)
         source, token = place // log_probs.shape[-1], place % log_probs.shape[-1]
+        offsets = torch.arange(items, device=source.device)[:, None] * beams
+        sources = torch.cat(
+            [_take(self.sources, source), (source + offsets)[..., None]], dim=-1
+        )  # (items, kept, n + 1)
         tokens = torch.cat([_take(self.tokens, source), token[..., None]], dim=-1)  # (items, kept, n + 1)
         length, most = tokens.shape[-1], self.ended.shape[-1]
         prompts = run.input_ids[::beams].repeat_interleave(kept, dim=0)
@@ -367,7 +388,6 @@ class Beams:
 
         # Beams that continue.
         scores, running = (best - STOPPED * stops).topk(beams)  # (items, beams)
-        offsets = torch.arange(items, device=source.device)[:, None] * beams
 
         # Answers that end with this token.
         is_end = torch.zeros_like(token, dtype=torch.bool)  # (items, kept)
@@ -383,7 +403,8 @@ class Beams:
             divisor += prompt_lengths[:, None]
         values = best / (divisor - is_end.float() if released else divisor) ** config.length_penalty
         padded = torch.nn.functional.pad(tokens, (0, most - length), value=_filler(config))
-        after = self._with_answers(values.masked_fill(~ends, -torch.inf), padded, length)
+        padded_sources = torch.nn.functional.pad(sources, (0, most - length), value=-1)
+        after = self._with_answers(values.masked_fill(~ends, -torch.inf), padded, padded_sources, length)
 
         # Whether to go on.
         never = config.early_stopping == "never" and config.length_penalty > 0
@@ -392,23 +413,30 @@ class Beams:
         open_items = self.open & (attainable > after.ended_scores.amin(-1))
         if released and length == most:
             unended = ~is_end & ((~is_end).cumsum(-1) <= beams) & open_items[:, None]
-            after = after._with_answers(values.masked_fill(~unended, -torch.inf), padded, length)
+            after = after._with_answers(values.masked_fill(~unended, -torch.inf), padded, padded_sources, length)
         all_ended = after.ended_scores.isfinite().all(-1) & (config.early_stopping is True)
         return replace(
             after,
             tokens=_take(tokens, running),
             scores=scores,
-            rows=source.gather(1, running) + offsets,
+            sources=_take(sources, running),
             open=open_items,
             done=~open_items | all_ended | stops.all(-1),
         )
 
-    def _with_answers(self, scores: Tensor, answers: Tensor, length: int) -> Beams:
-        """Add answers that have ended, (items, more) and (items, more, most), and keep only the best."""
+    def _with_answers(self, scores: Tensor, answers: Tensor, sources: Tensor, length: int) -> Beams:
+        """Add answers that have ended, (items, more) and twice (items, more, most), and keep only the best."""
         ended_scores, keep = torch.cat([self.ended_scores, scores], dim=1).topk(self.ended_scores.shape[1])
         lengths = torch.cat([self.ended_lengths, torch.full_like(answers[..., 0], length)], dim=1)
         ended = _take(torch.cat([self.ended, answers], dim=1), keep)
-        return replace(self, ended=ended, ended_scores=ended_scores, ended_lengths=lengths.gather(1, keep))
+        ended_sources = _take(torch.cat([self.ended_sources, sources], dim=1), keep)
+        return replace(
+            self,
+            ended=ended,
+            ended_scores=ended_scores,
+            ended_lengths=lengths.gather(1, keep),
+            ended_sources=ended_sources,
+        )
 
     def mixed(self, items: Tensor, other: Beams, names: Sequence[str] = ()) -> Beams:
         """Return these beams with some items, (items,) bool, as in other beams; only the named fields of these, by default all."""
@@ -423,7 +451,7 @@ def best_answers(run: Run, last: Sequence[Beams]) -> GenerateBeamDecoderOnlyOutp
     """Return the prompts with their best answers as transformers does; `last` has the beams of each item at its end."""
     config = run.generation_config
     count = config.num_return_sequences
-    ended, scores, lengths = (
+    ended, scores, lengths, sources = (
         torch.stack([getattr(beams, name)[item, :count] for item, beams in enumerate(last)]) for name in ENDED
     )
     prompts = run.input_ids[:: config.num_beams].repeat_interleave(count, dim=0)
@@ -433,6 +461,7 @@ def best_answers(run: Run, last: Sequence[Beams]) -> GenerateBeamDecoderOnlyOutp
     return GenerateBeamDecoderOnlyOutput(
         sequences=sequences,  # type: ignore[arg-type]
         sequences_scores=scores.flatten(),  # type: ignore[arg-type]
+        beam_indices=sources[..., : int(lengths.max())].flatten(0, 1),  # type: ignore[arg-type]
     )
 
 

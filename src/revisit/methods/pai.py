@@ -43,8 +43,7 @@ class PAI(Contrastive):
         beta: Plausibility threshold relative to the likeliest token; 0 keeps every token.
         first_layer: The first decoder layer (from 0) whose attention is changed.
 
-    Only the newest position's attention is changed, that of the prefill only without guidance, as published. With
-    `use_cache=False`, its effect on earlier steps is lost.
+    Only the newest position's attention is changed, that of the prefill only without guidance, as published.
     """
 
     alpha: Strength = 0.2
@@ -65,6 +64,10 @@ class PAI(Contrastive):
 
     @property
     def changes_forward(self) -> bool:  # type: ignore[override]
+        return self.alpha > 0
+
+    @property
+    def needs_cache(self) -> bool:  # type: ignore[override]
         return self.alpha > 0
 
     @classmethod

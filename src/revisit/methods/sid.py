@@ -71,7 +71,7 @@ class SID(Contrastive):
         beta: Plausibility threshold relative to the likeliest token; 0 keeps every token.
         layer: The first decoder layer (from 0) in which the contrasted run keeps fewer vision tokens; at least 1.
         keep: Vision tokens that the contrasted run keeps: a number, a share of them, or None for the published budget of the
-            family. They are chosen again for every token; with `use_cache=False` this changes earlier positions too.
+            family. They are chosen again for every token.
         constraint: Drop implausible tokens "always", or only when "sampling" as in the released code.
     """
 
@@ -84,6 +84,7 @@ class SID(Contrastive):
     name = "sid"
     summary = "contrast with a run that keeps only the least attended vision tokens"
     cost = "2 rows per sequence, 2 prefills"
+    needs_cache = True
     source = "Huo et al., SID, arXiv:2408.02032"
     # No plausibility cut under greedy decoding; the caption script keeps 50 tokens.
     released: ClassVar[dict[str, Any]] = {"constraint": "sampling"}
