@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from fake_grid import HashEngine, Letters, Shift, answers_of, check_equal, make_config, numbers_of, write_items
@@ -25,7 +25,7 @@ from revisit.eval.benchmarks.base import Item, Scores
 from revisit.eval.compare import compare
 from revisit.eval.config import EvalConfig
 from revisit.eval.engines.base import item_seed
-from revisit.eval.log import Log, read_logs, unfinished
+from revisit.eval.log import Answer, Log, read_logs, unfinished
 from revisit.eval.report.sample_browser import read_samples
 from revisit.eval.run import Reporter, run
 from revisit.eval.statistics import wilson
@@ -443,6 +443,36 @@ def test_items_that_are_answered_without_the_image_are_a_declared_subset(tmp_pat
     assert any(f"Subset only visual: {120 - len(wrong)} of 120 items" in note for note in second.notes)
     assert list(second.values) == ["greedy", "shift(by=3)"]
     assert list(first.values) == [*second.values, "greedy [no image]"]
+
+
+class LoadingEngine(HashEngine):
+    """Loads a model for its identity and for every answer, as device maps can require."""
+
+    loaded: ClassVar[set[str]] = set()
+    most: ClassVar[int] = 0
+
+    def load(self) -> None:
+        self.loaded.add(self.model)
+        LoadingEngine.most = max(self.most, len(self.loaded))
+
+    def identity(self, *args: Any) -> dict[str, Any]:
+        self.load()
+        return super().identity(*args)
+
+    def answer(self, *args: Any) -> list[Answer]:
+        self.load()
+        return super().answer(*args)
+
+    def close(self) -> None:
+        self.loaded.discard(self.model)
+
+
+@pytest.mark.parametrize("only_visual", [False, True])
+def test_one_model_is_in_memory_at_a_time(tmp_path: Path, images: Path, only_visual: bool) -> None:
+    options: dict[str, Any] = {"model": ("m1", "m2", "m3"), "method": (Plain(),), "benchmark": Letters(rule="right")}
+    LoadingEngine.most = 0
+    run(make_config(tmp_path / "out", images, only_visual=only_visual, **options), engine_for=LoadingEngine)
+    assert (LoadingEngine.most, LoadingEngine.loaded) == (1, set())
 
 
 def test_a_folder_of_an_earlier_version_is_rejected(tmp_path: Path, data: Path) -> None:

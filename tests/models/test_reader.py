@@ -77,7 +77,7 @@ def test_answers_and_grids_do_not_depend_on_how_large_a_file_is_read() -> None:
         smaller, whole = (revisit.ask(pair, image) for image in (file.getvalue(), open_image(file.getvalue())))
         assert (smaller.images[0].size, whole.images[0].size) == ((256, 256), (2048, 2048))
         assert smaller.text == whole.text
-        assert smaller.decode.layout == whole.decode.layout
+        assert smaller.page.layout == whole.page.layout
         for mine, other in zip(smaller.check().words, whole.check().words, strict=True):
             assert mine.support == pytest.approx(other.support, rel=0.1, abs=0.01)
 

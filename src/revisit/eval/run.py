@@ -135,6 +135,8 @@ def run(
                         jobs.append(make_job(config, engine, benchmark, method, shown, seed, control, excluded))
                         with jobs[-1].log() as log:
                             missing += len(log.missing(jobs[-1].items))
+            if len(config.models) > 1:
+                engine.close()  # the specs or --only-visual may have loaded the model
         answers, logs = sum(len(job.items) for job in jobs), list[Log]()
         reporter.plan(len(jobs), answers, answers - missing)
         for engine, group in groupby(jobs, lambda job: job.engine):

@@ -25,7 +25,7 @@ from revisit.models.images import MAX_BYTES
 if TYPE_CHECKING:  # torch is slow to import
     from revisit.eval.engines.local import LocalEngine
 
-WAIT = 360.0  # seconds without an answer from any worker after which a run stops
+WAIT = 360.0  # seconds after which a run stops if the cluster has not started a single worker
 ATTEMPTS = 3  # deaths per worker without an answer in between after which a run stops
 
 
@@ -76,14 +76,14 @@ class RayEngine(Engine):
         workers = self.workers or gpus or sum(bool(node["Alive"]) for node in ray.nodes())
         remote = ray.remote(num_cpus=1, num_gpus=int(gpus > 0), max_restarts=0)(RayWorker)
         waiting = deque(batches)
-        pending: dict[Any, tuple[Any, Sequence[Item] | None]] = {}  # handle -> worker and its batch; None: it loads
+        pending: dict[Any, tuple[Any, Sequence[Item] | None]] = {}  # handle -> worker and its batch; None: it starts
         free: list[Any] = []
-        deaths = 0
+        deaths, started = 0, False
         died = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError, ray.exceptions.OutOfMemoryError)
 
         def start() -> None:
             worker = remote.remote(self.model, self.options, self.local.placement)
-            pending[worker.ready.remote()] = (worker, None)
+            pending[worker.started.remote()] = (worker, None)
 
         try:
             for _ in range(workers):
@@ -96,9 +96,11 @@ class RayEngine(Engine):
                     pending[worker.answer.remote(method, decoding, seed, bare, files)] = (worker, items)
                 done, _ = ray.wait(list(pending), num_returns=1, timeout=WAIT)
                 if not done:
+                    if started:  # loading or a batch may take hours, and Ray reports the death of a worker
+                        continue
                     raise RevisitError(
-                        f"No worker has answered for {WAIT:.0f} seconds: the cluster "
-                        "may lack free CPUs, GPUs or memory; use fewer workers."
+                        f"No worker has started within {WAIT:.0f} seconds: the cluster may lack free CPUs, GPUs or memory; "
+                        "use fewer workers."
                     )
                 worker, batch = pending.pop(done[0])
                 try:
@@ -116,6 +118,10 @@ class RayEngine(Engine):
                         waiting.appendleft(batch)
                     start()
                     continue
+                if result is None:
+                    started = True
+                    pending[worker.ready.remote()] = (worker, None)
+                    continue
                 free.append(worker)
                 if batch is not None:
                     deaths = 0
@@ -128,6 +134,7 @@ class RayEngine(Engine):
         if self._started:
             self.ray.shutdown()
             self._started = False
+            del self.ray  # another answer connects again
 
 
 def check_reachable(address: str | None) -> None:
@@ -152,6 +159,9 @@ class RayWorker:
         torch.set_num_threads(1)  # a worker has one CPU of the cluster
         self.engine = LocalEngine(model, **options)
         self.engine.placement = placement  # loading the model compares it with the actual one
+
+    def started(self) -> None:
+        """Do nothing; returns as soon as the cluster has room for the worker."""
 
     def ready(self) -> bool:
         """Load the model; return True when it is loaded."""
