@@ -8,6 +8,8 @@ import pytest
 from command_line import Run
 
 import families
+from revisit.errors import RevisitError
+from revisit.models import loading
 
 
 @pytest.fixture(scope="module")
@@ -32,3 +34,19 @@ def test_a_layer_that_does_not_exist(run: Run, folder: Path) -> None:
     done = run("lens", folder / "a.png", "--model", folder, "--layer", 9)
     assert done.status == 2
     assert "no layer 9" in done.sentence
+
+
+@pytest.mark.parametrize("command", [("lens",), ("check", "a")])
+def test_the_data_type_and_the_device_can_be_chosen(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    asked = {}
+
+    def load(name: str, **options: object) -> None:
+        asked.update(options)
+        raise RevisitError("stop")
+
+    monkeypatch.setattr(loading, "load", load)
+    name, *text = command
+    run(name, folder / "a.png", *text, "--model", folder, "--dtype", "bfloat16", "--device-map", "cpu")
+    assert (asked["dtype"], asked["device_map"]) == ("bfloat16", "cpu")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -24,6 +25,7 @@ from revisit.io.files import (
     encode,
     file_digest,
     make_folder,
+    new_folder,
     path_within,
     read_file,
     read_lines,
@@ -205,3 +207,30 @@ def test_the_second_of_two_processes_waits(tmp_path: Path, caplog: pytest.LogCap
         with alone(tmp_path / "x"):
             assert other.wait(10) == 0
     assert "waiting" in caplog.text
+
+
+def test_a_new_folder_replaces_an_empty_one_where_open_files_cannot_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Windows: a rename needs a free name, and a file that is open cannot be removed."""
+    rename, unlink = Path.rename, Path.unlink
+
+    def rename_to_a_free_name(path: Path, target: Path) -> Path:
+        if Path(target).exists():
+            raise FileExistsError(errno.EEXIST, "File exists", str(target))
+        return rename(path, target)
+
+    def unlink_unless_open(path: Path, missing_ok: bool = False) -> None:
+        if path.suffix == ".lock":
+            raise PermissionError(errno.EACCES, "The file is in use", str(path))
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "rename", rename_to_a_free_name)
+    monkeypatch.setattr(Path, "unlink", unlink_unless_open)
+    (tmp_path / "data").mkdir()
+    with new_folder(tmp_path / "data") as draft:
+        (draft / "file").write_text("x")
+    assert (tmp_path / "data" / "file").read_text() == "x"
+    with pytest.raises(RevisitError, match="Cannot write"), new_folder(tmp_path / "data"):
+        pass
+    assert (tmp_path / "data" / "file").read_text() == "x"

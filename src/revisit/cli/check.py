@@ -47,6 +47,8 @@ def check(
     as_json: bool = options.JSON,
     quiet: bool = options.QUIET,
     any_image: bool = options.ANY_IMAGE,
+    dtype: str = options.DTYPE,
+    device_map: str = options.DEVICE_MAP,
     trust_remote_code: bool = options.TRUST_REMOTE_CODE,
     allow_incomplete: bool = options.ALLOW_INCOMPLETE,
 ) -> None:
@@ -64,13 +66,17 @@ def check(
       revisit check captions.jsonl --images val2014 --out checks --model llava-hf/llava-1.5-7b-hf
       revisit check --calibrate coco --model llava-hf/llava-1.5-7b-hf
     """
-    loading = {"trust_remote_code": trust_remote_code, "allow_incomplete": allow_incomplete}
+    loading: dict[str, Any] = {
+        "dtype": dtype,
+        "device_map": device_map,
+        "trust_remote_code": trust_remote_code,
+        "allow_incomplete": allow_incomplete,
+    }
     if calibrate is not None:
         others = (source, images, output, prompt, threshold, field, html)
         if as_json or any_image or words != "objects" or any(option is not None for option in others):
             raise RevisitError(
-                "--calibrate measures the model: combine it with --model, --batch-size, --quiet, --trust-remote-code and "
-                "--allow-incomplete only."
+                "--calibrate measures the model: combine it with --batch-size, --quiet and the options that load a model only."
             )
         _calibrate(model, calibrate, batch_size, quiet, loading)
         return

@@ -26,6 +26,8 @@ def lens(
     top: int = typer.Option(5, min=1, help="Number of predicted tokens per patch."),
     html: Path = typer.Option(None, help="Write an interactive HTML page with all patches and layers to this file."),
     any_image: bool = options.ANY_IMAGE,
+    dtype: str = options.DTYPE,
+    device_map: str = options.DEVICE_MAP,
     trust_remote_code: bool = options.TRUST_REMOTE_CODE,
     allow_incomplete: bool = options.ALLOW_INCOMPLETE,
 ) -> None:
@@ -54,6 +56,8 @@ def lens(
         opened[0],
         images[0],
         any_image=any_image,
+        dtype=dtype,
+        device_map=device_map,
         trust_remote_code=trust_remote_code,
         allow_incomplete=allow_incomplete,
     )

@@ -210,13 +210,18 @@ def new_folder(folder: Path, *, resume: bool = False) -> Iterator[Path]:
                     shutil.rmtree(draft, ignore_errors=True)
                 draft.mkdir(exist_ok=True)
                 yield draft
-                draft.rename(folder)  # replaces an empty folder, never one with files
+                with suppress(OSError):
+                    folder.rmdir()  # replaces an empty folder, never one with files
+                draft.rename(folder)
             except BaseException:
                 if not resume:
                     shutil.rmtree(draft, ignore_errors=True)
                 raise
             finally:
-                Path(lock.lock_file).unlink(missing_ok=True)  # before the release: nobody else can hold it yet
+                with suppress(
+                    OSError
+                ):  # before the release, when nobody else can hold it; on Windows, the release does it
+                    Path(lock.lock_file).unlink()
     except Timeout as error:
         raise RevisitError(f"Another process is writing {folder}; wait until it ends.") from error
     except OSError as error:
