@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import os
 import signal
@@ -190,6 +191,19 @@ def test_characters_outside_the_terminals_encoding(monkeypatch: pytest.MonkeyPat
         sys.stdout.flush()
         assert ended.value.code in (0, None)
         assert key in out.getvalue()
+
+
+def test_methods_shows_the_prompts_that_are_sent(run: Run) -> None:
+    own, disturbed = json.loads(run("methods", "icd", "--prompt", "tiny", "--json").out)
+    assert (own["kind"], own["runs"]) == ("the prompt", 1)
+    assert "[64 vision tokens]" in own["text"]
+    assert "[64 vision tokens]" in disturbed["text"]
+    assert "confused objects detector" in disturbed["text"]
+    assert len(disturbed["tokens"]) > len(own["tokens"])
+    shown = run("methods", "code:description_tokens=3", "--prompt", "tiny").out
+    assert shown.count("written by the method") == 2
+    assert "run 2 times, 75 tokens" in run("methods", "vcd", "--prompt", "tiny").out  # with another image
+    assert "needs the name of a method" in run("methods", "--prompt", "tiny").sentence
 
 
 @pytest.mark.parametrize(("command", "registry"), [("methods", METHODS), ("benchmarks", BENCHMARKS)])

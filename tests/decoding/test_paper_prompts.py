@@ -9,8 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+import released_llava
+import revisit
 import vocabularies
-from revisit.decoding.prompt_edits import around_image, image_span, without_image
+import word_tokenizers
+from revisit import Method, RevisitError
+from revisit.decoding.contrastive import contrast
+from revisit.decoding.prompt_edits import around_image, image_edges, image_span, without_image
 from revisit.methods import code, icd
 from revisit.models import families
 
@@ -137,3 +142,63 @@ def test_no_word_of_a_request_is_an_image(family: families.Family, vocabulary: s
     assert (list(head), list(tail)) == tokens(vocabulary, f"{text}. USER: ", f"\n{text} ASSISTANT:")
     opened, user = icd.system_turn(processor, family, f"{text}.")
     assert [*opened, *user] == list(head)
+
+
+# -- prompts that cannot be made -----------------------------------------------------------------------------------------
+
+
+def test_marks_that_are_text_raise() -> None:
+    processor, family = chat("marked", "LLaVA-1.5")
+    with pytest.raises(RevisitError, match="contains a token that marks an image"):
+        around_image(processor, family, "What is <image>?")
+    processor.image_token = "image"
+    with pytest.raises(RevisitError, match="no special token 'image'"):
+        around_image(processor, family, "What is in the image?")
+    unmarked = SimpleNamespace(tokenizer=word_tokenizers.train("bytes"))
+    model = SimpleNamespace(config=SimpleNamespace(model_type="qwen2_vl"))
+    run: Any = SimpleNamespace(model=model, processor=unmarked, method=icd.ICD.sid())
+    with pytest.raises(RevisitError, match="does not mark them as special"):
+        image_edges(run)
+
+
+# -- 32 tokens for each of three questions, decoded by hand from the authors' prompts --------------------------------------
+
+QUESTIONS = (QUESTION, "Please describe this image in detail.", "What color is the table?")
+
+
+def answer(
+    before: list[int], after: list[int], new: int, other: dict[str, Tensor] | None = None, combine: Any = None
+) -> list[int]:
+    """Decode greedily with a KV cache, contrasted with another prompt."""
+    model = released_llava.build()
+    outputs = [model(**given, use_cache=True) for given in (released_llava.inputs(before, after, 1), other) if given]
+    made: list[int] = []
+    while len(made) < new:
+        logits = [output.logits[:, -1] for output in outputs]
+        made.append(int((combine(*logits) if combine else logits[0]).argmax()))
+        step = torch.tensor([made[-1:]])
+        outputs = [model(input_ids=step, past_key_values=output.past_key_values) for output in outputs]
+    return made
+
+
+@pytest.mark.parametrize("vocabulary", ["llama" if "llama" in vocabularies.names() else "marked"])
+@pytest.mark.parametrize("question", QUESTIONS)
+@torch.no_grad()
+def test_tokens_of_code_and_icd_equal_those_by_the_prompts_of_the_authors(question: str, vocabulary: str) -> None:
+    processor, _ = chat(vocabulary, "LLaVA-1.5")
+    before, after = tokens(vocabulary, f"{HUMAN} USER: ", f"\n{question} ASSISTANT:")
+
+    def decoded(method: Method) -> list[int]:
+        inputs = released_llava.inputs(before, after, 1)
+        ids = revisit.generate(released_llava.build(), **inputs, method=method, processor=processor, max_new_tokens=32)
+        return ids[0, inputs["input_ids"].shape[1] :].tolist()  # type: ignore[no-any-return]
+
+    disturbed = released_llava.inputs(*tokens(vocabulary, f"{SENTENCE} USER: ", f"\n{question} ASSISTANT:"), 1)
+    want = answer(before, after, 32, disturbed, lambda l, other: contrast(l, other, 1.0, 0.1))
+    assert decoded(icd.ICD.official()) == want
+
+    description = answer(*tokens(vocabulary, f"{HUMAN} USER: ", f"\n{code.REQUEST} ASSISTANT:"), 16)
+    described = torch.tensor([[*before, 1, *description, *after]])  # with BOS, as the tokenizer writes it
+    text = {"input_ids": described, "attention_mask": torch.ones_like(described)}
+    want = answer(before, after, 32, text, lambda l, other: code.contrast_description(l, other, 0.7))
+    assert decoded(code.CODE.official(system=HUMAN, description_tokens=16)) == want

@@ -5,16 +5,19 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from revisit.cli import options
-from revisit.decoding.method import METHODS, value_text
+from revisit.decoding.method import METHODS, as_method, value_text
+from revisit.errors import RevisitError
 from revisit.eval.benchmarks import find, names
 from revisit.eval.report.document import Table
 from revisit.eval.report.terminal import print_table
-from revisit.models import families
+from revisit.models import DESCRIBE, families
 
 if TYPE_CHECKING:
     from revisit.decoding.method import Method
@@ -92,11 +95,23 @@ def _method(cls: type[Method]) -> dict[str, Any]:
     return {**facts, "settings": describe(cls)}
 
 
-def methods(name: str = NAME, as_json: bool = options.JSON) -> None:
+def methods(
+    name: str = NAME,
+    model: str = typer.Option(
+        "", "--prompt", metavar="MODEL", help="Show the prompts that the method sends to this model."
+    ),
+    as_json: bool = options.JSON,
+) -> None:
     """List the decoding methods, or show one with its settings, defaults and an example.
 
-    Example: revisit methods vcd
+    Examples:
+
+      revisit methods vcd
+      revisit methods icd:place=image --prompt llava-hf/llava-1.5-7b-hf
     """
+    if model:
+        _prompts(name, model, as_json)
+        return
     if not name:
         columns = {"name": "method", "summary": "what it does", "cost": "cost per token", "source": "source"}
         _list((_method(METHODS.find(known)) for known in METHODS.names()), columns, as_json)
@@ -104,6 +119,31 @@ def methods(name: str = NAME, as_json: bool = options.JSON) -> None:
     row = _method(METHODS.load(name))
     first = "".join(f":{entry['name']}={value_text(entry['default'])}" for entry in row["settings"][:1])
     _detail(row, "settings", f"revisit generate photo.jpg --model photo --method {name}{first}", as_json)
+
+
+def _prompts(name: str, model: str, as_json: bool) -> None:
+    """Print the text and tokens of every prompt that a method sends for a sample image and the usual request."""
+    if not name:
+        raise RevisitError("--prompt needs the name of a method; for example: revisit methods icd --prompt tiny")
+    method, settings = options.chosen_method(name, [])
+    as_method(method, **settings)
+
+    from revisit.embedded.samples import sample
+    from revisit.explain.prompts import sent_prompts
+    from revisit.models.prompts import prepare
+
+    image = sample().image()
+    loaded, processor = options.load_for_image(model, image, "the sample image", any_image=True)
+    inputs = prepare(processor, DESCRIBE, image, loaded.device)
+    prompts = sent_prompts(loaded, processor, as_method(method, loaded, **settings), inputs)
+    if as_json:
+        options.print_json([asdict(prompt) for prompt in prompts], indent=2)
+        return
+    for prompt in prompts:
+        times = f", run {prompt.runs} times" if prompt.runs > 1 else ""
+        ids = ((token, len(list(run))) for token, run in groupby(prompt.tokens))
+        tokens = " ".join(f"{token}" if count == 1 else f"{token}(x{count})" for token, count in ids)
+        print(f"-- {prompt.kind}{times}, {len(prompt.tokens)} tokens\n{prompt.text}\n\nTokens: {tokens}\n")
 
 
 def models(as_json: bool = options.JSON) -> None:

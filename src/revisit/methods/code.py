@@ -51,12 +51,14 @@ class CODE(Contrastive):
     Args:
         power: Exponent of the difference in the divergence (cd_alpha of the released command line).
         request: The prompt for the description.
+        system: The system message before it; by default that of the chat format. The released program for LLaVA-1.5 sends Vicuna's.
         description_tokens: Most tokens of a description.
         bos: Begin the description with the BOS token if the tokenizer adds one to every text, as the released code does.
     """
 
     power: PositiveNumber = 0.7
     request: Annotated[str, Field(min_length=1, max_length=2000)] = REQUEST
+    system: Annotated[str, Field(min_length=1, max_length=2000)] | None = None
     description_tokens: Annotated[int, Field(ge=1, le=4096)] = 512
     bos: bool = False
 
@@ -68,7 +70,7 @@ class CODE(Contrastive):
 
     def begin(self, run: Run) -> StepFunction:
         mask = run.find_vision_tokens()
-        head, tail = around_image(run.processor, families.of(run.model.config.model_type), self.request)
+        head, tail = around_image(run.processor, families.of(run.model.config.model_type), self.request, self.system)
         first = starts_with_bos(run.processor) if self.bos else ()
         text_ids(run, (*head, *tail, *first))  # raises for ids that are not text
         texts = descriptions(run, mask, (head, tail), image_edges(run), self.description_tokens)
