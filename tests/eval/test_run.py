@@ -11,7 +11,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -124,17 +126,30 @@ def test_many_logs_need_few_open_files(tmp_path: Path, data: Path) -> None:
 def test_changed_answers_are_scored_again(tmp_path: Path, data: Path) -> None:
     config = make_config(tmp_path / "out", data, **ONE)
     (first,), _ = run_here(config)
-    first.path.with_suffix(".scores.json").write_text("{")
+    rows = first.path.read_bytes().splitlines(keepends=True)
+    first.path.write_bytes(b"".join(rows[:-1]) + rows[-1].replace(b"vowels", b"vowel"))
     (second,), engines = run_here(config)
     assert generated(engines) == 0
     assert second.scores == first.scores
-    rows = first.path.read_bytes().splitlines(keepends=True)
     first.path.write_bytes(b"".join(rows[:5] + rows[6:]))
     (log,) = read_logs(tmp_path / "out")
     assert log.scores is None  # of answers that are not there any more
     (third,), engines = run_here(config)
     assert generated(engines) == 4
     assert third.scores == first.scores
+
+
+def test_the_log_of_the_latest_command_is_shown_though_the_clock_was_set_back(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(tmp_path / "out", data, **ONE)
+    clock = iter(range(99, 0, -1))
+    monkeypatch.setattr("revisit.eval.log.datetime", SimpleNamespace(now=lambda _: datetime(2000 + next(clock), 1, 1)))
+    for weights in ("w1", "w2", "w1", "w1", "w3"):
+        run_here(config, weights=weights)
+        (log,) = read_logs(tmp_path / "out")
+        assert log.spec.fingerprint == weights
+    assert [len(Log.read(path).requests) for path in (tmp_path / "out/logs").iterdir()].count(2) == 1
 
 
 def test_a_larger_limit_keeps_the_answers_of_the_smaller(tmp_path: Path, data: Path) -> None:

@@ -21,10 +21,13 @@ from revisit.decoding.settings import Decoding
 from revisit.eval.benchmarks import language
 from revisit.eval.benchmarks.base import Metric, Scores
 from revisit.eval.benchmarks.chair import Chair
+from revisit.eval.compare import compare
 from revisit.eval.log import Log, Request, read_logs
+from revisit.eval.report.run_report import compare_runs, find_runs
 from revisit.eval.report.sample_browser import PageColumns, Sample, natural_order, read_samples, view, write
 from revisit.eval.run import run
 from revisit.eval.spec import Spec
+from revisit.io.files import encode, file_digest, read_lines
 
 LOWER, HIGHER = Metric("CHAIRs", "lower", 100, 1), Metric("accuracy", "higher", 100, 1)
 
@@ -111,7 +114,8 @@ def made(count: int, folder: Path) -> tuple[PageColumns, list[Sample]]:
         second = {"x": text, "w": [(12, 15)] if wrong else [], "c": 1, "n": 5, **verdicts}
         first = {"x": "A dog.", "w": [], "v": "no hallucination", "c": 0, "n": 5}
         prompt = f"What is in picture {number}?"
-        samples.append(Sample("chair", str(number), prompt, (paths[number % 10],), "dog", {0: first, 1: second}))
+        path = paths[number % 10]
+        samples.append(Sample("chair", str(number), prompt, {path: file_digest(path)}, "dog", {0: first, 1: second}))
     return columns, samples
 
 
@@ -154,35 +158,71 @@ def chair(tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("nltk_data")
-def test_images_are_shown_without_the_correct_answers(chair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading CHAIR's ground truth may need NLTK's data, which the images do not."""
-
+def test_pages_and_tables_need_the_logs_alone(
+    chair: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def missing(*_: object) -> None:
         raise RevisitError("NLTK data not found.")
 
     monkeypatch.setattr(Chair, "load", missing)
     monkeypatch.setattr(language, "require_data", missing)
     data = data_of(view(read_logs(chair / "out"), chair / "view"))
+    assert [(len(sample["p"]), sample["t"], "w" in sample["a"]["0"]) for sample in data["samples"]] == [
+        (1, "dog", True),
+        (1, "cat", True),
+    ]
+    (chair / "data").rename(chair / "moved")
+    for file in (chair / "out").rglob("*"):
+        assert file.is_dir() or file.suffix == ".jsonl" or file.unlink() is None
+    assert compare(read_logs(chair / "out"))[0].n == 2
+    assert compare_runs(find_runs(chair / "out"), 99)
+    data = data_of(view(read_logs(chair / "out"), chair / "view"))
+    assert [(len(sample["p"]), sample["t"]) for sample in data["samples"]] == [(0, "dog"), (0, "cat")]
+    assert "2 images are not shown" in data["notes"][0]
+    assert "use --data" in caplog.text
+    data = data_of(view(read_logs(chair / "out"), chair / "view", chair / "moved"))
     assert [len(sample["p"]) for sample in data["samples"]] == [1, 1]
-    assert any("NLTK" in note for note in data["notes"])
 
 
 @pytest.mark.usefixtures("nltk_data")
-def test_images_outside_the_data_folder_are_not_copied(chair: Path) -> None:
+def test_new_labels_and_older_logs_are_described_again_without_decoding(chair: Path) -> None:
     (log,) = read_logs(chair / "out")
-    Image.new("RGB", (4, 4)).save(chair / "secret.png")
+    header, *answers = read_lines(log.path)[0]
+    new = ("target", "image_hashes")
+    older = [header, *({k: v for k, v in line.items() if k not in new} for line in answers if "scores" not in line)]
+    log.path.write_bytes(b"".join(map(encode, older)))
+    _, samples, notes = read_samples(read_logs(chair / "out"))
+    assert [(dict(sample.images), sample.truth) for sample in samples] == [({}, "")] * 2
+    assert "older version" in " ".join(notes)
+    for truth in ("dog", "cup"):
+        (chair / "data/ground_truth.json").write_text(json.dumps({"1": [truth], "2": ["cat"]}))
+        config = make_config(chair / "out", chair / "data", model="m1", method=Shift(), benchmark=Chair())
+        engine = HashEngine("m1")
+        (log,) = run(config, engine_for=lambda _: engine)  # noqa: B023
+        assert engine.batches == []
+        _, samples, notes = read_samples([log])
+        assert [(len(sample.images), sample.truth) for sample in samples] == [(1, truth), (1, "cat")]
+        assert read_samples(read_logs(chair / "out"))[1:] == (samples, notes)
+
+
+@pytest.mark.usefixtures("nltk_data")
+def test_images_that_were_not_evaluated_are_not_copied(chair: Path) -> None:
+    (log,) = read_logs(chair / "out")
+    Image.new("RGB", (9, 9)).save(chair / "secret.png")
+    stored = log.answers
     log.answers = {key: answer.model_copy(update={"images": ("../secret.png",)}) for key, answer in log.answers.items()}
     with pytest.raises(RevisitError, match="outside"):
         view([log], chair / "view")
-
-
-@pytest.mark.usefixtures("nltk_data")
-def test_data_that_is_elsewhere_is_noted(chair: Path) -> None:
-    """A run keeps its data folder as it was written, often relative to where it ran."""
-    (chair / "data").rename(chair / "moved")
-    _, samples, notes = read_samples(read_logs(chair / "out"))
-    assert len(samples) == 2
-    assert "there is no" in notes[0]
+    log.requests = [log.request.model_copy(update={"data": "/"})]
+    for name, hashes in (
+        (str(chair / "secret.png")[1:], None),
+        (str(chair / "secret.png")[1:], ()),
+        ("dev/zero", None),
+    ):
+        changes = {"images": (name,), **({} if hashes is None else {"image_hashes": hashes})}
+        log.answers = {key: answer.model_copy(update=changes) for key, answer in stored.items()}
+        view([log], chair / "view")
+        assert list((chair / "view/images").iterdir()) == []
 
 
 @pytest.mark.browser

@@ -51,6 +51,7 @@ def compare(
 def view(
     run: Path = RUN,
     out: Path = typer.Option(None, "--out", "-o", help="Folder for the page and the images; by default RUN/view."),
+    data: Path = typer.Option(None, help="Folder with the images; by default the one that `revisit eval` read."),
 ) -> None:
     """Write a page to browse the samples of a run.
 
@@ -63,7 +64,7 @@ def view(
     from revisit.eval.report.sample_browser import view as write_page
 
     logs = read_logs(run)
-    page = write_page(logs, out or inside(run, "view"))
+    page = write_page(logs, out or inside(run, "view"), data)
     if notice := unfinished(logs):
         print(notice)
     print(f"Wrote {page}; open it in a browser.")

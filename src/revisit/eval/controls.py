@@ -44,7 +44,7 @@ def controlled(items: Sequence[Item], control: str) -> list[Item]:
         RevisitError: All items have the same image, so there is no other one.
     """
     if control == NO_IMAGE:
-        return [replace(item, images=()) for item in items]
+        return [replace(item, images=(), image_hashes=()) for item in items]
     if control == "noise image":
         return [replace(item, noise=True) for item in items]
     other: dict[tuple[Path, ...], Item] = {}  # an item's images -> the item whose images replace them
@@ -61,7 +61,10 @@ def controlled(items: Sequence[Item], control: str) -> list[Item]:
             )
         other[item.images] = found
     shown = [other[item.images] for item in items]
-    return [replace(i, images=o.images, hash=f"{i.hash} {o.hash}") for i, o in zip(items, shown, strict=True)]
+    return [
+        replace(i, images=o.images, image_hashes=o.image_hashes, hash=f"{i.hash} {o.hash}")
+        for i, o in zip(items, shown, strict=True)
+    ]
 
 
 def noise_like(image: Image, key: str) -> Image:

@@ -1,8 +1,8 @@
 """The log of an evaluation: one file per spec, `OUT/logs/MODEL-METHOD-BENCHMARK-KEY.jsonl`.
 
 The first line is a header with the spec and the command's request: its items and its environment. A command with a different
-request adds a header. Every other line is one answer with the hash of its item (prompt and image bytes), so an old answer is never used for
-a changed item. `….scores.json` next to a log caches its scores, one line for each set of items.
+request adds a header, and scores are stored in another one. Every other line is one answer with the hash of its item (prompt and image
+bytes), so an old answer is never used for a changed item.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from revisit.errors import RevisitError
 from revisit.eval import statistics
 from revisit.eval.benchmarks.base import Benchmark, Item, Scores, check_answers, ratio
 from revisit.eval.spec import Frozen, Spec, environment
-from revisit.io.files import LineFile, digest, encode, inside, read_lines, slug, write_json, write_text
+from revisit.io.files import LineFile, decode, digest, inside, open_regular, read_lines, slug, write_json
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +40,8 @@ class Answer(Frozen):
     item: str = ""  # SHA-256 of the prompt and of every image's bytes
     prompt: str
     images: tuple[str, ...] = ()  # relative to the data folder
+    image_hashes: tuple[str, ...] = ()  # SHA-256 of each image's bytes
+    target: str | tuple[str, ...] = ""  # the correct answer, or the objects that are in the image
     text: str  # without thoughts
     thought: str = ""  # text before the answer of a model that thinks
     tokens: tuple[int, ...]
@@ -52,6 +54,7 @@ class Request(Frozen):
     """The items that a command needs in a log, and where it ran."""
 
     time: str
+    number: int = 0  # counts up over the logs of which only the newest is shown; the clock may be set back
     items: int
     items_hash: str  # hash of the ids and hashes of all items
     labels_hash: str = ""  # hash of the labels and other data that the scorer reads
@@ -84,13 +87,16 @@ class Log:
         self.requests: list[Request] = []
         self.answers: dict[tuple[str, str], Answer] = {}
         self._file: LineFile | None = None
+        self._scored: list[Mapping[str, Any]] = []
         for line in lines:
             try:
                 if "spec" in line:
-                    self.requests.append(Request.model_validate(line["request"]))
+                    request = Request.model_validate(line["request"])
+                    self.requests += [request] if self.requests[-1:] != [request] else []
+                    self._scored += [line] if "scores" in line else []
                 elif line.get("log") == spec.key[:KEY_LENGTH]:
                     answer = Answer.model_validate({name: value for name, value in line.items() if name != "log"})
-                    self.answers.setdefault((answer.id, answer.item), answer)
+                    self.answers[answer.id, answer.item] = answer
                 else:  # a line of another log
                     self.damaged += 1
             except (ValidationError, KeyError):  # a line of another version
@@ -136,7 +142,10 @@ class Log:
     # -- writing ----------------------------------------------------------------------------------------------------
 
     def begin(self, items: Sequence[Item], **details: Any) -> None:
-        """Store the request of a command for these items, unless it equals the last one; `details` are fields of `Request`."""
+        """Store the request of a command for these items, unless it equals the last one; `details` are fields of `Request`.
+
+        Its `number` is the largest in similar logs. If the last request has a smaller one, another log was newer until now.
+        """
         request = Request(
             time=datetime.now(timezone.utc).isoformat(),
             items=len(items),
@@ -145,15 +154,34 @@ class Log:
             environment=environment(),
             **details,
         )
-        if not self.requests or self.request.model_copy(update={"time": request.time}) != request:
-            assert self._file is not None
-            self._file.append([{"spec": self.spec.model_dump(mode="json"), "request": request.model_dump(mode="json")}])
-            self.requests.append(request)
+        unchanged = {"time": request.time, "number": request.number}
+        if (
+            not self.requests
+            or self.request.number < request.number
+            or self.request.model_copy(update=unchanged) != request
+        ):
+            self.requests.append(request.model_copy(update={"number": request.number + 1}))
+            self._append_header()
         self.scores = self._read_scores()
+
+    def _append_header(self, **scored: Any) -> None:
+        assert self._file is not None
+        spec, request = self.spec.model_dump(mode="json"), self.request.model_dump(mode="json")
+        self._file.append([{"spec": spec, "request": request, **scored}])
 
     def append(self, answers: Iterable[Answer]) -> int:
         """Store the answers that are not stored yet, all of them or none; return their number."""
-        new = {(answer.id, answer.item): answer for answer in answers if (answer.id, answer.item) not in self.answers}
+        return self._store(answer for answer in answers if (answer.id, answer.item) not in self.answers)
+
+    def describe(self, items: Mapping[tuple[str, str], Mapping[str, Any]]) -> None:
+        """Store answers again, by id and hash, whose `target`, `images` or `image_hashes` are others now."""
+        answers = [(answer, items.get(key, {})) for key, answer in self.answers.items()]
+        self._store(
+            a.model_copy(update=fields) for a, fields in answers if any(getattr(a, n) != v for n, v in fields.items())
+        )
+
+    def _store(self, answers: Iterable[Answer]) -> int:
+        new = {(answer.id, answer.item): answer for answer in answers}
         if new:
             assert self._file is not None
             self._file.append(
@@ -163,15 +191,12 @@ class Log:
         return len(new)
 
     def score(self, benchmark: Benchmark, items: Sequence[Item]) -> Scores:
-        """Return the scores of the requested items, from the cache if neither answers nor labels have changed."""
+        """Return the scores of the requested items; they are computed and stored unless answers and labels have not changed."""
         if self.scores is None:
             texts = {item.id: self.answers[item.id, item.hash].text for item in items}
             self.scores = scores = _score(benchmark, items, texts)
-            entry = {"answers": self._answers_hash(scores), "scores": json.loads(SCORES.dump_json(scores))}
-            write_text(
-                inside(self.folder, LOGS, self._scores_path.name),
-                "".join(encode(line).decode() for line in (*self._cached_scores(), entry)),
-            )
+            self._scored.append({"answers": self._answers_hash(scores), "scores": json.loads(SCORES.dump_json(scores))})
+            self._append_header(**self._scored[-1])
         return self.scores
 
     def close(self) -> None:
@@ -253,13 +278,9 @@ class Log:
             numbers["metrics"][name] = {"value": value, **bounds, "better": metric.better}
         return {**fields, **numbers, "n": len(self.scores.items)}
 
-    @property
-    def _scores_path(self) -> Path:
-        return self.path.with_suffix(".scores.json")
-
     def _read_scores(self) -> Scores | None:
-        """Return the cached scores of the requested items with their labels and answers, if there are any."""
-        for entry in self._cached_scores():
+        """Return the stored scores of the requested items with their labels and answers, if there are any."""
+        for entry in self._scored:
             try:
                 scores: Scores = SCORES.validate_python(entry["scores"])
             except (ValidationError, KeyError):  # a line of another version
@@ -268,13 +289,6 @@ class Log:
             if requested and entry.get("answers") == self._answers_hash(scores):
                 return scores
         return None
-
-    def _cached_scores(self) -> list[dict[str, Any]]:
-        """Return one entry for every request that was scored; damaged ones are left out."""
-        try:
-            return read_lines(self._scores_path)[0]
-        except OSError:
-            return []
 
     def _answers_hash(self, scores: Scores) -> str:
         """Return a hash of the scorer, the labels, and the answers to the scored items."""
@@ -328,10 +342,21 @@ def read_logs(folder: str | Path) -> list[Log]:
             logger.warning("%s", error)
     if not logs:
         raise RevisitError(f"{folder} has no logs: give the --out folder of `revisit eval`.")
-    newest: dict[str, Log] = {}
-    for log in sorted(logs, key=lambda log: log.request.time):
-        newest[digest(log.spec.model_dump(mode="json", exclude={"fingerprint", "code", "libraries", "batching"}))] = log
+    newest = {log.spec.similar: log for log in sorted(logs, key=lambda log: (log.request.number, log.request.time))}
     return sorted(newest.values(), key=lambda log: log.requests[0].time)
+
+
+def request_numbers(folder: Path) -> dict[str, int]:
+    """Return the largest number of a request in the logs with the same `Spec.similar`."""
+    numbers: dict[str, int] = {}
+    for path in (folder / LOGS).glob("*.jsonl"):
+        with suppress(OSError), open_regular(path) as file:
+            for line in filter(lambda line: line.startswith(b'{"spec"'), file):
+                with suppress(ValueError, KeyError, RecursionError):  # damaged, or of another version
+                    header = decode(line)
+                    similar = Spec.model_validate(header["spec"]).similar
+                    numbers[similar] = max(numbers.get(similar, 0), Request.model_validate(header["request"]).number)
+    return numbers
 
 
 def write_results(folder: Path) -> None:

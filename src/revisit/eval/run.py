@@ -25,7 +25,7 @@ from revisit.eval.benchmarks.language import require_data
 from revisit.eval.config import EvalConfig
 from revisit.eval.controls import CONTROLS, NO_IMAGE, ONLY_VISUAL, controlled
 from revisit.eval.engines.base import Engine, open_engine
-from revisit.eval.log import Log, check_layout, write_results
+from revisit.eval.log import Log, check_layout, request_numbers, write_results
 from revisit.eval.spec import Spec
 from revisit.io.files import digest, make_folder, path_within, read_file
 
@@ -118,6 +118,7 @@ def run(
     check_layout(out)
     benchmarks = read_items(config, reporter)
     make_folder(out)
+    numbers = request_numbers(out)
     with ExitStack() as stack:
         jobs, missing = list[Job](), 0
         for name, model in config.models.items():
@@ -125,14 +126,18 @@ def run(
             stack.callback(engine.close)
             methods = config.methods_for(name)
             if config.only_visual:
-                subsets = [visual_items(config, engine, methods, *benchmark, reporter) for benchmark in benchmarks]
+                subsets = [
+                    visual_items(config, engine, methods, *benchmark, numbers, reporter) for benchmark in benchmarks
+                ]
             else:
                 subsets = [items for _, items in benchmarks]
             for (benchmark, items), subset in zip(benchmarks, subsets, strict=True):
                 for method, control, shown in conditions(methods, subset, config.controls):
                     for seed in config.all_seeds:  # all logs are on disk before the first answer
                         excluded = len(items) - len(subset)
-                        jobs.append(make_job(config, engine, benchmark, method, shown, seed, control, excluded))
+                        jobs.append(
+                            make_job(config, engine, benchmark, method, shown, seed, numbers, control, excluded)
+                        )
                         with jobs[-1].log() as log:
                             missing += len(log.missing(jobs[-1].items))
             if len(config.models) > 1:
@@ -171,6 +176,7 @@ def make_job(
     method: Method,
     items: list[Item],
     seed: int,
+    numbers: Mapping[str, int],
     control: str = "",
     excluded: int = 0,
 ) -> Job:
@@ -178,6 +184,7 @@ def make_job(
     identity, decoding = engine.identity(config.batch_size, items), config.decoding_for(benchmark)
     spec = Spec.of(identity, method, benchmark, decoding, seed, control, ONLY_VISUAL if excluded else "")
     request = {
+        "number": numbers.get(spec.similar, 0),
         "data": str(config.folders[benchmark.name]),
         "limit": config.limit_of(benchmark.name),
         "batch_size": config.batch_size,
@@ -192,11 +199,12 @@ def visual_items(
     methods: Sequence[Method],
     benchmark: Benchmark,
     items: list[Item],
+    numbers: Mapping[str, int],
     reporter: Reporter,
 ) -> list[Item]:
     """Return the items that plain decoding does not answer correctly without the image, under the first seed."""
     blind, seed = controlled(items, NO_IMAGE), config.all_seeds[0]
-    job = make_job(config, engine, benchmark, plain(methods), blind, seed, NO_IMAGE)
+    job = make_job(config, engine, benchmark, plain(methods), blind, seed, numbers, NO_IMAGE)
     with job.log() as log:
         answer(job, log, config.batch_size, reporter)
     assert log.scores is not None
@@ -214,13 +222,20 @@ def answer(job: Job, log: Log, batch_size: int, reporter: Reporter) -> None:
     if log.damaged:
         reporter.note(f"{log.path}: skipped {log.damaged} damaged lines; answers that are missing are generated again.")
     missing = {item.id for item in log.missing(job.items)}
+    described = {
+        (item.id, item.hash): {
+            "images": tuple(Path(os.path.relpath(path, log.request.data)).as_posix() for path in item.images),
+            "image_hashes": item.image_hashes,
+            "target": item.target,
+        }
+        for item in job.items
+    }
     reporter.start(log.title, len(job.items), len(job.items) - len(missing))
     batches = [batch for batch in make_batches(job.items, batch_size) if any(item.id in missing for item in batch)]
     if batches:
-        folder = log.request.data
-        images = {i.id: tuple(Path(os.path.relpath(path, folder)).as_posix() for path in i.images) for i in job.items}
         for answers in job.engine.stream(job.method, Decoding(**job.spec.decoding), job.spec.seed, batches):
-            reporter.advance(log.append(a.model_copy(update={"images": images[a.id]}) for a in answers))
+            reporter.advance(log.append(a.model_copy(update=described[a.id, a.item]) for a in answers))
+    log.describe(described)
     log.score(job.benchmark, job.items)
 
 
@@ -248,7 +263,10 @@ def read_items(config: EvalConfig, reporter: Reporter) -> list[tuple[Benchmark, 
         reporter.note(f"{benchmark.name}: {len(items)} items from {folder}")
         images = dict.fromkeys(path for item in items for path in item.images if path not in checksums)
         checksums |= read_images(list(images), folder, benchmark.name)
-        hashed = [replace(i, hash=digest([i.prompt, [checksums[path] for path in i.images]])) for i in items]
+        hashes = [[checksums[path] for path in item.images] for item in items]
+        hashed = [
+            replace(i, image_hashes=tuple(h), hash=digest([i.prompt, h])) for i, h in zip(items, hashes, strict=True)
+        ]
         benchmarks.append((benchmark, hashed))
     return benchmarks
 

@@ -62,6 +62,11 @@ class Spec(Frozen):
         """The SHA-256 of all fields."""
         return digest(self.model_dump(mode="json"))
 
+    @cached_property
+    def similar(self) -> str:
+        """A hash that specs share if they differ only in weights, code, libraries or batching; pages show the newest log of these."""
+        return digest(self.model_dump(mode="json", exclude={"fingerprint", "code", "libraries", "batching"}))
+
     @classmethod
     def of(
         cls,

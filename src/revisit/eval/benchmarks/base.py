@@ -55,6 +55,10 @@ def coco_image(name: str) -> tuple[str, ...]:
     return (f"http://images.cocodataset.org/{'train2014' if 'train2014' in name else 'val2014'}/{name}",)
 
 
+# Keys of `Item.meta` with the correct answer, in the order to try them.
+TARGETS = ("ground_truth", "gold", "label", "answer", "answers", "truth", "gt_answer", "category")
+
+
 @dataclass(frozen=True)
 class Item:
     """One question to a model; `prompt` is the user's text, without image tokens and chat template."""
@@ -64,7 +68,22 @@ class Item:
     images: tuple[Path, ...] = ()
     meta: dict[str, Any] = field(default_factory=dict)
     hash: str = ""  # of the prompt and the images' bytes, set when they are read; answers are stored with it
+    image_hashes: tuple[str, ...] = ()  # SHA-256 of each image's bytes
     noise: bool = False  # a control: the model gets noise instead of the images
+
+    @property
+    def target(self) -> str | tuple[str, ...]:
+        """The correct answer, or the objects that are in the image; empty if the benchmark has none."""
+        row = self.meta.get("row")
+        sources = [self.meta.get(key) for key in TARGETS]
+        sources += (
+            [row.get(key) for key in ("gt_answer_details", "gt_answer", "answer")] if isinstance(row, Mapping) else []
+        )
+        found = next((value for value in sources if value not in (None, "", [])), "")
+        if isinstance(found, (list, tuple, set, frozenset)):
+            names = tuple(map(str, found))
+            return names if found is self.meta.get("ground_truth") else ", ".join(names)
+        return str(found)
 
 
 @dataclass(frozen=True)

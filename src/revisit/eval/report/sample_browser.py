@@ -1,10 +1,11 @@
 """The sample browser of an evaluation: a folder with one page, which can be opened from disk, and small copies of the images.
 
-Questions, answers, images and scores come from the logs, and correct answers from the benchmark's data if it can be read.
+All texts and numbers come from the logs. An image is only copied if it is the one that the log describes, by its hash.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import logging
 import math
@@ -17,13 +18,12 @@ from typing import Any
 
 from revisit.decoding.method import value_text
 from revisit.errors import RevisitError
-from revisit.eval import benchmarks
-from revisit.eval.benchmarks.base import Item, Scores
+from revisit.eval.benchmarks.base import Scores
 from revisit.eval.compare import control_notes, variants_of
 from revisit.eval.log import Answer, Log, unfinished
 from revisit.eval.report.comparisons import heading, ranked
-from revisit.io.files import inside, make_folder, path_within, write_bytes
-from revisit.models.images import open_image
+from revisit.io.files import inside, make_folder, path_within, read_file, write_bytes
+from revisit.models.images import MAX_BYTES, open_image
 from revisit.pages.document import check_writable, script_page, write_page
 from revisit.words import wrong_spans
 
@@ -31,8 +31,6 @@ logger = logging.getLogger(__name__)
 
 IMAGES = "images"  # the folder of the copies
 SIDE = 640  # longest side of a copied image
-# Keys of Item.meta with the correct answer, in the order to try them.
-TRUTH = ("ground_truth", "gold", "label", "answer", "answers", "truth", "gt_answer", "category")
 # The page can only load files of its folder, which have a file: address when it is opened from disk.
 POLICY = "default-src 'none'; img-src data: 'self' file:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
@@ -44,7 +42,7 @@ class Sample:
     benchmark: str  # with its options
     id: str
     prompt: str
-    images: tuple[Path, ...] = ()
+    images: Mapping[Path, str] = field(default_factory=dict)  # path -> SHA-256
     truth: str = ""
     answers: dict[int, dict[str, Any]] = field(default_factory=dict)  # column -> answer
 
@@ -102,9 +100,12 @@ class PageColumns:
         return found
 
 
-def view(logs: Sequence[Log], out: Path) -> Path:
-    """Write the browser of all samples of some logs to the folder `out`; return the page."""
-    columns, samples, notes = read_samples(logs)
+def view(logs: Sequence[Log], out: Path, data: Path | None = None) -> Path:
+    """Write the browser of all samples of some logs to the folder `out`; return the page.
+
+    The images are read from the folder `data`, or else from where the evaluation read them.
+    """
+    columns, samples, notes = read_samples(logs, data)
     if not samples:
         raise RevisitError("There are no answers yet; finish `revisit eval` with this --out.")
     return write("/".join(logs[0].folder.resolve().parts[-2:]), columns, samples, out, notes)
@@ -113,7 +114,11 @@ def view(logs: Sequence[Log], out: Path) -> Path:
 def write(name: str, columns: PageColumns, samples: Sequence[Sample], out: Path, notes: Sequence[str] = ()) -> Path:
     """Write the page and its images; return the page."""
     page = check_writable(inside(make_folder(out), "index.html"))
-    images = copy_images(samples, make_folder(inside(out, IMAGES)))
+    images, unread = copy_images(samples, make_folder(inside(out, IMAGES)))
+    if unread:
+        problem = f"{unread:,} images are not shown: they are missing or have changed since the run."
+        logger.warning("%s To read them from another folder, use --data.", problem)
+        notes = [*notes, problem]
     data: dict[str, Any] = {
         "columns": [{key: c[key] for key in ("model", "name", "settings")} for c in columns.methods],
         "benchmarks": sorted({sample.benchmark for sample in samples}),
@@ -138,25 +143,25 @@ def write(name: str, columns: PageColumns, samples: Sequence[Sample], out: Path,
     return write_page(page, text)
 
 
-def read_samples(logs: Sequence[Log]) -> tuple[PageColumns, list[Sample], list[str]]:
+def read_samples(logs: Sequence[Log], data: Path | None = None) -> tuple[PageColumns, list[Sample], list[str]]:
     """Return the columns, every item that was answered with the answers of all methods, and notes for the top of the page.
 
     Items are in the order of the benchmarks and of their ids. The first note tells that a run is incomplete.
     """
     columns, samples = PageColumns(logs), dict[tuple[str, str, str], Sample]()
     notes = [*filter(None, [unfinished(logs)]), *control_notes(logs)]
-    items: dict[tuple[str, str], dict[str, Item]] = {}
     for log in logs:
-        source = (log.spec.benchmark, log.request.data)
-        if source not in items:
-            items[source] = items_of(log, notes)
+        if any(len(answer.image_hashes) < len(answer.images) for answer in log.current()):
+            notes.append(
+                f"{log.title} was evaluated by an older version: run the same command again to show its images."
+            )
         for answer in log.current():
-            item = items[source].get(answer.id)
             key = (log.spec.benchmark, answer.id, answer.prompt)
             if key not in samples:
-                images = tuple(path_within(Path(log.request.data), image) for image in answer.images)
-                samples[key] = Sample(*key, images, truth_of(item) if item else "")
-            samples[key].answers[columns.numbers[log.path]] = _answer(answer, log.scores, item)
+                images = (path_within(data or Path(log.request.data), image) for image in answer.images)
+                truth = answer.target if isinstance(answer.target, str) else ", ".join(answer.target)
+                samples[key] = Sample(*key, dict(zip(images, answer.image_hashes, strict=False)), truth)
+            samples[key].answers[columns.numbers[log.path]] = _answer(answer, log.scores)
     benchmarks = list(dict.fromkeys(sample.benchmark for sample in samples.values()))
     ordered = sorted(samples.values(), key=lambda s: (benchmarks.index(s.benchmark), natural_order(s.id)))
     return columns, ordered, notes
@@ -167,24 +172,7 @@ def natural_order(name: str) -> list[tuple[int, int, str]]:
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", name) if part]
 
 
-def items_of(log: Log, notes: list[str]) -> dict[str, Item]:
-    """Return the items of a log's benchmark by id; if its data cannot be read, add a note and return none."""
-    spec, data = log.spec, log.request.data
-    options = {name: value for name, value in spec.options.items() if name != "judge"}  # for scores only
-    if not data:
-        return {}
-    if not Path(data).exists():
-        where = "" if Path(data).is_absolute() else "; run this command in the folder in which `revisit eval` ran"
-        notes.append(f"Images and correct answers of {spec.benchmark} are not shown: there is no {data} here{where}.")
-        return {}
-    try:
-        return {item.id: item for item in benchmarks.get(spec.benchmark_name, **options).load(Path(data))}
-    except (RevisitError, OSError) as error:
-        notes.append(f"Correct answers of {spec.benchmark} are not shown: {error}")
-        return {}
-
-
-def _answer(answer: Answer, scores: Scores | None, item: Item | None) -> dict[str, Any]:
+def _answer(answer: Answer, scores: Scores | None) -> dict[str, Any]:
     """Return an answer with short keys: text (x), steps (n), changed steps (c), wrong words (w), verdict (v), bad.
 
     Answers of an unfinished log, or of a benchmark that is not scored item by item, have no verdict.
@@ -194,28 +182,33 @@ def _answer(answer: Answer, scores: Scores | None, item: Item | None) -> dict[st
         "c": answer.counters.get("changed", 0),
         "n": answer.counters.get("steps", 0),
     }
-    truth = item.meta.get("ground_truth") if item else None
-    if isinstance(truth, (list, tuple)):
-        entry["w"] = wrong_spans(answer.text, truth)
+    if isinstance(answer.target, tuple):
+        entry["w"] = wrong_spans(answer.text, answer.target)
     text, bad = scores.verdict(answer.id) if scores else ("", False)
     return {**entry, **({"v": text} if text else {}), **({"bad": 1} if bad else {})}
 
 
-def copy_images(samples: Sequence[Sample], folder: Path) -> dict[Path, str]:
-    """Write a small copy of every image; return the addresses relative to the page."""
+def copy_images(samples: Sequence[Sample], folder: Path) -> tuple[dict[Path, str], int]:
+    """Write a small copy of every image with its hash; return the addresses relative to the page, and the number of the others.
+
+    A log may come from somebody else: the hash keeps it from naming files that its author did not have.
+    """
     addresses: dict[Path, str] = {}
-    for number, path in enumerate(dict.fromkeys(path for sample in samples for path in sample.images)):
+    images = {path: checksum for sample in samples for path, checksum in sample.images.items()}
+    for number, (path, checksum) in enumerate(images.items()):
         name = f"{number:06d}.jpg"
         try:
-            image = open_image(path)
-        except RevisitError as error:
-            logger.warning("%s", error)
+            content = read_file(path, MAX_BYTES)
+            if hashlib.sha256(content).hexdigest() != checksum:
+                continue
+            image = open_image(content)
+        except (OSError, RevisitError):
             continue
         image.thumbnail((SIDE, SIDE))
         image.save(small := io.BytesIO(), "JPEG", quality=82)
         write_bytes(inside(folder, name), small.getvalue())
         addresses[path] = f"{IMAGES}/{name}"
-    return addresses
+    return addresses, len(images) - len(addresses)
 
 
 def _payload(sample: Sample, images: Mapping[Path, str], columns: PageColumns) -> dict[str, Any]:
@@ -230,17 +223,6 @@ def _payload(sample: Sample, images: Mapping[Path, str], columns: PageColumns) -
     if sample.images and (text := command(sample, columns)):
         entry["cmd"] = text
     return entry
-
-
-def truth_of(item: Item) -> str:
-    """Return the correct answer, if the item has one."""
-    truth: Any = next((item.meta[key] for key in TRUTH if item.meta.get(key) not in (None, "", [])), "")
-    row = item.meta.get("row")
-    if not truth and isinstance(row, Mapping):
-        truth = next((row[key] for key in ("gt_answer_details", "gt_answer", "answer") if row.get(key)), "")
-    if isinstance(truth, (list, tuple, set, frozenset)):
-        return ", ".join(map(str, truth))
-    return str(truth)
 
 
 def command(sample: Sample, columns: PageColumns) -> str:
