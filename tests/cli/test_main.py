@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -112,6 +113,54 @@ def test_interrupted_scenes_leave_nothing(tmp_path: Path) -> None:
         process.communicate(timeout=60)
     assert process.returncode == -signal.SIGINT
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("shell", "status", "sentence"),
+    [
+        ("{} methods > /dev/full", 74, "The output cannot be written: No space left on device."),
+        ("{} methods >&-", 74, "The standard output is closed; redirect it to a file or to /dev/null."),
+        ("{} methods | true; exit ${{PIPESTATUS[0]}}", 74, ""),
+        ("{} crash", 70, "ZeroDivisionError"),
+        ("{} doubts", 0, ""),
+    ],
+)
+def test_output_that_cannot_be_written_and_crashes_have_statuses_of_their_own(
+    shell: str, status: int, sentence: str
+) -> None:
+    code = """from revisit.cli.main import app, main
+app.command('crash')(lambda: 1 / 0)
+app.command('doubts')(lambda: print('\u221216.7 \u00b1 1 \u72ac'))
+main()"""
+    command = shell.format(f"{sys.executable} -c {shlex.quote(code)}")
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout) == (status, "-16.7 +/- 1 ?\n" if "doubts" in shell else "")
+    assert done.stderr.removeprefix("revisit: ").strip().endswith(sentence) if status == 74 else sentence in done.stderr
+    assert ("Traceback" in done.stderr) == (status == 70)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_second_interrupt_ends_at_once_without_a_traceback(again: bool) -> None:
+    code = """import time
+from revisit.cli.main import app, main
+@app.command()
+def wait():
+    try:
+        print('ready', flush=True)
+        time.sleep(60)
+    finally:
+        print('cleaning', flush=True)
+        time.sleep(5 if again else 0)
+main()""".replace("again", str(again))
+    with subprocess.Popen([sys.executable, "-c", code, "wait"], stdout=-1, stderr=-1, text=True) as waiting:
+        assert waiting.stdout is not None
+        assert waiting.stderr is not None
+        for line in ("ready", "cleaning")[: 1 + again]:
+            assert waiting.stdout.readline() == f"{line}\n"
+            waiting.send_signal(signal.SIGINT)
+        assert waiting.wait(4) == (-signal.SIGINT if again else 130)
+        assert waiting.stderr.read() == ""
 
 
 def test_an_interrupted_evaluation_reports_what_is_stored(tmp_path: Path) -> None:

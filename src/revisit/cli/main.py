@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import codecs
+import errno
 import inspect
 import io
 import logging
 import os
+import signal
 import sys
+import traceback
 from collections.abc import Callable
 from textwrap import dedent
+from types import FrameType
 from typing import Any, NoReturn
 
 import typer
@@ -34,6 +39,9 @@ from revisit.cli.serve import serve, ui
 from revisit.decoding.method import METHODS
 from revisit.errors import EXTRAS, RevisitError, missing
 from revisit.eval.benchmarks.base import BENCHMARKS
+
+# Exit statuses beside those of errors, which are 1 to 3; see sysexits.h.
+CRASHED, NO_OUTPUT = 70, 74
 
 
 class _PlainHelp:
@@ -114,13 +122,21 @@ def _options(
 
 def main(app: typer.Typer = app) -> None:
     """Run the command line; print errors that the user can fix as one sentence on stderr, with exit status 2."""
+    if sys.stdout is None:  # the next file that is opened would get its number, and whatever is printed
+        _end("The standard output is closed; redirect it to a file or to /dev/null.", NO_OUTPUT)
     settings.hide_progress_bars(downloads=sys.stderr.isatty())
+    codecs.register_error("revisit", _in_ascii)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # print "?" for characters outside the terminal's encoding
-            stream.reconfigure(errors="replace")
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="revisit")
     _show_log()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
     except RevisitError as error:
         _end(str(error), error.status)
     except ModuleNotFoundError as error:
@@ -128,13 +144,46 @@ def main(app: typer.Typer = app) -> None:
         if package not in EXTRAS:
             raise
         _end(str(missing(package)))
-    except BrokenPipeError:  # the reader of the output is gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # typer ends with 1, which has another meaning
+            _end_without_output()
+        raise
+    except BrokenPipeError:
+        _end_without_output()
     except OSError as error:
-        if error.filename is None:
-            raise
-        _end(f"{error.filename}: {error.strerror}; use another path.")
+        if error.filename is not None:
+            _end(f"{error.filename}: {error.strerror}; use another path.")
+        if error.errno not in (errno.ENOSPC, errno.EIO, errno.EBADF, errno.EFBIG, errno.EDQUOT):
+            _crash()
+        _end_without_output(f"The output cannot be written: {error.strerror}.")
+    except Exception:
+        _crash()
+
+
+def _crash() -> NoReturn:
+    traceback.print_exc()
+    sys.exit(CRASHED)
+
+
+def _end_without_output(sentence: str = "") -> NoReturn:
+    """End with an exit status of its own; a reader that went away, such as `head`, needs no sentence."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still buffered
+    if sentence:
+        _end(sentence, NO_OUTPUT)
+    sys.exit(NO_OUTPUT)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Stop a command in order at the first Ctrl-C; the second one ends the process at once."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    raise KeyboardInterrupt
+
+
+def _in_ascii(error: UnicodeError) -> tuple[str, int]:
+    """Replace characters outside the terminal's encoding, and never lose the sign of a number."""
+    assert isinstance(error, UnicodeEncodeError)
+    text = error.object[error.start : error.end]
+    return text.translate({ord("−"): "-", ord("±"): "+/-"}).encode("ascii", "replace").decode(), error.end
 
 
 def _show_log() -> None:
