@@ -199,6 +199,9 @@ class Call {
                   schema.name(), ")");
       report("wait", schema.name() + " with an index of the host", 0, 0);
     }
+    // A tensor of one number is copied to the device; a Python number in arithmetic, or what fills a tensor, is an argument of the kernel.
+    if (schema.name() == "aten::fill_") host_numbers_ = 0;
+    for (; device_ && host_numbers_ > 0; host_numbers_--) report("wait", schema.name() + " with a number of the host", 0, 0);
     if (!device_) device_ = c10::Device(c10::kCUDA, current);
     op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &inner);
     for (auto& [tensor, view] : seen_)
@@ -217,6 +220,7 @@ class Call {
     if (!tensor.defined()) return tensor;
     if (!tensor.is_cuda()) {
       host_operand_ |= tensor.dim() > 0;
+      host_numbers_ += tensor.dim() == 0 && !tensor.unsafeGetTensorImpl()->is_wrapped_number();
       return tensor;
     }
     if (!device_) device_ = tensor.device();
@@ -274,7 +278,7 @@ class Call {
   torch::jit::Stack* stack_;
   std::optional<c10::Device> device_;
   std::vector<std::pair<at::Tensor, at::Tensor>> seen_;  // device tensor, its view for the host
-  int64_t read_ = 0, written_ = 0;
+  int64_t read_ = 0, written_ = 0, host_numbers_ = 0;
   bool host_operand_ = false, boolean_index_ = false;
 };
 

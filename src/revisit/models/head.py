@@ -21,8 +21,6 @@ from revisit.models import families
 
 HALF = (torch.float16, torch.bfloat16)
 LARGEST_LOGIT = 1e30  # larger products have overflowed, or nearly so
-# A CPU tensor: `torch.where` would start a kernel to fill a Python number on the device.
-NOT_A_LOGIT = torch.tensor(math.nan)
 
 
 class Transform(Protocol):
@@ -66,7 +64,7 @@ class LinearHead:
             raw = raw + self.rows(self.bias, ids).unsqueeze(-2).to(raw.dtype)
         if self.transform is None:
             return raw
-        return torch.where(raw.abs() < LARGEST_LOGIT, self.transform(raw), NOT_A_LOGIT)
+        return torch.where(raw.abs() < LARGEST_LOGIT, self.transform(raw), constant(math.nan, raw.device))
 
     def rows(self, values: Tensor, ids: Tensor) -> Tensor:
         """Gather the rows of token ids.  (V, ...), (..., k) -> (..., k, ...)"""
@@ -77,6 +75,16 @@ class LinearHead:
         vocabulary, width = self.weight.shape
         rows = (3 * ids.numel() - vocabulary) * width * self.weight.element_size()  # written once, read twice
         return rows <= 4 * (vocabulary + 2 * ids.shape[-1]) * states.numel() // width
+
+
+@cache
+def constant(value: float, device: torch.device) -> Tensor:
+    """Return a number as a tensor of a device, made once.
+
+    torch copies a tensor of the host to the device in every call, and waits; for a Python number it starts a kernel.
+    """
+    with torch.inference_mode(False):
+        return torch.full((), value, device=device, dtype=torch.float32)
 
 
 def multiply(states: Tensor, rows: Tensor) -> Tensor:

@@ -17,17 +17,15 @@ import torch
 from torch import Tensor
 
 from revisit.models.devices import widest_float
-from revisit.models.head import LARGEST_LOGIT, Projection
+from revisit.models.head import LARGEST_LOGIT, Projection, constant
 from revisit.step import reference
-from revisit.step.interface import INFINITY, SOFT_TEMPERATURE, StateBlocks, Step, StepInput, StepOutput, to_device
+from revisit.step.interface import SOFT_TEMPERATURE, StateBlocks, Step, StepInput, StepOutput, to_device
 from revisit.step.rule import AdaptiveWeight, Rule
 
 # Logits of vision tokens that are compared at a time: as many as fit a CPU's cache, and 128 MB on a GPU.
 CPU_NUMBERS, DEVICE_NUMBERS = 1 << 19, 1 << 25
-# A tensor on the host, like INFINITY: writing a Python number to the device would take a kernel of its own.
-MINUS_INFINITY = torch.tensor(-math.inf)
 # Logit of an implausible token: the least that a plausible one may have, which gives it probability 0.
-OUTSIDE = torch.tensor(-LARGEST_LOGIT).nextafter(torch.tensor(0.0))
+OUTSIDE = torch.tensor(-LARGEST_LOGIT).nextafter(torch.tensor(0.0)).item()
 TINY = 1e-37  # smallest probability whose logarithm is taken
 
 
@@ -128,7 +126,7 @@ def find_candidates(logp: Tensor, sizes: Tensor, capacity: int) -> Candidates:
     """Return the `capacity` likeliest tokens of each row, the plausible ones first."""
     top, ids = logp.topk(max(1, min(capacity, logp.shape[-1])))  # (B, K), descending
     inside = torch.arange(top.shape[1], device=top.device) < sizes[:, None]
-    return Candidates(ids, inside, torch.where(inside, top, MINUS_INFINITY).log_softmax(-1), sizes)
+    return Candidates(ids, inside, torch.where(inside, top, constant(-math.inf, top.device)).log_softmax(-1), sizes)
 
 
 def finish(
@@ -152,7 +150,7 @@ def finish(
     log_q = log_distribution(x, rule)
     log_q = log_q[:, 0] if index.shape[1] == 1 else mean(log_q, index, selected, distances, rule)  # (B, K)
     if rule.fusion == "interpolation":
-        log_q = torch.where(candidates.inside, log_q, MINUS_INFINITY)
+        log_q = torch.where(candidates.inside, log_q, constant(-math.inf, log_q.device))
     weights = rule.weight if not isinstance(rule.weight, str) else vision_weight(candidates.log_p, log_q, rule.weight)
     if rule.once and written is not None:
         repeated = contains(written, candidates.ids, logits.shape[1])
@@ -171,7 +169,7 @@ def finish(
     applied = several & selected[:, :1]
     final = torch.where(applied, fused, candidates.log_p)
     kept = torch.where(touched, final.to(logits.dtype), logits.gather(-1, candidates.ids))
-    scores = torch.where(touched, MINUS_INFINITY, logits).scatter_(-1, candidates.ids, kept)
+    scores = torch.where(touched, constant(-math.inf, logits.device), logits).scatter_(-1, candidates.ids, kept)
     likeliest = final.argmax(-1, keepdim=True)
     before = candidates.log_p.gather(-1, likeliest)  # (B, 1)
     changed = (before < candidates.log_p[:, :1])[:, 0]  # never where nothing was applied
@@ -194,15 +192,16 @@ def compare(candidates: Candidates, blocks: StateBlocks, head: Projection, rule:
     inside, log_p = (blocks.by_block(x)[:, None] for x in (candidates.inside, candidates.log_p))
     # On a GPU, four tensors of this many float32 numbers stay below a quarter of the states in half precision.
     largest = CPU_NUMBERS if ids.device.type == "cpu" else max(DEVICE_NUMBERS, blocks.states.numel() // 32)
+    infinity = constant(math.inf, ids.device)
     slices = blocks.states.split(max(1, largest // ids.numel()), dim=1)
     parts = []
     for states in slices:
         x = head.logits(states, ids.flatten(1), rule.model_dtype)  # (G, s, c · K)
         x = mask(x.unflatten(-1, ids.shape[1:]), inside, rule)  # (G, s, c, K)
-        parts.append(torch.where(usable(x, inside, rule), distance(log_p, x, inside, rule), INFINITY))
+        parts.append(torch.where(usable(x, inside, rule), distance(log_p, x, inside, rule), infinity))
     distances = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
     if blocks.mask is not None:
-        distances = torch.where(blocks.mask[..., None], distances, INFINITY)
+        distances = torch.where(blocks.mask[..., None], distances, infinity)
     return distances, x if len(slices) == 1 else None
 
 
@@ -212,7 +211,7 @@ def compare(candidates: Candidates, blocks: StateBlocks, head: Projection, rule:
 
 def mask(x: Tensor, inside: Tensor, rule: Rule) -> Tensor:
     """Keep the logits of plausible tokens, and set the others so low that their probability is 0."""
-    return torch.where(inside, x, MINUS_INFINITY if rule.model_dtype else OUTSIDE)
+    return torch.where(inside, x, constant(-math.inf if rule.model_dtype else OUTSIDE, x.device))
 
 
 def usable(x: Tensor, inside: Tensor, rule: Rule) -> Tensor:
@@ -227,7 +226,7 @@ def usable(x: Tensor, inside: Tensor, rule: Rule) -> Tensor:
 def log_distribution(x: Tensor, rule: Rule) -> Tensor:
     """Return log Q from masked logits, in at least float32, and finite."""
     log_q = reference.log_softmax(x, rule.model_dtype)
-    return log_q.float().clamp_min(OUTSIDE.item()) if rule.model_dtype else log_q
+    return log_q.float().clamp_min(OUTSIDE) if rule.model_dtype else log_q
 
 
 def entropy(p: Tensor) -> Tensor:
@@ -282,11 +281,12 @@ def mean(log_q: Tensor, index: Tensor, selected: Tensor, distances: Tensor, rule
 
     (B, n, K), (B, n), (B, n), (B, N) -> (B, K)
     """
+    nothing = constant(-math.inf, log_q.device)
     equal = rule.select != "soft" and not rule.model_dtype  # rounded distributions do not sum to 1
     if not equal:
         shares = distances.gather(-1, index) / -SOFT_TEMPERATURE if rule.select == "soft" else distances.new_zeros(())
-        log_q = log_q + torch.where(selected, shares, MINUS_INFINITY).softmax(-1).log()[..., None]
-    parts = torch.where(selected[..., None], log_q, MINUS_INFINITY)
+        log_q = log_q + torch.where(selected, shares, nothing).softmax(-1).log()[..., None]
+    parts = torch.where(selected[..., None], log_q, nothing)
     total = parts.amax(1) - parts.log_softmax(1).amax(1)  # log Σ exp, for which torch takes nine kernels
     return total.log_softmax(-1) if equal else total
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from revisit.models.head import Projection
+from revisit.models.head import Projection, constant
 from revisit.step.rule import Rule
 
 if TYPE_CHECKING:
@@ -28,9 +28,6 @@ RESOLUTION = 1e-6  # divergences that differ by less, relative to their scale, a
 SOFT_TEMPERATURE = 0.1  # of select="soft"
 
 COLUMN_BYTES = 256 << 20  # most memory for the columns that the compiled step keeps for all items of a call
-
-# A tensor on the host, because writing a Python number to the device would take a kernel of its own.
-INFINITY = torch.tensor(math.inf)
 
 
 class Step:
@@ -210,7 +207,7 @@ class PooledBlocks(StateBlocks):
 
     def by_row(self, values: Tensor) -> Tensor:
         listed = values.mT[self.table, self.slots[:, None]]  # (B, M, S)
-        return torch.where(self.table[..., None] < 0, INFINITY, listed).flatten(1)
+        return torch.where(self.table[..., None] < 0, constant(math.inf, listed.device), listed).flatten(1)
 
     def pick(self, values: Tensor, index: Tensor) -> Tensor:
         size = self.states.shape[1]
