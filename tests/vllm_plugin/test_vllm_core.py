@@ -223,8 +223,8 @@ def test_requests_with_the_same_images_share_their_states() -> None:
     )
     model.add("a", image, alpha=0.01)
     model.step([("a", a, 0, 4)])
-    model.worker.add("b", params({"alpha": 0.01}), longer, ("a", ()))
-    model.worker.add("c", params({"alpha": 0.01}), longer, ("a", ()))
+    model.worker.add("b", params({"alpha": 0.01}), longer, "a")
+    model.worker.add("c", params({"alpha": 0.01}), longer, "a")
     # The prefix cache had four tokens of the first, and none of the last.
     _, got = model.step([("b", b, 4, 6), ("a", a, 4, 5), ("c", c, 0, 6)])
     for row, (prompt, sequence, end) in enumerate([(longer, b, 6), (image, a, 5), (longer, c, 6)]):
@@ -233,7 +233,8 @@ def test_requests_with_the_same_images_share_their_states() -> None:
     _, got = model.step([("c", c, 6, 7)])
     torch.testing.assert_close(got[0], model.wanted(method, c, longer, 7))
     assert model.worker.pool.used == 1
-    model.worker.add("d", params({}), longer, ("x", ["a"]))  # of a request that never came here
+    model.worker.drop(["a"])
+    model.worker.add("d", params({}), longer, "x")  # of a request that never came here
     assert model.worker.take_failed() == {"d"}
     assert model.worker.pool.used == 0
     model.add("e", image)
@@ -441,6 +442,13 @@ def test_the_blocks_of_a_request_need_not_be_adjacent() -> None:
         first = 0 if end == len(prompt) else len(prompt)
         _, got = model.step([("d", sequence, first, end)])
         torch.testing.assert_close(got[0], model.wanted(method, sequence, prompt, end))
+
+
+def test_a_compiled_model_that_returns_other_layers_raises() -> None:
+    model = Model()
+    model.worker.begin([], [], [])
+    with pytest.raises(RevisitError, match="torch_compile_cache"):
+        model.worker.observe(torch.zeros(2, WIDTH), [])
 
 
 def test_missing_states_end_their_own_request_only() -> None:

@@ -19,6 +19,7 @@ from test_vllm_core import BLOCK, IMAGE, Model, described, make_plan, params
 from test_vllm_core import scheduled as waiting
 
 from revisit.errors import RevisitError
+from revisit.methods.revisit import ReVisiT
 from revisit.vllm import hooks, models, plan
 from revisit.vllm.plan import Plan
 
@@ -111,13 +112,18 @@ def scheduler(monkeypatch: pytest.MonkeyPatch) -> Any:
         def __init__(self) -> None:
             self.vllm_config = None
             self.requests: dict[str, Any] = {}
+            self.finished_req_ids: set[str] = set()
             self.encoder_cache_mismatch_reqs: set[str] = set()
 
         def schedule(self) -> Any:
             ready = [one for one in self.requests.values() if self._handle_blocked_waiting_request(one)]
             for one in ready:
                 one.num_computed_tokens = len(one.prompt_token_ids)
-            return SimpleNamespace(scheduled_new_reqs=[SimpleNamespace(req_id=one.request_id) for one in ready])
+            new = [SimpleNamespace(req_id=one.request_id) for one in ready]
+            resumed = SimpleNamespace(resumed_req_ids=set())
+            return SimpleNamespace(
+                scheduled_new_reqs=new, scheduled_cached_reqs=resumed, finished_req_ids=self.finished_req_ids
+            )
 
         def _handle_blocked_waiting_request(self, request: Any) -> bool:
             return not getattr(request, "blocked", False)
@@ -125,8 +131,8 @@ def scheduler(monkeypatch: pytest.MonkeyPatch) -> Any:
         def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> set[str]:
             return self.encoder_cache_mismatch_reqs
 
-        def reset_prefix_cache(self) -> bool:
-            return True
+        def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+            return reset_running_requests
 
     monkeypatch.setattr(hooks, "make_plan", lambda config: make_plan(blocks=4, caching=True))
     hooks.extend(Scheduler, "_handle_blocked_waiting_request", hooks.handle_waiting)
@@ -135,10 +141,11 @@ def scheduler(monkeypatch: pytest.MonkeyPatch) -> Any:
     return Scheduler()
 
 
-def run(scheduler: Any, *requests: Any) -> dict[str, Any]:
-    """Schedule a step with these requests only; return the grants of those that are scheduled."""
-    scheduler.requests = {one.request_id: one for one in requests}
-    return {new.req_id: getattr(new, hooks.GRANT, None) for new in scheduler.schedule().scheduled_new_reqs}
+def run(scheduler: Any, *requests: Any) -> tuple[dict[str, str], list[str]]:
+    """Schedule a step with these requests only; return the owners of their states, and the owners that are dropped."""
+    before, scheduler.requests = scheduler.requests, {one.request_id: one for one in requests}
+    scheduler.finished_req_ids = before.keys() - scheduler.requests.keys()
+    return getattr(scheduler.schedule(), hooks.GRANTS, ({}, []))
 
 
 def test_a_request_waits_until_its_vision_states_have_room(scheduler: Any) -> None:
@@ -147,13 +154,13 @@ def test_a_request_waits_until_its_vision_states_have_room(scheduler: Any) -> No
     )
     plain, imageless = waiting("c", [IMAGE] * BLOCK * 9, None), waiting("f", [1], 1)
     d.blocked = True  # waits for something else of vLLM's, and takes no room meanwhile
-    assert run(scheduler, a, b, plain, imageless, d) == {"a": ("a", []), "c": None, "f": None}
+    assert run(scheduler, a, b, plain, imageless, d) == ({"a": "a"}, [])
     d.blocked = False
-    assert run(scheduler, a, b, d) == {"a": ("a", []), "d": ("d", [])}
-    assert run(scheduler, b, d) == {"b": ("b", ["a"]), "d": ("d", [])}
+    assert run(scheduler, a, b, d) == ({"a": "a", "d": "d"}, [])
+    assert run(scheduler, b, d) == ({"b": "b", "d": "d"}, ["a"])
     assert not scheduler.encoder_cache_mismatch_reqs
     large, bad = waiting("e", [IMAGE] * BLOCK * 5, 1), waiting("g", [IMAGE], {"alpha": 9})
-    assert run(scheduler, large, bad, d) == {"d": ("d", [])}
+    assert run(scheduler, large, bad, d) == ({"d": "d"}, [])
     assert scheduler.encoder_cache_mismatch_reqs == {"e", "g"}  # which are ended
 
 
@@ -161,7 +168,7 @@ def test_a_request_reads_the_prefix_cache_if_its_vision_states_are_stored(schedu
     first, second = waiting("a", [IMAGE, 2], 1), waiting("b", [IMAGE, 2, 1], 1)
     run(scheduler, first)
     assert first.skip_reading_prefix_cache
-    assert run(scheduler, second) == {"b": ("a", [])}
+    assert run(scheduler, second) == ({"b": "a"}, [])
     assert not second.skip_reading_prefix_cache
     second.num_preemptions = 1
     run(scheduler, second)
@@ -171,8 +178,31 @@ def test_a_request_reads_the_prefix_cache_if_its_vision_states_are_stored(schedu
     assert (other.skip_reading_prefix_cache, imageless.skip_reading_prefix_cache) == (True, False)
     scheduler.reset_prefix_cache()
     third = waiting("e", [IMAGE, 2], 1)
-    assert run(scheduler, third) == {"e": ("e", ["a", "c"])}
+    assert run(scheduler, third) == ({"e": "e"}, ["a", "c"])
     assert third.skip_reading_prefix_cache
+
+
+def test_requests_that_begin_again_after_a_reset_compute_their_states_again(scheduler: Any) -> None:
+    """The weights or the memory may have changed: what they used, and shared, is dropped in the workers too."""
+    first, second, prompt = waiting("a", [IMAGE, 2], 1), waiting("b", [IMAGE, 2, 1], 1), [IMAGE, 2]
+    run(scheduler, first)
+    assert run(scheduler, first, second) == ({"a": "a", "b": "a"}, [])
+    scheduler.reset_prefix_cache(reset_running_requests=True)
+    owners, dropped = run(scheduler, second, first)
+    assert (owners, dropped) == ({"b": "b", "a": "a"}, ["a"])
+    assert second.skip_reading_prefix_cache
+    model = Model()
+    runner, old = Runner(model.worker), model.sequence(prompt, 1)
+    for name in "ab":
+        model.worker.add(name, params({"alpha": 0.01}), prompt, "a")
+        model.step([("a", old, 0, 2)])
+    resumed = SimpleNamespace(finished_req_ids=(), scheduled_new_reqs=(), revisit_grants=(owners, dropped))
+    runner.add_requests(resumed)
+    new = model.sequence(prompt, 2)
+    _, got = model.step([("a", new, 0, 2), ("b", new, 0, 2)])
+    wanted = model.wanted(ReVisiT(alpha=0.01), new, prompt, 2)
+    torch.testing.assert_close(got, wanted.expand(2, -1))
+    assert not model.worker.take_failed()
 
 
 def test_requests_that_failed_in_the_worker_are_ended(scheduler: Any) -> None:

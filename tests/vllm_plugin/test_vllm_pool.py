@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import numpy as np
@@ -44,7 +46,13 @@ def alive(*names: str, computed: int = 0) -> dict[str, SimpleNamespace]:
     return {name: SimpleNamespace(num_computed_tokens=computed) for name in names}
 
 
-def test_a_waiting_request_is_overtaken_a_limited_number_of_times() -> None:
+def update(reservations: Reservations, requests: dict[str, SimpleNamespace]) -> None:
+    """Take a step of a scheduler that has these requests."""
+    known = {*reservations._owners, *reservations._waiting}
+    reservations.update(requests, sorted(known - requests.keys()))
+
+
+def test_the_first_waiting_request_is_overtaken_a_limited_number_of_times() -> None:
     reservations = Reservations(4)
     assert reservations.take("long", need(2, "a"))
     assert not reservations.take("large", need(3, "b"))
@@ -52,27 +60,27 @@ def test_a_waiting_request_is_overtaken_a_limited_number_of_times() -> None:
         assert reservations.take(str(number), need(1, "c"))
         assert reservations.take(str(number), need(1, "c"))  # a second time, it has its place
         assert not reservations.take("large", need(3, "b"))
-        reservations.update(alive("long", "large"))
+        update(reservations, alive("long", "large"))
     assert not reservations.take("one more", need(1, "c"))
-    reservations.update(alive("large", "one more"))
+    update(reservations, alive("large", "one more"))
     assert not reservations.take("one more", need(1, "c"))  # there is room, and it is not its turn
-    reservations.update(alive("one more"))  # the waiting request ended
+    update(reservations, alive("one more"))  # the waiting request ended
     assert reservations.take("one more", need(1, "c"))
 
 
 def test_requests_that_waited_together_are_served_in_order() -> None:
-    """None of them blocks the others once all have been overtaken as often as allowed."""
+    """None of them blocks the others once the first has been overtaken as often as allowed."""
     reservations = Reservations(4)
     assert reservations.take("long", need(2, "a"))
     for name in ("first", "second"):
         assert not reservations.take(name, need(3, name))
     for number in range(PATIENCE):
         assert reservations.take(str(number), need(1, "c"))
-        reservations.update(alive("long", "first", "second"))
-    reservations.update(alive("first", "second"))
+        update(reservations, alive("long", "first", "second"))
+    update(reservations, alive("first", "second"))
     assert not reservations.take("second", need(3, "second"))
     assert reservations.take("first", need(3, "first"))
-    reservations.update(alive("second"))
+    update(reservations, alive("second"))
     assert reservations.take("second", need(3, "second"))
 
 
@@ -80,15 +88,15 @@ def test_requests_use_the_states_of_others_with_the_same_images() -> None:
     reservations = Reservations(4, keep=True)
     assert reservations.take("a", need(3, "x"))
     assert not reservations.take("b", need(3, "x"))  # not computed yet
-    reservations.update(alive("a", "b", computed=9))
+    update(reservations, alive("a", "b", computed=9))
     assert not reservations.take("b", need(3, "x"))  # but for one token
-    reservations.update(alive("a", "b", computed=10))
+    update(reservations, alive("a", "b", computed=10))
     assert reservations.take("b", need(3, "x"))
     assert reservations.take("c", need(1, "y"))
     assert [reservations.owner(name) for name in "abcd"] == ["a", "a", "c", None]
-    reservations.update(alive("b", "c", computed=10))
+    update(reservations, alive("b", "c", computed=10))
     assert not reservations.take("d", need(1, "z"))  # the request that computed them ended, the other uses them
-    reservations.update(alive())
+    update(reservations, alive())
     assert reservations.take_dropped() == []
 
 
@@ -96,8 +104,8 @@ def test_kept_states_make_room_the_least_recently_used_first() -> None:
     reservations = Reservations(4, keep=True)
     for name in "abcd":
         assert reservations.take(name, need(1, name))
-    reservations.update(alive(*"abcd", computed=10))
-    reservations.update(alive())
+    update(reservations, alive(*"abcd", computed=10))
+    update(reservations, alive())
     assert reservations.take("e", need(1, "a"))
     assert reservations.take("f", need(2, "f"))
     assert reservations.take_dropped() == ["b", "c"]
@@ -112,14 +120,55 @@ def test_states_that_nobody_can_use_are_dropped_with_their_request(keep: bool) -
     reservations = Reservations(8, keep)
     for name, image in zip("abcd", "xxyz", strict=True):
         assert reservations.take(name, need(1, image))
-    reservations.update({**alive(*"abc", computed=10), **alive("d", computed=3)})
+    update(reservations, {**alive(*"abc", computed=10), **alive("d", computed=3)})
     reservations.invalidate({"c"})  # it failed
-    reservations.update(alive())
+    update(reservations, alive())
     unfinished_equal_or_failed = ["b", "c", "d"]
     assert reservations.take_dropped() == (unfinished_equal_or_failed if keep else list("abcd"))
     reservations.invalidate()  # the prefix cache was reset
-    reservations.update(alive())
+    update(reservations, alive())
     assert reservations.take_dropped() == (["a"] if keep else [])
+
+
+def test_requests_that_begin_again_take_room_again() -> None:
+    """Their states, and those that they shared, are dropped: the weights may have changed."""
+    reservations = Reservations(4, keep=True)
+    assert reservations.take("a", need(2, "x"))
+    update(reservations, alive("a", computed=10))
+    assert reservations.take("b", need(2, "x"))
+    reservations.forget()
+    assert reservations.take_dropped() == ["a"]
+    assert [reservations.owner(name) for name in "ab"] == [None, None]
+    assert reservations.take("b", need(2, "x"))
+    assert reservations.take("a", need(2, "x"))
+    assert reservations.owner("b") == "b"
+
+
+class Counted(OrderedDict[str, None]):
+    """Counts how many entries are visited."""
+
+    visited = 0
+
+    def __iter__(self) -> Iterator[str]:
+        for name in super().__iter__():
+            Counted.visited += 1
+            yield name
+
+
+def test_ten_thousand_waiting_requests_are_never_walked() -> None:
+    reservations = Reservations(4)
+    reservations._waiting = Counted()
+    assert reservations.take("long", need(4, "a"))
+    names = [f"w{number}" for number in range(10_000)]
+    for _ in range(2):
+        Counted.visited = 0
+        for name in names:
+            assert not reservations.take(name, need(2, name))
+        assert Counted.visited <= len(names)
+    Counted.visited = 0
+    reservations.update(alive(), ["long", names[-1]])
+    assert [reservations.take(name, need(2, name)) for name in names[:3]] == [True, True, False]
+    assert Counted.visited <= 10
 
 
 @pytest.mark.parametrize(

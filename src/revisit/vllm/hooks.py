@@ -24,7 +24,7 @@ from revisit.vllm.reservations import Reservations
 
 log = logging.getLogger("vllm.revisit")  # below vLLM's own logger, which prints it
 TESTED = ("0.31", "0.32")  # `make test-vllm-previous` and `make test-vllm`
-GRANT = "revisit_grant"  # attribute of a request that a scheduler sends to the workers: see `Worker.add`
+GRANTS = "revisit_grants"  # attribute of what a scheduler sends to the workers: owners by request, and dropped owners
 FAILED = "revisit_failed"  # attribute of a runner's output: ids of requests that must be ended
 ENDED = "encoder_cache_mismatch_reqs"  # attribute of a scheduler: ids of requests that it ends with an error
 
@@ -142,15 +142,15 @@ def reserve(scheduler: Any, request: Any) -> bool:
 
 
 def schedule(original: Any, scheduler: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """Send the workers the grants of new requests."""
+    """Send the workers the owners of the states of requests that begin, or begin again."""
     reservations = reservations_of(scheduler)
-    reservations.update(scheduler.requests)
+    reservations.update(scheduler.requests, scheduler.finished_req_ids)
     output = original(scheduler, *args, **kwargs)
-    reservations.update(scheduler.requests)
-    for new in output.scheduled_new_reqs:
-        owner = reservations.owner(new.req_id)
-        if owner is not None:
-            setattr(new, GRANT, (owner, reservations.take_dropped()))
+    reservations.update(scheduler.requests, output.finished_req_ids)  # with those that ended in this call
+    names = [*(new.req_id for new in output.scheduled_new_reqs), *output.scheduled_cached_reqs.resumed_req_ids]
+    owners = {name: owner for name in names if (owner := reservations.owner(name)) is not None}
+    if owners:
+        setattr(output, GRANTS, (owners, reservations.take_dropped()))
     return output
 
 
@@ -164,10 +164,19 @@ def update_from_output(
     return original(scheduler, scheduler_output, model_runner_output, *args, **kwargs)
 
 
-def reset_prefix_cache(original: Any, scheduler: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """Stop sharing stored states when the prefix cache is reset, for example after an update of the weights."""
-    reservations_of(scheduler).invalidate()
-    return original(scheduler, *args, **kwargs)
+def reset_prefix_cache(
+    original: Any, scheduler: Any, /, reset_running_requests: bool = False, *args: Any, **kwargs: Any
+) -> Any:
+    """Stop sharing stored states when the prefix cache is reset, for example after an update of the weights.
+
+    If running requests begin again, because the weights or the memory have changed, they compute their states again too.
+    """
+    reservations = reservations_of(scheduler)
+    if reset_running_requests:
+        reservations.forget()
+    else:
+        reservations.invalidate()
+    return original(scheduler, reset_running_requests, *args, **kwargs)
 
 
 # -- worker -------------------------------------------------------------------------------------------------------
@@ -185,8 +194,12 @@ def update_requests(original: Any, runner: Any, /, scheduler_output: Any, *args:
     if worker is not None:
         for name in scheduler_output.finished_req_ids:
             worker.remove(name)
+        owners, dropped = getattr(scheduler_output, GRANTS, ({}, ()))
+        worker.drop(dropped)
         for new in scheduler_output.scheduled_new_reqs:
-            worker.add(new.req_id, new.sampling_params, new.prompt_token_ids, getattr(new, GRANT, None))
+            worker.add(new.req_id, new.sampling_params, new.prompt_token_ids, owners.pop(new.req_id, None))
+        for name, owner in owners.items():
+            worker.resume(name, owner)
     return original(runner, scheduler_output, *args, **kwargs)
 
 

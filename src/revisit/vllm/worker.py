@@ -71,20 +71,15 @@ class Worker:
 
     # -- requests --------------------------------------------------------------------------------------------------
 
-    def add(
-        self, name: str, params: Any, prompt_ids: Sequence[int] | None, grant: tuple[str, Sequence[str]] | None = None
-    ) -> None:
+    def add(self, name: str, params: Any, prompt_ids: Sequence[int] | None, owner: str | None = None) -> None:
         """Add a request; one that is added again is prefilled again.
 
         Args:
             name: Its id.
             params: Its sampling parameters.
             prompt_ids: Its prompt.
-            grant: From the scheduler: the request that computes its states, itself by default, and requests whose blocks
-                are free again.
+            owner: The request that computes its states, itself by default.
         """
-        owner, dropped = grant or (name, ())
-        self.drop(dropped)
         self.remove(name)
         try:
             method = None if params is None else parse(params.extra_args, self.plan.model)
@@ -92,13 +87,22 @@ class Worker:
                 return
             request = RequestState(name, method, self.plan, prompt_ids or [], self.plan.gap(params))
             if request.tokens:
-                self._assign_blocks(request, owner)
+                self._assign_blocks(request, owner or name)
         except Exception as error:
             self.fail(name, error)
             return
         if method.once or method.phase != "both":
             request.slot = self._generated.take_slot()
         self.requests[name] = request
+
+    def resume(self, name: str, owner: str) -> None:
+        """Prefill a request again after a preemption; its states may have another owner now."""
+        request = self.requests.get(name)
+        if request is not None:
+            try:
+                self._assign_blocks(request, owner)
+            except RevisitError as error:
+                self.fail(name, error)
 
     def _assign_blocks(self, request: RequestState, owner: str) -> None:
         request.shared = owner != request.name
