@@ -101,8 +101,3 @@ def test_pages_named_in_the_code_exist() -> None:
         file.read_text("utf-8") for file in ROOT.glob("*/**/*.py") if not file.parts[len(ROOT.parts)].startswith(".")
     ]
     assert [page for page in re.findall(r"docs/[\w/-]+\.md", "\n".join(code)) if not (ROOT / page).exists()] == []
-
-
-def test_the_user_guide_stays_short() -> None:
-    guide = [ROOT / "README.md", *DOCS.glob("*.md"), *DOCS.glob("api/*.md")]
-    assert sum(len(page.read_text("utf-8").split()) for page in guide) <= 14_000

@@ -19,11 +19,10 @@ from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 import families
-from conftest import SHARED
 from revisit.methods import code, icd
 from revisit.words import WORDS
 
-LLAMA = SHARED / "data" / "tokenizers" / "llama_vocab.json"
+LLAMA = Path(__file__).parents[2] / "shared" / "data" / "tokenizers" / "llama_vocab.json"
 _FOUND = importlib.util.find_spec("mistral_common")
 MISTRAL = Path(_FOUND.origin).parent / "data" if _FOUND and _FOUND.origin else None
 MARKS = tuple(dict.fromkeys(token for token in (*families.SPECIAL, *families.ADDED) if token not in ("<s>", "</s>")))

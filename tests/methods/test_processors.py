@@ -67,7 +67,7 @@ def test_a_family_with_unknown_image_boundaries_raises(monkeypatch: pytest.Monke
     model, processor = families.build("qwen2_vl")
     monkeypatch.setattr(type(model.config), "model_type", "no_such_family")
     for name in ("m3id", "pai", "icd", "code"):
-        with pytest.raises(RevisitError, match="which are not declared for this model family"):
+        with pytest.raises(RevisitError, match="not declared for this model family"):
             scores(model, "qwen2_vl", STRONG[name], processor=processor)
 
 

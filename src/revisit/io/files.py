@@ -178,19 +178,35 @@ def write_bytes(path: Path, data: bytes) -> None:
         raise disk_error(error, path, "Make room or fix that, and run the same command again") from error
 
 
+def _remove_lock(lock: FileLock) -> None:
+    """Remove the file of a held lock, while nobody else can hold it; on Windows, the release does it."""
+    with suppress(OSError):
+        Path(lock.lock_file).unlink()
+
+
+def _cannot_write(folder: Path, error: OSError, left: str) -> RevisitError:
+    return RevisitError(
+        f"Cannot write {folder}: {error.strerror or error}. {left}; make room or choose another folder (REVISIT_CACHE names the "
+        "cache), and run the same command again."
+    )
+
+
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
     """Wait, with a notice, until no other process prepares this folder."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder.with_name(f".{folder.name}.wait"), is_singleton=False)
     try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
     except Timeout:
         logger.warning("Another process is writing %s; waiting until it ends.", folder)
         lock.acquire()
+    except OSError as error:
+        raise _cannot_write(folder, error, "Nothing was left behind") from error
     try:
         yield
     finally:
+        _remove_lock(lock)
         lock.release()
 
 
@@ -218,18 +234,12 @@ def new_folder(folder: Path, *, resume: bool = False) -> Iterator[Path]:
                     shutil.rmtree(draft, ignore_errors=True)
                 raise
             finally:
-                with suppress(
-                    OSError
-                ):  # before the release, when nobody else can hold it; on Windows, the release does it
-                    Path(lock.lock_file).unlink()
+                _remove_lock(lock)
     except Timeout as error:
         raise RevisitError(f"Another process is writing {folder}; wait until it ends.") from error
     except OSError as error:
         left = "Complete files were kept" if resume else "Nothing was left behind"
-        raise RevisitError(
-            f"Cannot write {folder}: {error.strerror or error}. {left}; make room or choose another folder (REVISIT_CACHE names the "
-            "cache), and run the same command again."
-        ) from error
+        raise _cannot_write(folder, error, left) from error
 
 
 # -- lines ----------------------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ class Reservations:
         self._unused: OrderedDict[str, None] = (
             OrderedDict()
         )  # owners whose states nobody uses, the first to be dropped first
-        self._incomplete: set[str] = set()  # owners whose states can be shared once they are computed
+        self._incomplete: dict[str, None] = {}  # owners whose states can be shared once they are computed
         self._shareable: dict[bytes, str] = {}  # owners of complete states
         self._waiting: OrderedDict[str, None] = OrderedDict()  # the longest waiting first
         self._overtaken = 0  # how often the first of these was
@@ -79,7 +79,7 @@ class Reservations:
         for owner in [owner for owner in self._incomplete if owner in requests]:
             need = self._stored[owner]
             if requests[owner].num_computed_tokens > need.last:
-                self._incomplete.remove(owner)
+                del self._incomplete[owner]
                 if self.keep:
                     self._shareable.setdefault(need.key, owner)
         for name in ended:
@@ -89,7 +89,7 @@ class Reservations:
     def invalidate(self, owners: Iterable[str] | None = None) -> None:
         """Stop sharing the states of these owners with further requests; None for all."""
         for owner in list(self._stored if owners is None else self._stored.keys() & owners):
-            self._incomplete.discard(owner)
+            self._incomplete.pop(owner, None)
             key = self._stored[owner].key
             if self._shareable.get(key) == owner:
                 del self._shareable[key]
@@ -112,7 +112,7 @@ class Reservations:
             self._drop(next(iter(self._unused)))
         self._free -= need.blocks
         self._stored[owner] = need
-        self._incomplete.add(owner)
+        self._incomplete[owner] = None
 
     def _leave(self, name: str) -> None:
         """Remove a request from those that wait."""
@@ -138,7 +138,7 @@ class Reservations:
         need = self._stored.pop(owner)
         del self._unused[owner]
         self._free += need.blocks
-        self._incomplete.discard(owner)
+        self._incomplete.pop(owner, None)
         if self._shareable.get(need.key) == owner:
             del self._shareable[need.key]
         self._dropped.append(owner)
