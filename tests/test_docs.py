@@ -1,4 +1,4 @@
-"""The documentation: equations, navigation, links, length and the API pages."""
+"""The documentation: equations, navigation, links and the API pages."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import html
 import re
 from pathlib import Path
@@ -14,20 +15,14 @@ LETTER = re.compile(r"<mi>([A-Za-z]|&#x003[0-9A-F]{2};)</mi>")
 EQUATION = re.compile(r'<(span|div) class="arithmatex">\s*\\([(\[])(.*?)\\[)\]]\s*</\1>', re.DOTALL)
 
 
-METHODS = Path(__file__).parents[1] / "src/revisit/methods"
-NAMED_CLASS = re.compile(r'^class (\w+)\((?:(?!^class ).)*?^    name = "', re.MULTILINE | re.DOTALL)
+METHODS = Path(__file__).parents[1] / "src/revisit/methods/__init__.py"
 
 
 def on_page_markdown(text: str, **_: Any) -> str:
-    """Replace `::: revisit.methods.*` by one directive for each method, read from the sources."""
-    found = [
-        (file.stem, cls)
-        for file in sorted(METHODS.glob("*.py"))
-        for cls in NAMED_CLASS.findall(file.read_text("utf-8"))
-    ]
-    return text.replace(
-        "::: revisit.methods.*", "\n\n".join(f"::: revisit.methods.{file}.{cls}" for file, cls in found)
-    )
+    """Replace `::: revisit.methods.*` by one directive for each method of the table, which is read without importing it."""
+    assignments = (node for node in ast.parse(METHODS.read_text("utf-8")).body if isinstance(node, ast.Assign))
+    table = next(ast.literal_eval(node.value) for node in assignments if ast.unparse(node.targets[0]) == "BUILT_IN")
+    return text.replace("::: revisit.methods.*", "\n\n".join(f"::: {e.replace(':', '.')}" for e in table.values()))
 
 
 def on_page_content(text: str, **_: Any) -> str:

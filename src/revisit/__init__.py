@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-# For type checkers. At run time, names are imported on first use, and the classes of methods are found in their package.
+# For type checkers. At run time, names are imported on first use, and the table in revisit/methods lists the classes of methods.
 if TYPE_CHECKING:
     from revisit import methods as methods
     from revisit.decoding.generate import generate as generate
@@ -54,8 +54,8 @@ _PUBLIC = {
 
 def _modules() -> dict[str, str]:
     """Return the module of every public name, including the classes of methods such as VCD."""
-    sources = importlib.import_module("revisit.decoding.method").METHODS.sources.values()
-    return {cls: module for module, cls in sources} | {name: module for module in _PUBLIC for name in _PUBLIC[module]}
+    methods = (entry.split(":") for entry in importlib.import_module("revisit.methods").BUILT_IN.values())
+    return {cls: module for module, cls in methods} | {name: module for module in _PUBLIC for name in _PUBLIC[module]}
 
 
 def __getattr__(name: str) -> Any:

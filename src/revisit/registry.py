@@ -1,6 +1,6 @@
 """Validated settings, and registries that find classes with settings by name.
 
-Built-in classes are discovered in the modules of a package. Other classes are added by the decorator `register`, as
+A package lists its built-in classes in a table, `BUILT_IN`. Other classes are added by the decorator `register`, as
 `path/to/file.py:Class`, or by an entry point of an installed package. In text, a class and its settings are written
 
     entry:  name  |  name:key=value,key=value
@@ -140,10 +140,6 @@ def validated(function: Callable[P, R]) -> Callable[P, R]:
 
 S = TypeVar("S", bound=Settings)
 Class = TypeVar("Class", bound=type[Settings])
-# A class with the line `name = "…"`, found without importing its module.
-_NAMED_CLASS = re.compile(
-    r"""^class (\w+)\((?:(?!^class ).)*?^    name(?:: ClassVar\[str\])? = ["']([^"']+)["']""", re.M | re.S
-)
 
 
 class Registry(Generic[S]):
@@ -151,7 +147,7 @@ class Registry(Generic[S]):
 
     Args:
         kind: What messages call such a class, for example "method".
-        package: Package whose modules define the built-in classes. Its last part names the entry point group: `revisit.methods`.
+        package: Package with the table of the built-in classes. Its last part names the entry point group: `revisit.methods`.
         base: The base class.
         check: Called with a class that is not built in and a description of its origin; raises RevisitError if it cannot be used.
     """
@@ -162,20 +158,16 @@ class Registry(Generic[S]):
         self.registered: dict[str, type[S]] = {}
 
     @cached_property
-    def sources(self) -> dict[str, tuple[str, str]]:
-        """Built-in name -> (module, class)."""
-        folder = Path(importlib.import_module(self.package).__path__[0])
-        return {
-            name: (f"{self.package}.{file.stem}", cls)
-            for file in sorted(folder.glob("*.py"))
-            for cls, name in _NAMED_CLASS.findall(file.read_text("utf-8"))
-        }
+    def built_in(self) -> dict[str, str]:
+        """Name -> "module:class"."""
+        table: dict[str, str] = importlib.import_module(self.package).BUILT_IN
+        return table
 
     def register(self, cls: Class) -> Class:
         """Make a class available by its `name` in this process; a class decorator."""
         self.check(cls, cls.__name__)
         name = str(cls.name)  # type: ignore[attr-defined]
-        known = self.find(name) if name in self.registered or name in self.sources else cls
+        known = self.find(name) if name in self.registered or name in self.built_in else cls
         if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise RevisitError(f"{cls.__name__}: a {self.kind} named {name!r} already exists; choose another name.")
         self.registered[name] = cls  # type: ignore[assignment]
@@ -183,14 +175,14 @@ class Registry(Generic[S]):
 
     def names(self) -> list[str]:
         """List all names: built-in ones first, each group sorted."""
-        return list(dict.fromkeys([*sorted(self.sources), *sorted({*self.registered, *installed(self.group)})]))
+        return list(dict.fromkeys([*sorted(self.built_in), *sorted({*self.registered, *installed(self.group)})]))
 
     def find(self, name: str) -> type[S]:
         """Return the class with this name. The name never refers to a file, so names from a network are safe."""
         if name in self.registered:
             return self.registered[name]
-        if name in self.sources:
-            module, cls = self.sources[name]
+        if name in self.built_in:
+            module, _, cls = self.built_in[name].partition(":")
             return getattr(importlib.import_module(module), cls)  # type: ignore[no-any-return]
         if (point := installed(self.group).get(name)) is None:
             raise unknown(self.kind, name, self.names())

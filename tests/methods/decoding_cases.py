@@ -35,7 +35,7 @@ SETTINGS: dict[str, dict[str, Any]] = {  # for small random models and short ans
 # All built-in methods except those with tests of their own.
 METHODS: dict[str, Method] = {
     name: methods.get(name, **SETTINGS.get(name, {}))
-    for name in sorted(registry.sources)
+    for name in sorted(registry.built_in)
     if name not in ("greedy", "revisit", "opera")
 }
 CONTRASTIVE = {name: method for name, method in METHODS.items() if isinstance(method, Contrastive)}
