@@ -38,9 +38,11 @@ def vllm_layers() -> str | None:
     return os.environ.get("REVISIT_VLLM_LAYERS", "").strip() or None
 
 
-def vllm_pool_mb() -> float:
-    """Return REVISIT_VLLM_POOL_MB: megabytes that each vLLM worker reserves for vision states (1024 by default)."""
-    value = os.environ.get("REVISIT_VLLM_POOL_MB", "").strip() or "1024"
+def vllm_pool_mb() -> float | None:
+    """Return REVISIT_VLLM_POOL_MB: megabytes that each vLLM worker reserves for vision states; None if it is not set."""
+    value = os.environ.get("REVISIT_VLLM_POOL_MB", "").strip()
+    if not value:
+        return None
     try:
         megabytes = float(value)
     except ValueError:

@@ -51,7 +51,7 @@ def test_this_version_of_vllm_has_the_interfaces_that_the_plugin_uses(monkeypatc
     hooks.install()
     for v2 in (True, False):
         hooks.follow_runner(v2)
-    assert len(extended) == 12
+    assert len(extended) == 14
     source_of_subclass = source("vllm.v1.core.sched.async_scheduler")
     for name in ("schedule", "update_from_output", "reset_prefix_cache", "_handle_blocked_waiting_request"):
         assert f"def {name}(" not in source_of_subclass
@@ -256,16 +256,66 @@ def test_what_a_server_stores_is_logged_at_start(
         def __init__(self, vllm_config: Any, renderer: Any = None) -> None:
             self.vllm_config = vllm_config
 
-    deep = Plan((IMAGE,), 28, True, 3584, torch.bfloat16, 146, 1024, described("qwen2_5_vl"), "all")
+    deep = Plan((IMAGE,), 28, True, 3584, torch.bfloat16, 146, 1024, described("qwen2_5_vl"), "all", most_rows=256)
     monkeypatch.setattr(hooks, "make_plan", lambda config: deep)
+    monkeypatch.setattr(hooks, "image_tokens", lambda model: 256)
     monkeypatch.setattr(hooks, "log", logging.getLogger("revisit"))  # vLLM's does not propagate
     hooks.extend(InputProcessor, "__init__", hooks.start_processor)
     with caplog.at_level(logging.INFO, "revisit"):
-        InputProcessor(None, renderer=None)
+        InputProcessor(SimpleNamespace(model_config=None), renderer=None)
     assert caplog.messages == [
         "ReVisiT stores vision states of layers 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28 of 28: 1,022 MB in each worker, "
-        "room for 10,678 vision tokens at a time."
+        "room for 10,678 vision tokens at a time.",
+        "36 requests have room at a time with an image of 448 × 448 pixels (256 vision tokens) each.",
+        "At most 36 requests of the 256 that the server decodes at a time can use ReVisiT: set a larger REVISIT_VLLM_POOL_MB, or fewer "
+        "layers with REVISIT_VLLM_LAYERS.",
     ]
+
+
+@pytest.mark.parametrize(("gigabytes", "images"), [(24, 87), (40, 146), (80, 292)])
+def test_the_pool_has_a_share_of_the_devices_memory_by_default(
+    gigabytes: int, images: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With Qwen2.5-VL-7B, states of all recommended layers and images of 256 vision tokens."""
+    from vllm.platforms import current_platform
+
+    monkeypatch.delenv(plan.POOL_SWITCH, raising=False)
+    platform = type(current_platform)
+    monkeypatch.setattr(platform, "is_cpu", lambda self: False)
+    monkeypatch.setattr(platform, "get_device_total_memory", classmethod(lambda cls: gigabytes << 30))
+    monkeypatch.setattr(plan, "check_model", lambda architecture: None)
+    monkeypatch.setattr("vllm.tokenizers.cached_tokenizer_from_config", lambda model: None)
+    text = SimpleNamespace(num_hidden_layers=28)
+    model = SimpleNamespace(
+        architecture="Qwen2_5_VLForConditionalGeneration",
+        hf_text_config=text,
+        hf_config=SimpleNamespace(model_type="qwen2_5_vl", image_token_id=IMAGE),
+        get_hidden_size=lambda: 3584,
+        dtype=torch.bfloat16,
+        max_model_len=128_000,
+        try_get_generation_config=dict,
+        logits_processors=None,
+    )
+    config = SimpleNamespace(
+        model_config=model,
+        scheduler_config=SimpleNamespace(max_num_seqs=1024),
+        parallel_config=SimpleNamespace(tensor_parallel_size=1),
+        cache_config=SimpleNamespace(enable_prefix_caching=True),
+        num_speculative_tokens=0,
+    )
+    assert plan.make_plan(config).images(256) == images
+
+
+def test_beam_search_with_revisit_is_rejected() -> None:
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.exceptions import VLLMValidationError
+
+    hooks.extend(ChatCompletionRequest, "to_beam_search_params", hooks.to_beam_search_params)
+    request = ChatCompletionRequest(messages=[], model="m", use_beam_search=True, n=2)
+    assert request.to_beam_search_params(8, {}).beam_width == 2
+    request.vllm_xargs = {"revisit": 1}
+    with pytest.raises(VLLMValidationError, match="beam search"):
+        request.to_beam_search_params(8, {})
 
 
 NGRAMS = SimpleNamespace(method="ngram")
@@ -282,6 +332,7 @@ NGRAMS = SimpleNamespace(method="ngram")
         ({"speculative_config": NGRAMS, "graphs": "FULL_AND_PIECEWISE", "use_v2_model_runner": False}, "V1 runner"),
         ({"kv_transfer_config": object()}, "KV transfer"),
         ({"context": 2}, "context parallelism"),
+        ({"micro_batches": True}, "micro-batches"),
         ({"fast_prefill": True}, "fast prefills"),
         ({"stages": 2}, None),
         ({"stages": 2, "kept": "all"}, "pipeline parallelism"),
@@ -301,7 +352,7 @@ def test_options_with_inexact_results_raise_at_start(
     monkeypatch.setenv("VLLM_USE_BREAKABLE_CUDAGRAPH", options.get("breakable", "0"))
     parallel = SimpleNamespace(
         pipeline_parallel_size=options.get("stages", 1),
-        enable_dbo=False,
+        use_ubatching=options.get("micro_batches", False),
         enable_batch_sharded_sampling=None,
         decode_context_parallel_size=options.get("context", 1),
         prefill_context_parallel_size=1,

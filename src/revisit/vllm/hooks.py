@@ -18,20 +18,24 @@ from importlib import import_module
 from typing import Any
 
 from revisit.errors import RevisitError
-from revisit.vllm.plan import make_plan
-from revisit.vllm.request import KEY, parse
+from revisit.models.facts import vision_tokens
+from revisit.vllm.plan import POOL_SWITCH, make_plan
+from revisit.vllm.request import KEY, LAYERS_SWITCH, parse
 from revisit.vllm.reservations import Reservations
 
 log = logging.getLogger("vllm.revisit")  # below vLLM's own logger, which prints it
 TESTED = ("0.31", "0.32")  # `make test-vllm-previous` and `make test-vllm`
 GRANTS = "revisit_grants"  # attribute of what a scheduler sends to the workers: owners by request, and dropped owners
 FAILED = "revisit_failed"  # attribute of a runner's output: ids of requests that must be ended
+IMAGE_SIZE = (448, 448)  # pixels of the image for which the startup log states how many requests have room
 ENDED = "encoder_cache_mismatch_reqs"  # attribute of a scheduler: ids of requests that it ends with an error
 
 
 def install() -> None:
     """Extend the API server and the engine core."""
     import vllm
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine.input_processor import InputProcessor
 
@@ -39,6 +43,8 @@ def install() -> None:
         log.warning("ReVisiT's plug-in is tested with vLLM %s, not with %s.", " and ".join(TESTED), vllm.__version__)
     extend(InputProcessor, "__init__", start_processor)
     extend(InputProcessor, "process_inputs", process_inputs)
+    for request in (ChatCompletionRequest, CompletionRequest):
+        extend(request, "to_beam_search_params", to_beam_search_params)
     extend(Scheduler, "_handle_blocked_waiting_request", handle_waiting)
     extend(Scheduler, "schedule", schedule)
     extend(Scheduler, "update_from_output", update_from_output)
@@ -76,8 +82,38 @@ def extend(owner: type, name: str, extension: Callable[..., Any]) -> None:
 def start_processor(original: Any, processor: Any, /, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
     """Raise for unsupported models when the server starts, and log what is stored."""
     original(processor, vllm_config, *args, **kwargs)
-    processor.revisit_plan = make_plan(vllm_config)
-    log.info(processor.revisit_plan.summary)
+    processor.revisit_plan = plan = make_plan(vllm_config)
+    log.info(plan.summary)
+    try:
+        tokens = image_tokens(vllm_config.model_config)
+    except RevisitError:  # a prompt of this model needs more than an image
+        return
+    images = plan.images(tokens)
+    log.info(
+        "%s have room at a time with an image of %d × %d pixels (%d vision tokens) each.",
+        requests(images),
+        *IMAGE_SIZE,
+        tokens,
+    )
+    if 4 * images < plan.most_rows:
+        log.warning(
+            "At most %s of the %d that the server decodes at a time can use ReVisiT: set a larger %s, or fewer layers with %s.",
+            requests(images),
+            plan.most_rows,
+            POOL_SWITCH,
+            LAYERS_SWITCH,
+        )
+
+
+def requests(count: int) -> str:
+    return f"{count:,} request{'s' * (count != 1)}"
+
+
+def image_tokens(model: Any) -> int:
+    """Count the vision tokens of an image of `IMAGE_SIZE`."""
+    from vllm.transformers_utils.processor import cached_processor_from_config
+
+    return vision_tokens(cached_processor_from_config(model), model.hf_config, IMAGE_SIZE)
 
 
 def process_inputs(
@@ -96,6 +132,17 @@ def process_inputs(
     except RevisitError as error:
         raise VLLMValidationError(str(error)) from error
     return request
+
+
+def to_beam_search_params(original: Any, request: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Reject beam search with ReVisiT (status 400): vLLM would drop the request's extra arguments, and decode it plainly."""
+    from vllm.exceptions import VLLMValidationError
+
+    if KEY in (request.vllm_xargs or ()):
+        raise VLLMValidationError(
+            'revisit: vLLM\'s beam search has no such argument; leave out use_beam_search or "revisit".'
+        )
+    return original(request, *args, **kwargs)
 
 
 # -- engine core --------------------------------------------------------------------------------------------------

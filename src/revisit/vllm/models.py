@@ -128,7 +128,7 @@ def check_supported(config: VllmConfig, kept: str | tuple[int, ...]) -> None:
     reasons = (
         (config.lora_config, "LoRA (the head may differ per request)"),
         (model.enable_prompt_embeds, "prompt embeddings (the position of the image is unknown)"),
-        (parallel.enable_dbo, "dual batch overlap"),
+        (parallel.use_ubatching, "micro-batches (dual batch overlap, or ubatch_size above 1)"),
         (parallel.enable_batch_sharded_sampling, "batch-sharded sampling (ranks would score different tokens)"),
         (parallel.decode_context_parallel_size > 1, "context parallelism"),
         (parallel.prefill_context_parallel_size > 1, "context parallelism"),

@@ -27,6 +27,8 @@ from revisit.vllm.request import check, kept_layers, parse
 from revisit.vllm.reservations import Need
 
 POOL_SWITCH = "REVISIT_VLLM_POOL_MB"
+DEVICE_SHARE = 0.1  # of a device's memory that the pool may have by default
+CPU_POOL_MB = 1024.0
 TOKENS_PER_IMAGE = ("image_seq_length", "mm_tokens_per_image")  # configuration fields of models with a fixed number
 BLOCK, LARGEST_BLOCK = 512, 1024  # states of a block, if one layer is stored, and if several are
 SMALLEST_BLOCK, FEWEST_BLOCKS = 64, 16  # blocks are smaller in a pool that would have fewer
@@ -53,6 +55,7 @@ class Plan:
     caching: bool = False  # whether vLLM has a prefix cache
     thoughts: Thoughts | None = None  # tokens around a thought, if the tokenizer has them
     processors: bool = False  # whether the server has logits processors of its own
+    most_rows: int = 0  # requests that the server decodes at a time
 
     @property
     def collected(self) -> tuple[int, ...]:
@@ -66,8 +69,18 @@ class Plan:
         megabytes = self.blocks * self.block * self.width * self.dtype.itemsize / 2**20
         return (
             f"ReVisiT stores vision states of {'layers' if len(layers) > 1 else 'layer'} {', '.join(map(str, layers))} of {self.depth}: "
-            f"{megabytes:,.4g} MB in each worker, room for {self.blocks * self.block // len(layers):,} vision tokens at a time."
+            f"{megabytes:,.4g} MB in each worker, room for {self.room:,} vision tokens at a time."
         )
+
+    @property
+    def room(self) -> int:
+        """Vision tokens whose states fit in the pool, if every request needs all collected layers."""
+        return self.blocks * self.block // len(self.collected)
+
+    def images(self, tokens: int) -> int:
+        """Return the number of images of this many vision tokens that fit in the pool."""
+        blocks = self.blocks_for(tokens * len(self.collected))
+        return self.blocks // blocks
 
     def admit(self, extra_args: Mapping[str, object] | None) -> ReVisiT | None:
         """Return the method of a request, or None if it did not opt in; raise RevisitError if the server does not support it."""
@@ -162,6 +175,10 @@ def make_plan(config: Any) -> Plan:
     layers = len({*resolve_layers(kept, depth, tied), depth})  # whose states are stored
     image_sizes = (getattr(model.hf_config, name, None) for name in TOKENS_PER_IMAGE)
     megabytes = settings.vllm_pool_mb()
+    if megabytes is None and current_platform.is_cpu():
+        megabytes = CPU_POOL_MB
+    elif megabytes is None:
+        megabytes = DEVICE_SHARE * current_platform.get_device_total_memory() / 2**20
     room = int(megabytes * 2**20 / (width * dtype.itemsize))  # in states
     block = block_size(next((size for size in image_sizes if isinstance(size, int)), None), layers, room)
     if room < block:
@@ -185,6 +202,7 @@ def make_plan(config: Any) -> Plan:
         caching=bool(config.cache_config.enable_prefix_caching),
         thoughts=tokenizer and find_thoughts(tokenizer, model.hf_config.model_type),
         processors=bool(model.logits_processors),
+        most_rows=config.scheduler_config.max_num_seqs,
     )
 
 
