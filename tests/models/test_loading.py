@@ -37,6 +37,21 @@ def test_load_and_decode_a_batch(family: str, tmp_path: Path) -> None:
     assert out.tolist() == same.tolist()
 
 
+@pytest.mark.parametrize(
+    ("requested", "emulated", "loaded"),
+    [(None, True, "float16"), (None, False, "bfloat16"), ("auto", True, "bfloat16")],
+)
+def test_bfloat16_weights_become_float16_where_a_gpu_emulates_it(
+    requested: str | None, emulated: bool, loaded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, processor = families.build("llava")
+    model.bfloat16().save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    monkeypatch.setattr(loading, "emulates_bfloat16", lambda: emulated)
+    model, _ = revisit.load(tmp_path, dtype=requested, device_map="cpu")
+    assert model.dtype == getattr(torch, loaded)
+
+
 def test_half_precision_does_not_overflow_into_a_wrong_choice(tmp_path: Path) -> None:
     """States that overflow float16 when projected must still give finite scores."""
     model, processor = revisit.load(families.save("llava", tmp_path), dtype=torch.float16)

@@ -287,6 +287,13 @@ def test_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choice.without_triton(gpu) == "turned off by REVISIT_KERNEL"
 
 
+@pytest.mark.parametrize(("capability", "reason"), [((7, 5), "it needs compute capability 8.0"), ((8, 0), None)])
+def test_older_gpus_use_torch(capability: tuple[int, int], reason: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert choice.without_triton(torch.device("cuda")) == reason
+
+
 def test_doctor_names_the_step_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     from revisit.cli.doctor import machine_rows
 

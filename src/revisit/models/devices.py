@@ -12,6 +12,11 @@ def default_device() -> str | None:
     return "mps" if torch.backends.mps.is_available() else None
 
 
+def emulates_bfloat16() -> bool:
+    """Return whether the default device is a GPU without instructions for bfloat16, such as a T4."""
+    return torch.cuda.is_available() and not torch.cuda.is_bf16_supported(including_emulation=False)
+
+
 def widest_float(device: torch.device) -> torch.dtype:
     """Return the most precise type of a device: Apple's GPUs have no float64."""
     return torch.float32 if device.type == "mps" else torch.float64

@@ -14,7 +14,7 @@ from transformers.utils.hub import cached_file
 
 from revisit.errors import RevisitError, brief
 from revisit.models.config import EMBEDDED, HUB, is_embedded, load_config, read_object, resolve
-from revisit.models.devices import default_device
+from revisit.models.devices import default_device, emulates_bfloat16
 from revisit.models.processors import keep_processor, load_processor, processor_of
 from revisit.models.types import Model, Processor
 
@@ -39,7 +39,7 @@ def load(
     Args:
         name_or_path: A Hub id, a folder, or the name of an embedded model ("tiny", "photo").
         dtype: Precision of the weights. By default float32 on a CPU, where half precision is slow, and the checkpoint's own
-            on an accelerator.
+            on an accelerator, except float16 instead of bfloat16 on a GPU that only emulates it.
         device_map: Device of the model, or of each of its parts. By default the GPU if there is one.
         trust_remote_code: Whether code from the model's repository may run.
         allow_incomplete: Whether to accept a checkpoint with missing, unexpected or non-finite tensors.
@@ -56,10 +56,12 @@ def load(
     dtype = as_dtype(dtype) if isinstance(dtype, str) and dtype != "auto" else dtype
     quantized = bool(kwargs.get("quantization_config"))
     device_map = _device_map(device_map, quantized=quantized)
-    if dtype is None:
-        dtype = torch.float32 if device_map is None and not quantized else "auto"
     hub = {name: kwargs[name] for name in HUB if name in kwargs}
     config = load_config(name, trust_remote_code=trust_remote_code, **hub)
+    if dtype is None:
+        dtype = torch.float32 if device_map is None and not quantized else "auto"
+        if dtype == "auto" and not quantized and config.dtype == torch.bfloat16 and emulates_bfloat16():
+            dtype = torch.float16
     remote_code = trust_remote_code and hasattr(config, "auto_map")
     if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and not remote_code:
         raise RevisitError(

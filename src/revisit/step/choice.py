@@ -120,8 +120,12 @@ def without_triton(device: torch.device) -> str | None:
         return "turned off by REVISIT_KERNEL"
     if find_spec("triton") is None:
         return "Triton is not installed"
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    return None if device.type == "cuda" or interpreted else "it needs a CUDA or ROCm device"
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return None
+    if device.type != "cuda":
+        return "it needs a CUDA or ROCm device"
+    old = torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0)
+    return "it needs compute capability 8.0" if old else None
 
 
 def _check_shapes(items: Sequence[Tensor], head: Projection, logits: Tensor) -> None:
