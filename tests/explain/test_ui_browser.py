@@ -153,6 +153,49 @@ def test_bad_files_and_empty_questions_are_reported(opened: Any, tmp_path: Path)
 
 
 @pytest.mark.usefixtures("endless")
+def test_changes_during_an_answer_reach_no_method(opened: Any, tmp_path: Path) -> None:
+    page, asked = opened.page, list[Any]()
+    page.on("request", lambda request: asked.append(request.post_data_json) if request.method == "POST" else None)
+    give(page, opened.image)
+    page.get_by_text("90 × 60").wait_for()
+    page.fill("#prompt", "What is this?")
+    ask(page, 20)
+    page.locator(".growing", has_text=re.compile(r"\S")).wait_for()
+    page.fill("#prompt", "How many?")
+    page.fill("#length", "3")
+    done(page)
+    first, second = ({**body, "decoding": None} for body in asked)
+    assert first == second
+    assert first["messages"][0]["content"][1]["text"] == "What is this?"
+    with page.expect_download() as waiting:
+        page.click("#save")
+    waiting.value.save_as(tmp_path / "saved.html")
+    assert "What is this?" in (tmp_path / "saved.html").read_text()
+    assert "How many?" not in (tmp_path / "saved.html").read_text()
+    assert opened.errors == []
+
+
+def test_a_sample_that_arrives_late_does_not_replace_an_image(opened: Any) -> None:
+    page, late = opened.page, threading.Event()
+
+    def slow(route: Any) -> None:
+        give(page, opened.image)
+        page.get_by_text("90 × 60").wait_for()
+        route.continue_()
+        late.set()
+
+    page.route("**/sample/*", slow)
+    with page.expect_response("**/sample/*") as response:
+        page.click("#sample")
+    response.value.finished()
+    assert late.is_set()
+    page.wait_for_timeout(300)
+    assert page.get_by_text("90 × 60").is_visible()
+    assert page.locator(".tell").inner_text() == "Ready."
+    assert opened.errors == []
+
+
+@pytest.mark.usefixtures("endless")
 def test_a_closed_tab_frees_the_model(opened: Any, browser: Any, server: tuple[str, Service]) -> None:
     address, service = server
     other = browser.new_page()

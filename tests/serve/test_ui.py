@@ -98,7 +98,9 @@ def test_numbers_that_json_cannot_express_are_null() -> None:
 
 
 def test_the_page_offers_every_method_with_its_settings(page: Page) -> None:
-    text = page.call("GET", "/").text
+    reply = page.call("GET", "/")
+    assert reply.headers["content-security-policy"] == "frame-ancestors 'none'"
+    text = reply.text
     assert "http://" not in text.replace("http://www.w3.org", "")
     setup = json.loads(re.search(r'id="data">([^<]*)<', text).group(1))  # type: ignore[union-attr]
     assert (setup["model"], setup["start"]) == ("llava", ["revisit", "greedy"])

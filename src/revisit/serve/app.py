@@ -278,7 +278,9 @@ def build(service: Service) -> FastAPI:
     async def index(request: Request) -> Response:
         service.check_host(request)
         if service.page is not None:
-            return HTMLResponse(service.page, headers={"cache-control": "no-store"})
+            # A policy in the page itself cannot keep other sites from framing it.
+            headers = {"cache-control": "no-store", "content-security-policy": "frame-ancestors 'none'"}
+            return HTMLResponse(service.page, headers=headers)
         routes = ["POST /v1/chat/completions", "POST /v1/check", "GET /v1/models", "GET /health", "GET /metrics"]
         return JSONResponse({"model": service.name, "method": service.method.name, "endpoints": routes})
 

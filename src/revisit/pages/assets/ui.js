@@ -25,6 +25,7 @@ class Studio {
     this.save = make("button", { type: "button", class: "quiet", id: "save", hidden: true, onclick: () => this.download() }, "Download the page");
     this.sample = make("button", { type: "button", class: "quiet", id: "sample", onclick: () => this.upload(null) }, "Sample image");
     this.samples = 0; // number of samples loaded
+    this.uploads = 0; // number of images chosen; only the last one is shown
     this.tell = make("p", { class: "tell", role: "status", "aria-live": "polite" }, "Choose an image to begin.");
     this.chosen = make("div", { class: "methods" });
     this.growing = make("p", { class: "growing", hidden: true, "aria-label": "The answer so far" });
@@ -39,7 +40,7 @@ class Studio {
     });
     document.addEventListener("paste", (event) => { const file = [...event.clipboardData.files][0]; if (file) this.upload(file); });
     this.prompt.addEventListener("keydown", (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.start(); });
-    this.upload(null).then(() => this.image && this.start()); // begin with the answers about a sample
+    this.upload(null).then((shown) => shown && this.start()); // begin with the answers about a sample
   }
 
   takeKey() { // move the key from the address (#key=…) to the storage of the tab
@@ -60,20 +61,26 @@ class Studio {
 
   say(text, bad = false) { this.tell.textContent = text; this.tell.classList.toggle("bad", bad); }
 
-  async upload(file) {
+  async upload(file) { // show an image, or a sample; return whether it is still the last one chosen
+    const number = ++this.uploads;
     this.say(file ? `Reading ${file.name || "the image"}…` : "Loading a sample…");
     try {
       if (file && file.size * 4 / 3 > this.setup.bytes) throw new Error(`The file has ${(file.size / 1e6).toFixed(0)} MB; at most ${(this.setup.bytes * 0.75 / 1e6).toFixed(0)} MB are allowed.`);
       const image = file ? { src: await dataUri(file), objects: null } : await (await this.ask(`sample/${this.samples}`)).json();
       const shown = make("img", { src: image.src, alt: "Your image; choose, drop or paste another" });
       try { await shown.decode(); } catch (error) { throw new Error(`'${file ? file.name : "sample"}' is not an image that this browser can show.`); }
+      if (number !== this.uploads) return false;
       this.image = image;
       if (!file) { this.samples += 1; this.sample.textContent = "Another sample"; }
       this.drop.replaceChildren(shown, make("span", {}, `${shown.naturalWidth} × ${shown.naturalHeight}`), this.file);
       this.go.disabled = false;
       this.say("Ready.");
-    } catch (error) { this.say(error.message, true); }
+    } catch (error) {
+      if (number !== this.uploads) return false;
+      this.say(error.message, true);
+    }
     this.file.value = "";
+    return Boolean(this.image);
   }
 
   choose(name) {
@@ -103,7 +110,7 @@ class Studio {
   }
 
   again() { // ask again, shortly after the last change of a setting
-    if (!this.image || !this.viewer) return;
+    if (!this.image || !(this.viewer || this.running)) return;
     clearTimeout(this.timer);
     this.timer = setTimeout(() => this.start(), 300);
   }
@@ -118,17 +125,17 @@ class Studio {
   async start() {
     if (!this.image) return this.say("Choose an image first.", true);
     if (!this.prompt.value.trim()) { this.prompt.focus(); return this.say("The question is empty.", true); }
-    const methods = Object.entries(this.settings);
+    const asked = (this.asked = { image: this.image, prompt: this.prompt.value, length: Number(this.length.value) }); // what all methods answer, whatever changes meanwhile
+    const methods = Object.entries(this.settings).map(([method, settings]) => ({ method, settings: { ...settings } }));
     if (!methods.length) return this.say("Choose at least one method.", true);
     this.halt();
     const control = (this.running = new AbortController());
     this.stop.hidden = false; this.save.hidden = true;
     try {
-      const image = this.image;
-      for (const [number, [method, settings]] of methods.entries()) { // one after the other
-        this.say(`Answering with ${method}…`);
+      for (const [number, decoding] of methods.entries()) { // one after the other
+        this.say(`Answering with ${decoding.method}…`);
         this.growing.textContent = ""; this.growing.hidden = false;
-        await this.answer(number, image, { method, settings, record: true, objects: image.objects }, control);
+        await this.answer(number, asked, { ...decoding, record: true, objects: asked.image.objects }, control);
         if (this.running !== control) return;
       }
       this.halt("Done. Click a word to see where it came from.");
@@ -143,9 +150,9 @@ class Studio {
     }
   }
 
-  async answer(number, image, decoding, control) { // one chat completion, streamed
-    const content = [{ type: "image_url", image_url: { url: image.src } }, { type: "text", text: this.prompt.value }];
-    const body = { model: this.setup.model, messages: [{ role: "user", content }], max_tokens: Number(this.length.value), stream: true, stream_options: { include_usage: true }, check: true, decoding };
+  async answer(number, asked, decoding, control) { // one chat completion, streamed
+    const content = [{ type: "image_url", image_url: { url: asked.image.src } }, { type: "text", text: asked.prompt }];
+    const body = { model: this.setup.model, messages: [{ role: "user", content }], max_tokens: asked.length, stream: true, stream_options: { include_usage: true }, check: true, decoding };
     const response = await this.ask("v1/chat/completions", { method: "POST", signal: control.signal, headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
     for (let rest = ""; ;) {
@@ -182,7 +189,7 @@ class Studio {
 
   async download() { // save this page with the answers in place of the setup
     const answers = this.viewer.data.answers.map(({ bytes, ...answer }) => answer);
-    const data = JSON.stringify({ ...this.viewer.data, answers, prompt: this.prompt.value, model: this.setup.model });
+    const data = JSON.stringify({ ...this.viewer.data, answers, prompt: this.asked.prompt, model: this.setup.model });
     const text = await (await this.ask("")).text();
     const saved = text.replace(/(id="data">)[^<]*/, (all, tag) => tag + data.replace(/</g, "\\u003c"));
     const link = make("a", { href: URL.createObjectURL(new Blob([saved], { type: "text/html" })), download: "revisit.html" });
