@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import reprlib
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
@@ -79,6 +80,16 @@ def brief(error: BaseException) -> str:
     return textwrap.shorten(str(error) or type(error).__name__, 500, placeholder="…")
 
 
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel = 2
+_SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 80
+
+
+def short(value: object) -> str:
+    """Return how Python writes a value, shortened to a line whatever its size and depth."""
+    return _SHORT.repr(value)
+
+
 def listed(names: Iterable[object], most: int = 10) -> str:
     """List the first names, shortened, and the number of the others."""
     texts = [textwrap.shorten(str(name), 80, placeholder="…") or repr(name)[:80] for name in names]
@@ -94,14 +105,14 @@ def printable(text: str) -> str:
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Suggest the nearest known name, with a leading space; empty if none is near."""
     by_lower = {candidate.lower(): candidate for candidate in sorted(known)}
-    near = difflib.get_close_matches(name.lower(), by_lower, n=1)
+    near = difflib.get_close_matches(name[:80].lower(), by_lower, n=1)
     return f" Did you mean {by_lower[near[0]]!r}?" if near else ""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> RevisitError:
     """Return the error for an unknown name, with the nearest known one."""
     names = sorted(known)
-    return RevisitError(f"Unknown {kind} {name!r}.{did_you_mean(name, names)} Known: {', '.join(names)}.")
+    return RevisitError(f"Unknown {kind} {short(name)}.{did_you_mean(name, names)} Known: {', '.join(names)}.")
 
 
 def invalid(error: ValidationError, owner: str, values: Mapping[str, Any], names: Sequence[str]) -> RevisitError:
@@ -117,15 +128,16 @@ def invalid(error: ValidationError, owner: str, values: Mapping[str, Any], names
     name = names[place] if isinstance(place, int) else place  # arguments by position are numbered
     if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         kind = "setting" if first["type"] == "extra_forbidden" else "argument"
-        none = RevisitError(f"{owner} has no {kind}s: remove {name}.")
+        none = RevisitError(f"{owner} has no {kind}s: remove {short(name)}.")
         return unknown(f"{owner} {kind}", name, names) if names else none
     requirements = [_requirement(detail) for detail in details if detail["loc"][:1] == first["loc"][:1]]
     if not any(requirements):
         message = first["msg"].removeprefix("Value error, ")
         return RevisitError(f"{owner}: {name}: {message}." if name else f"{owner}: {message}.")
     allowed = " or ".join(filter(None, dict.fromkeys(requirements)))
-    near = did_you_mean(str(values.get(name)), re.findall("'([^']+)'", allowed))
-    return RevisitError(f"{owner}: {name} must be {allowed}, not {values.get(name)!r:.80}.{near}")
+    given = short(values.get(name))
+    near = did_you_mean(given.strip("'\""), re.findall("'([^']+)'", allowed))
+    return RevisitError(f"{owner}: {name} must be {allowed}, not {given}.{near}")
 
 
 def _requirement(detail: ErrorDetails) -> str:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, ParamSpec, T
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, validate_call
 
-from revisit.errors import RevisitError, brief, invalid, unknown
+from revisit.errors import RevisitError, brief, invalid, short, unknown
 
 if TYPE_CHECKING:
     from pydantic import ValidationInfo
@@ -267,27 +267,38 @@ def class_from_file(path: Path, name: str, kind: str) -> Any:
 
 
 _NAME = re.compile(r"(?:[^=]*?\.py:\w+|[^:]*)")
-_COMMA = re.compile(r",(?=\s*[A-Za-z_][\w.]*\s*=)(?![^\[(]*[\])])")  # before a new `key=`, not within brackets
+_MARK = re.compile(r"[\[(]|[\])]|,(?=\s*[A-Za-z_][\w.]*\s*=)")  # brackets, and commas before a new `key=`
 
 
 def parse_entry(entry: str | Mapping[str, Any], kind: str = "method") -> tuple[str, dict[str, Any]]:
     """Split `name`, `name:key=value,key=value`, or `{name: ..., key: value}` into (name, settings)."""
     if isinstance(entry, Mapping):
         if "name" not in entry:
-            raise RevisitError(f"A {kind} with settings needs its name: {{name: …, …}}, not {dict(entry)!r}.")
+            raise RevisitError(f"A {kind} with settings needs its name: {{name: …, …}}, not {short(dict(entry))}.")
         name, settings = parse_entry(str(entry["name"]), kind)
         return name, {**settings, **{str(key): value for key, value in entry.items() if key != "name"}}
     name = _NAME.match(entry)[0]  # type: ignore[index]
     if not name.strip():
-        raise RevisitError(f"A {kind} needs a name before its settings, as in name:key=value, not {entry!r}.")
+        raise RevisitError(f"A {kind} needs a name before its settings, as in name:key=value, not {short(entry)}.")
     if "," in name:
         hint = " (in a chain, use semicolons)" if kind == "method" else ""
-        raise RevisitError(f"{entry!r} lists several {kind}s: pass each {kind} separately{hint}.")
-    assignments = _COMMA.split(entry[len(name) + 1 :])
+        raise RevisitError(f"{short(entry)} lists several {kind}s: pass each {kind} separately{hint}.")
+    assignments = _split(entry[len(name) + 1 :])
     file = {}
     if kind == "benchmark" and assignments[0] and "=" not in assignments[0]:  # yesno:questions.jsonl
         file = {"file": assignments.pop(0).strip()}
     return name.strip(), file | parse_assignments(filter(None, assignments), f"{kind}:key=value")
+
+
+def _split(text: str) -> list[str]:
+    """Split `key=value,key=value` at the commas before a key, except within brackets."""
+    cuts, depth = [-1], 0
+    for mark in _MARK.finditer(text):
+        if mark[0] != ",":
+            depth = max(0, depth + (1 if mark[0] in "[(" else -1))
+        elif not depth:
+            cuts.append(mark.start())
+    return [text[start + 1 : end] for start, end in zip(cuts, [*cuts[1:], len(text)], strict=True)]
 
 
 def parse_assignments(texts: Iterable[str], form: str = "--set key=value") -> dict[str, str]:
@@ -296,9 +307,9 @@ def parse_assignments(texts: Iterable[str], form: str = "--set key=value") -> di
     for text in texts:
         key, sign, value = text.partition("=")
         if not sign or not key.strip():
-            raise RevisitError(f"Settings are written {form}, not {text!r}.")
+            raise RevisitError(f"Settings are written {form}, not {short(text)}.")
         if key.strip() in settings:
-            raise RevisitError(f"The setting {key.strip()!r} is given twice; remove one.")
+            raise RevisitError(f"The setting {short(key.strip())} is given twice; remove one.")
         settings[key.strip()] = value.strip()
     return settings
 

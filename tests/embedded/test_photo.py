@@ -112,6 +112,21 @@ def test_the_assembled_model_computes_the_same_as_its_parts(
     assert generate(model, **inputs, max_new_tokens=3).shape[1] == inputs["input_ids"].shape[1] + 3
 
 
+def test_what_a_killed_process_left_is_removed(cached: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: object) -> None:
+        (next(cached.glob(".*/")) / "model.safetensors").write_bytes(b"cut")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as dying:
+        dying.setattr(photo, "assemble", killed)
+        dying.setattr("shutil.rmtree", lambda *_, **__: None)  # nothing is cleaned up
+        with pytest.raises(KeyboardInterrupt):
+            load("photo")
+    assert [path.parent.name[0] for path in cached.rglob("model.safetensors")] == ["."]
+    load("photo")
+    assert [path.parent.name[0] for path in cached.rglob("model.safetensors")] == ["p"]
+
+
 def test_another_file_raises(cached: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(photo, "TOWER", replace(photo.TOWER, sha256="0" * 64))
     with pytest.raises(RevisitError, match="vision tower"):

@@ -81,11 +81,22 @@ def test_settings_override_the_recommended_ones(value: Any) -> None:
         ({"layers": "lats"}, "Did you mean 'last'"),
         ({"layers": "all"}, "REVISIT_VLLM_LAYERS=all"),
         ({"phase": "thought"}, "leave out phase"),  # the tokenizer has no tokens around thoughts
+        pytest.param("revisit:" + "a=1," * 1_000_000, "characters", id="long settings"),
+        pytest.param('{"alpha": ' * 60_000, "characters", id="long JSON"),
+        pytest.param("[" * 1900, "JSON", id="nested"),
+        pytest.param(f'{{"alpha": {"[" * 900}{"]" * 900}}}', "alpha must be", id="nested value"),
+        pytest.param([[[0] * 1000] * 1000] * 10, "settings", id="long list"),
+        pytest.param({"x" * 1_000_000: 1}, "Unknown", id="long name"),
+        pytest.param({"alpha": "x" * 1_000_000}, "alpha must be", id="long value"),
+        pytest.param({"select": ["soft"] * 10_000}, "select must be", id="list"),
+        ({1: 2}, "'1'"),
+        *((text, "Unknown") for name in ("self", "cls", "model") for text in ({name: 1}, f"revisit:{name}=1")),
     ],
 )
-def test_bad_settings_raise(value: Any, part: str) -> None:
-    with pytest.raises(RevisitError, match=part):
+def test_bad_settings_raise_one_sentence(value: Any, part: str) -> None:
+    with pytest.raises(RevisitError, match=part) as caught:
         make_plan().admit({"revisit": value})
+    assert len(str(caught.value)) < 500
 
 
 @pytest.mark.parametrize("settings", [{"select": "random"}, {"once": 1.0}, {"phase": "answer"}])

@@ -78,7 +78,7 @@ class Method(Settings):
     needs_cache: ClassVar[bool] = False
     released: ClassVar[Mapping[str, Any]] = {}
 
-    def __init__(self, *args: object, **settings: Any) -> None:
+    def __init__(self, /, *args: object, **settings: Any) -> None:
         """Validate the settings, which are given by name."""
         if "logits_processor" in settings:  # transformers has called the class as custom_generate
             instance = f"{type(self).__name__}{'.recommended(model)' if hasattr(self, 'recommended') else '()'}"

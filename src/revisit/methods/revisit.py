@@ -65,7 +65,7 @@ class ReVisiT(Rule, Method):
     speculative = True
 
     @classmethod
-    def recommended(cls, model: Configured | str, **overrides: Any) -> ReVisiT:
+    def recommended(cls, model: Configured | str, /, **overrides: Any) -> ReVisiT:
         """Return the settings recommended for a model.
 
         Args:

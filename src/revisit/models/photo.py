@@ -10,15 +10,13 @@ import contextlib
 import hashlib
 import importlib.util
 import io
-import os
-import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from revisit.errors import RevisitError, brief, need
+from revisit.io.files import alone, new_folder
 from revisit.settings import cache_folder
 
 if TYPE_CHECKING:
@@ -249,22 +247,12 @@ def assembled_folder() -> Path:
         return target
     LANGUAGE.check(language)
     TOWER.check(tower)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix=f".{NAME}-", dir=target.parent))
-    except OSError as error:
-        raise RevisitError(
-            f"{NAME!r} cannot be built in {str(target.parent)!r}: {error.strerror}; set REVISIT_CACHE."
-        ) from None
-    try:
-        assemble(language, tower, own, draft)
-        draft.chmod(0o755)
-        for path in draft.iterdir():
-            path.chmod(0o644)
-        with contextlib.suppress(OSError):  # another process was faster
-            os.replace(draft, target)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+    with alone(target):
+        if not (target / "config.json").is_file():  # or another process has just written it
+            with new_folder(target) as draft:
+                assemble(language, tower, own, draft)
+                for path in draft.iterdir():
+                    path.chmod(0o644)
     return target
 
 

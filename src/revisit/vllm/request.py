@@ -6,13 +6,14 @@ import json
 from collections.abc import Mapping
 
 from revisit import settings
-from revisit.errors import RevisitError
+from revisit.errors import RevisitError, short
 from revisit.methods.revisit import ReVisiT
 from revisit.models.types import Configured
 from revisit.registry import parse_entry
 
 KEY = "revisit"
 LAYERS_SWITCH = "REVISIT_VLLM_LAYERS"
+LONGEST = 2_000  # characters of a request's settings in a string
 
 
 def parse(extra_args: Mapping[str, object] | None, model: Configured) -> ReVisiT | None:
@@ -27,26 +28,32 @@ def parse(extra_args: Mapping[str, object] | None, model: Configured) -> ReVisiT
         model: Provides `config.model_type` and `generation_config.revisit`.
     """
     value = None if extra_args is None else extra_args.get(KEY)
-    if isinstance(value, str) and value.partition(":")[0].strip() == ReVisiT.name:
-        value = parse_entry(value)[1]
-    elif isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except json.JSONDecodeError as error:
-            raise RevisitError(
-                f"revisit: {value!r} is not JSON ({error.msg} at character {error.pos}); send an object in a string such as "
-                '"{\\"alpha\\": 1e-5}", or true for the recommended settings.'
-            ) from None
+    if isinstance(value, str):
+        value = _from_text(value)
     if value is None or value is False or value == 0:
         return None
     if value is True or value == 1:
         value = {}
     if not isinstance(value, Mapping):
         raise RevisitError(
-            f'revisit: {value!r} is not a set of settings; send an object such as {{"alpha": 1e-5, "layers": "last"}} (over HTTP: as '
+            f'revisit: {short(value)} is not a set of settings; send an object such as {{"alpha": 1e-5, "layers": "last"}} (over HTTP: as '
             "a JSON string), or true for the recommended settings."
         )
-    return ReVisiT.recommended(model, **value)
+    return ReVisiT.recommended(model, **{str(key): setting for key, setting in value.items()})
+
+
+def _from_text(text: str) -> object:
+    if len(text) > LONGEST:
+        raise RevisitError(f"revisit: the settings have {len(text):,} characters; at most {LONGEST:,} are allowed.")
+    if text.partition(":")[0].strip() == ReVisiT.name:
+        return parse_entry(text)[1]
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise RevisitError(
+            f'revisit: {short(text)} is not JSON; send an object in a string such as "{{\\"alpha\\": 1e-5}}", or true for the '
+            "recommended settings."
+        ) from None
 
 
 def kept_layers(model: Configured) -> str | tuple[int, ...]:
