@@ -204,7 +204,7 @@ def _compare_row(case: Case, step: StepOutput, row: int) -> str:
     chosen, shares = reference.select(expected.divergences, expected.size, rule, case.uniform)
     state, weight = int(step.states[row]), torch.as_tensor(step.weights).expand(len(step.scores))[row]
     if rule.select in ("random", "soft") or rule.neighbors > 1 or state == expected.state:
-        outcome = _compare_scores(case, expected, got, states[chosen], shares, weight)
+        outcome = _compare_scores(case, expected, row, got, states[chosen], shares, weight)
         if (
             rule.neighbors > 1
             and outcome != "equal"
@@ -219,7 +219,7 @@ def _compare_row(case: Case, step: StepOutput, row: int) -> str:
         return f"state {state} for {expected.state}, which is nearer"
     alone = reference.refine_row(logits, states[state : state + 1], case.head, rule, written=case.written[row])
     assert alone is not None
-    outcome = _compare_scores(case, alone, got, states[state : state + 1], shares, weight)
+    outcome = _compare_scores(case, alone, row, got, states[state : state + 1], shares, weight)
     return "near tie" if outcome == "equal" else outcome
 
 
@@ -230,7 +230,7 @@ def _scale(case: Case, expected: RowDetail, values: Tensor) -> Tensor:
 
 
 def _compare_scores(
-    case: Case, expected: RowDetail, got: Tensor, states: Tensor, shares: Tensor, weight: Tensor
+    case: Case, expected: RowDetail, row: int, got: Tensor, states: Tensor, shares: Tensor, weight: Tensor
 ) -> str:
     """Compare scores, which may differ by rounding: by `SCORES` of the absolute numbers that are added up, with the weight of the step.
 
@@ -242,7 +242,9 @@ def _compare_scores(
     if abs(used - expected.weight) > rounding and abs(used**2 - expected.weight**2) > 1e-6:
         return f"weight {used} for {expected.weight}"
     limit = _limit(case, expected, states, shares)
-    final = reference.fuse(expected.base, expected.vision, rule.fusion, weight, rule.normalize)
+    final = _fuse(case, expected, expected.vision, weight, row)
+    if rule.normalize:
+        final = final.log_softmax(-1)
     difference = _difference(got[expected.ids], final, rule)
     return "equal" if difference <= limit else f"scores differ by {difference:.3g} (limit {limit:.3g})"
 
@@ -264,6 +266,13 @@ def _near(case: Case, expected: RowDetail, states: Tensor, state: int) -> Tensor
     return (values - values[state]).abs() <= step * _scale(case, expected, values[state])
 
 
+def _fuse(case: Case, expected: RowDetail, log_q: Tensor, weight: Tensor, row: int) -> Tensor:
+    """Return the scores before normalization of the reference with another Q or weight."""
+    fused = reference.fuse(expected.base, log_q, case.rule.fusion, weight)
+    written = torch.isin(expected.ids, case.written[row])
+    return reference.limit(expected.base, fused, written, case.rule.once)
+
+
 def _among_near_ties(
     case: Case, expected: RowDetail, row: int, got: Tensor, states: Tensor, chosen: Tensor, weight: Tensor
 ) -> bool:
@@ -273,9 +282,7 @@ def _among_near_ties(
     certain = log_q[[int(state) for state in chosen if not near[state]]]
     free, ranked = len(chosen) - len(certain), log_q[near].sort(0).values
     ends = [torch.cat([certain, rest]).logsumexp(0) - math.log(len(chosen)) for rest in (ranked[:free], ranked[-free:])]
-    written = torch.isin(expected.ids, case.written[row])
-    ends = [reference.limit(expected.base, mean, written, case.rule.once) for mean in ends]
-    low, high = (reference.fuse(expected.base, mean, case.rule.fusion, weight, False) for mean in ends)
+    low, high = (_fuse(case, expected, mean, weight, row) for mean in ends)
     if case.rule.normalize:
         low, high = low - high.logsumexp(-1), high - low.logsumexp(-1)
     limit = _limit(case, expected, states[chosen], torch.full((len(chosen),), 1 / len(chosen)))

@@ -85,7 +85,7 @@ def test_other_divergences_by_hand() -> None:
 
 def test_fusions_by_hand() -> None:
     p, q = vector(0.6, 0.4).log(), vector(0.2, 0.8).log()
-    close(reference.fuse(p, q, "poe", 1.0).exp(), [0.12 / 0.44, 0.32 / 0.44])
+    close(reference.fuse(p, q, "poe", 1.0).exp(), [0.12, 0.32])
     close(reference.fuse(p, q, "poe", 0.0).exp(), [0.6, 0.4])
     close(reference.fuse(p, q, "interpolation", 0.25).exp(), [0.5, 0.5])
 
@@ -308,39 +308,61 @@ def test_adaptive_weights_by_hand() -> None:
 
 
 def test_once_by_hand() -> None:
-    """P = (½, ¼, ¼) and Q = (½, ⅜, ⅛): ΣP·Q = ⅜, so only the first token is above the mean."""
+    """P = (½, ¼, ¼) and Q = (½, ⅜, ⅛)."""
     logits, rows = vector(2, 1, 1).log(), vector(4, 3, 1).log()[None]
     every = torch.tensor([0, 1, 2])
-    for once, written, q in (
-        (1.0, every, [3, 3, 1]),
-        (1.0, torch.tensor([0, -1, 0]), [3, 3, 1]),  # -1 is no token, and twice is once
-        (0.5, every, [math.sqrt(12), 3, 1]),
-        (1.0, torch.tensor([1, 2]), [4, 3, 1]),
-        (1.0, None, [4, 3, 1]),
-        (0.0, every, [4, 3, 1]),
+    for once, written, final in (
+        (1.0, torch.tensor([0, -1, 0]), [4, 3, 1]),  # the others' mean is ¼; -1 is no token, and twice is once
+        (0.5, torch.tensor([0]), [math.sqrt(32), 3, 1]),
+        (1.0, torch.tensor([0, 1]), [2, 1, 1]),  # only ⅛ is left
+        (1.0, torch.tensor([1, 2]), [16, 6, 2]),  # token 1 is at the mean ⅜, so nothing is above it
+        (1.0, every, [2, 1, 1]),
+        (1.0, None, [16, 6, 2]),
+        (0.0, every, [16, 6, 2]),
     ):
         result = refine(logits, rows, written=written, once=once)
-        close(result.vision.exp() * 8, q)
-        fused = vector(2, 1, 1) * vector(*q)
-        close(result.final.exp(), (fused / fused.sum()).tolist())
-    mixed = refine(logits, rows, written=every, once=1.0, fusion="interpolation", weight=0.5)
-    close(mixed.final.exp(), [7 / 15, 5 / 15, 3 / 15])
+        close(result.final.exp() * sum(final), final)
+        close(result.vision.exp() * 8, [4, 3, 1])
+    mixed = refine(logits, rows, written=torch.tensor([1]), once=1.0, fusion="interpolation", weight=0.5)
+    close(mixed.final.exp(), [24 / 44, 11 / 44, 9 / 44])
     adaptive = refine(logits, rows, written=every, once=1.0, weight="agreement")
-    assert adaptive.weight == refine(logits, rows, weight="agreement").weight  # of Q as the vision token has it
+    assert adaptive.weight == refine(logits, rows, weight="agreement").weight
 
 
-@given(steps(), st.sets(st.integers(0, 11), max_size=4), st.sampled_from([0.0, 0.3, 1.0]))
+WEIGHTS = st.sampled_from([0.0, 1e-3, 0.5, 1.0, 3.0, 50.0, 1000.0, "agreement", "uncertainty", "both"])
+
+
+@given(steps(), st.sets(st.integers(0, 11)), WEIGHTS, st.sampled_from(["poe", "interpolation"]), st.booleans())
+@settings(max_examples=1000, deadline=None)
+def test_once_lets_the_image_promote_no_written_token(
+    step: tuple, written: set[int], weight: Any, fusion: str, single: bool
+) -> None:
+    """Limited tokens keep their probability, and all others keep their scores."""
+    logits, rows, alpha = (value.float() if single and isinstance(value, torch.Tensor) else value for value in step)
+    if fusion == "interpolation" and isinstance(weight, float):
+        weight = min(weight, 1.0)
+    options: dict[str, Any] = {"alpha": alpha, "weight": weight, "fusion": fusion}
+    tokens = torch.tensor(sorted(written), dtype=torch.long)
+    free = refine(logits, rows, **options, normalize=False)
+    scores = refine(logits, rows, **options, normalize=False, written=tokens, once=1.0).final
+    final = refine(logits, rows, **options, written=tokens, once=1.0).final
+    rounding = (1e-5 if single else 1e-12) * (1 + float(free.final.abs().max()))  # of the scores
+    repeated = torch.isin(free.ids, tokens)
+    limited = scores != free.final
+    assert not limited[~repeated].any()
+    assert (final[repeated] <= free.base[repeated] + rounding).all()
+    torch.testing.assert_close(final[limited], free.base[limited], atol=rounding, rtol=0)
+
+
+@given(steps(), st.sets(st.integers(0, 11), max_size=4))
 @settings(max_examples=100, deadline=None)
-def test_once_only_lowers_written_tokens_among_each_other(step: tuple, written: set[int], once: float) -> None:
+def test_part_of_once_lies_between_none_and_all(step: tuple, written: set[int]) -> None:
     logits, rows, alpha = step
-    free = refine(logits, rows, alpha=alpha, normalize=False)
-    limited = refine(logits, rows, written=torch.tensor(sorted(written)), alpha=alpha, once=once, normalize=False)
-    others = torch.tensor([int(token) not in written for token in free.ids])
-    assert torch.equal(limited.final[others], free.final[others])
-    assert (limited.final <= free.final).all()
-    if once == 1 and limited.applied:
-        mean = (free.base.exp() * free.vision.exp()).sum()
-        assert (limited.vision[~others].exp() <= mean * (1 + 1e-9)).all()
+    none, part, every = (
+        refine(logits, rows, written=torch.tensor(sorted(written)), alpha=alpha, once=once, normalize=False).final
+        for once in (0.0, 0.3, 1.0)
+    )
+    torch.testing.assert_close(part, none + 0.3 * (every - none))
 
 
 @pytest.mark.parametrize("divergence", ["jsd", "official", "kl", "cosine"])

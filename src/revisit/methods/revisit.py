@@ -47,8 +47,8 @@ class ReVisiT(Rule, Method):
         vocabulary: "subset" (the plausible tokens) or "full" (no constraint; an ablation).
         norm: Apply the decoder's "final" norm to states of intermediate layers, or "none".
         normalize: Return a distribution; the released code returns the unnormalized sum.
-        once: From 0 (off) to 1: how much the image's preference for tokens that the answer already contains is reduced. Their
-            log Q is lowered towards log Σ P·Q, the log of Q's mean under P, where it is above: with 1 to that mean.
+        once: From 0 (off) to 1: how much less the image promotes tokens that the answer already contains. With 1, it raises the
+            probability of none of them.
         precision: "float32", or "model" to round vision distributions as the released code does.
         seed: Seed of the "random" selection.
     """

@@ -188,11 +188,23 @@ def _fuse(log_p: mx.array, logits: mx.array, rule: Rule, repeated: mx.array) -> 
     chosen = mx.where((mx.arange(len(order)) < count)[:, None], log_qs[order], -math.inf)
     log_q = mx.logsumexp(chosen, 0) - mx.log(count)
     weight = _weight(log_p, log_q, rule.weight)
-    if rule.once:
-        excess = mx.maximum(log_q - mx.logsumexp(log_p + log_q), 0)
-        log_q = mx.where(repeated, log_q - rule.once * excess, log_q)
     fused = mx.where((count > 0) & (weight > 0), log_p + weight * log_q, log_p)
+    if rule.once:
+        fused = _limit(log_p, fused, repeated, rule.once)
     return _log_softmax(fused) if rule.normalize else fused
+
+
+def _limit(log_p: mx.array, fused: mx.array, written: mx.array, once: float) -> mx.array:
+    """Limit what written tokens gain, as `revisit.step.reference.limit` does.  (k,), (k,), (k,) -> (k,)"""
+    gain = fused - log_p
+    order = mx.argsort(mx.where(written, gain, math.inf))
+    sums = []
+    for values in (log_p, fused):
+        others = mx.logsumexp(mx.where(written, -math.inf, values), keepdims=True)
+        added = mx.where(written, values, -math.inf)[order]
+        sums.append(mx.logcumsumexp(mx.concatenate([others, added])))
+    means = mx.where(sums[0] > -math.inf, sums[1] - sums[0], math.inf)
+    return mx.where(written, fused - once * mx.maximum(gain - means.min(), 0), fused)
 
 
 def _weight(log_p: mx.array, log_q: mx.array, weight: float | str) -> mx.array:

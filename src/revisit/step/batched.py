@@ -152,14 +152,15 @@ def finish(
     if rule.fusion == "interpolation":
         log_q = torch.where(candidates.inside, log_q, constant(-math.inf, log_q.device))
     weights = rule.weight if not isinstance(rule.weight, str) else vision_weight(candidates.log_p, log_q, rule.weight)
-    if rule.once and written is not None:
-        repeated = contains(written, candidates.ids, logits.shape[1])
-        log_q = reference.limit(candidates.log_p, log_q, repeated, rule.once)
     if rule.fusion == "poe" and isinstance(weights, Tensor):
         fused = torch.addcmul(candidates.log_p, weights[:, None], log_q)  # log Q is finite here: 0 · log Q is 0
-        fused = fused.log_softmax(-1) if rule.normalize else fused
     else:
-        fused = reference.fuse(candidates.log_p, log_q, rule.fusion, weights, rule.normalize)
+        fused = reference.fuse(candidates.log_p, log_q, rule.fusion, weights)
+    if rule.once and written is not None:
+        repeated = contains(written, candidates.ids, logits.shape[1])
+        fused = reference.limit(candidates.log_p, fused, repeated, rule.once)
+    if rule.normalize:
+        fused = fused.log_softmax(-1)
 
     touched = candidates.inside[:, :1]  # (B, 1)
     if blocks.seen is not None:

@@ -103,7 +103,7 @@ class RowDetail:
 
     ids: Tensor  # (k,) token ids of the plausible set
     base: Tensor  # (k,) log P, the output distribution renormalized on the set
-    vision: Tensor  # (k,) log Q of the selected vision token (or of the mixture of several), as limited by `once`
+    vision: Tensor  # (k,) log Q of the selected vision token (or of the mixture of several)
     final: Tensor  # (k,) fused log-scores; a log-distribution unless normalization was switched off
     state: int  # the selected vision state (the first of several), -1 if none was
     divergences: Tensor | None  # (states,), NaN for those that cannot be selected; None if none was compared

@@ -26,7 +26,7 @@ import math
 import torch
 from torch import Tensor
 
-from revisit.models.head import LARGEST_LOGIT, Projection
+from revisit.models.head import LARGEST_LOGIT, Projection, constant
 from revisit.step.interface import RESOLUTION, SOFT_TEMPERATURE, RowDetail, RowSummary, Step, StepInput, StepOutput
 from revisit.step.rule import Divergence, Fusion, Rule
 
@@ -62,9 +62,10 @@ def refine_row(
     log_qs = log_softmax(head.logits(states[chosen], ids, rule.model_dtype), rule.model_dtype).to(log_p.dtype)
     log_q = torch.logsumexp(log_qs + shares.log()[:, None].to(log_p.dtype), 0)  # (k,): the mean by shares
     weight = vision_weight(log_p, log_q, rule.weight)
+    fused = fuse(log_p, log_q, rule.fusion, weight)
     if rule.once and written is not None:
-        log_q = limit(log_p, log_q, torch.isin(ids, written), rule.once)
-    final = fuse(log_p, log_q, rule.fusion, weight, rule.normalize)
+        fused = limit(log_p, fused, torch.isin(ids, written), rule.once)
+    final = fused.log_softmax(-1) if rule.normalize else fused
     return RowDetail(ids, log_p, log_q, final, int(chosen[0]), divergences, float(weight))
 
 
@@ -208,24 +209,37 @@ def vision_weight(log_p: Tensor, log_q: Tensor, weight: float | str) -> Tensor:
     return {"agreement": agreement, "uncertainty": uncertainty, "both": agreement * uncertainty}[weight]
 
 
-def limit(log_p: Tensor, log_q: Tensor, written: Tensor, once: float) -> Tensor:
-    """Lower log Q of written tokens towards log Σ P·Q, the log of Q's mean under P, by `once` of the excess.  -> (..., k)
-
-    With once=1, the image promotes no token that the answer already contains.
-    """
-    excess = (log_q - torch.logsumexp(log_p + log_q, -1, keepdim=True)).clamp_min(0)
-    return torch.where(written, log_q - once * excess, log_q)
-
-
-def fuse(log_p: Tensor, log_q: Tensor, fusion: Fusion, weight: float | Tensor, normalize: bool = True) -> Tensor:
+def fuse(log_p: Tensor, log_q: Tensor, fusion: Fusion, weight: float | Tensor) -> Tensor:
     """Return the fused log-scores: log P + w·log Q ("poe") or log((1−w)·P + w·Q) ("interpolation").  (..., k), (...) -> (..., k)"""
     if fusion == "poe" and not isinstance(weight, Tensor):
-        fused = torch.add(log_p, log_q, alpha=weight) if weight else log_p  # 0 · log 0 excludes nothing
-    else:
-        w = (weight if isinstance(weight, Tensor) else log_p.new_full(log_p.shape[:-1], weight)).unsqueeze(-1)
-        mixed = torch.logaddexp(log_p + torch.log1p(-w), log_q + w.log())
-        fused = log_p + torch.where(w > 0, w * log_q, 0.0) if fusion == "poe" else mixed
-    return fused.log_softmax(-1) if normalize else fused
+        return torch.add(log_p, log_q, alpha=weight) if weight else log_p  # 0 · log 0 excludes nothing
+    w = (weight if isinstance(weight, Tensor) else log_p.new_full(log_p.shape[:-1], weight)).unsqueeze(-1)
+    if fusion == "poe":
+        return log_p + torch.where(w > 0, w * log_q, 0.0)
+    return torch.logaddexp(log_p + torch.log1p(-w), log_q + w.log())
+
+
+def limit(log_p: Tensor, fused: Tensor, written: Tensor, once: float) -> Tensor:
+    """Lower the scores of written tokens that the image promotes, by `once` of the excess.  (..., k) -> (..., k)
+
+    A token's gain is its score divided by its probability P. The limit c is the mean gain under P of all tokens except the
+    limited ones, the written tokens with a gain above c. With once=1 these gain c, which makes the mean gain of all tokens c,
+    so normalization returns them to P: the image raises the probability of no token that the answer already contains.
+
+    c is the least mean that some set of written tokens leaves when it is left out. That set consists of the tokens with the
+    largest gains, so c is found by adding the written tokens to the others in the order of their gains.
+    """
+    nothing = constant(-math.inf, log_p.device)
+    gain = torch.where(log_p > nothing, fused - log_p, 0.0)
+    order = torch.where(written, gain, -nothing).argsort(stable=True)
+    sums = []
+    for values in (log_p, fused):
+        others = torch.where(written, nothing, values).logsumexp(-1, keepdim=True)
+        added = torch.where(written, values, nothing).gather(-1, order)
+        sums.append(torch.cat([others, added], -1).logcumsumexp(-1))
+    means = torch.where(sums[0] > nothing, sums[1] - sums[0], -nothing)
+    excess = (gain - means.amin(-1, keepdim=True)).clamp_min(0)
+    return torch.where(written, fused - once * excess, fused)
 
 
 class ReferenceStep(Step):

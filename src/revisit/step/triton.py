@@ -50,6 +50,7 @@ LARGEST = tl.constexpr(LARGEST_LOGIT)
 STEPS = tl.constexpr(1e6)  # distances are compared in steps of 1 / STEPS, as in the reference
 LN2 = tl.constexpr(math.log(2))
 INFINITY = tl.constexpr(math.inf)
+FINITE = tl.constexpr(3e38)  # above every gain
 # Numbers that change with the batch: a new value compiles nothing.
 VARYING = ("N", "S", "blocks", "tiles", "copies", "length", "written_stride")
 
@@ -312,13 +313,47 @@ def project(
 
 
 @triton.jit
-def load_log_q(log_q, marks, at, mask, mean, once):
-    """Return log Q; of written tokens lowered towards the mean, as by `reference.limit`."""
-    lq = tl.load(log_q + at, mask=mask, other=0.0)
+def load_gain(log_q, at, mask, w):
+    """Return the log of the factors that P is multiplied by, before `once` limits them; 0 where the mask is False."""
+    return w * tl.load(log_q + at, mask=mask, other=0.0)
+
+
+@triton.jit
+def find_limit(log_p, log_q, marks, base, k, projected, w, TOKENS: tl.constexpr):
+    """Return the limit of `reference.limit`: the mean gain under P of all tokens but the marked ones that are above it.
+
+    Leaving out the marked tokens above the mean of all lowers the mean, and so on until no other marked token is above it.
+    """
+    place = tl.arange(0, TOKENS)
+    limit, mean = k * 0.0 + INFINITY, k * 0.0 + FINITE
+    while mean < limit:  # NaN is not: no token would be left
+        limit = mean
+        top, total, mass = k * 0.0 - INFINITY, k * 0.0, k * 0.0
+        for start in range(0, k, TOKENS):
+            at = base + start + place
+            inside = start + place < k
+            gain = load_gain(log_q, at, start + place < projected, w)
+            marked = tl.load(marks + at, mask=inside, other=1) != 0
+            left = inside & ~(marked & (gain > limit))
+            p = tl.where(left, tl.exp(tl.load(log_p + at, mask=inside, other=-INFINITY)), 0.0)
+            higher = tl.maximum(top, tl.max(tl.where(left, gain, -INFINITY), 0))
+            shift = tl.where(higher == -INFINITY, 0.0, higher)
+            total = total * tl.exp(top - shift) + tl.sum(tl.where(left, p * tl.exp(gain - shift), 0.0), 0)
+            mass += tl.sum(p, 0)
+            top = higher
+        mean = top + tl.log(total / mass)
+    return limit
+
+
+@triton.jit
+def load_fused(log_p, log_q, marks, at, inside, mask, w, limit, once):
+    """Return log P and the fused score of some tokens; where marked, with a gain that `once` brings towards the limit."""
+    lp = tl.load(log_p + at, mask=inside, other=-INFINITY)
+    gain = load_gain(log_q, at, mask, w)
     if marks is not None:
-        written = tl.load(marks + at, mask=mask, other=0) != 0
-        lq = tl.where(written & (lq > mean), lq - once * (lq - mean), lq)
-    return lq
+        marked = tl.load(marks + at, mask=mask, other=0) != 0
+        gain = tl.where(marked & (gain > limit), gain - once * (gain - limit), gain)
+    return lp, lp + gain
 
 
 @triton.jit
@@ -333,9 +368,9 @@ def fuse(
     projected = tl.where(used, k, 0)  # tokens with log Q
     base, place = row.to(tl.int64) * V, tl.arange(0, TOKENS)
     zero = k * 0.0  # scalars in float32 that loops change
-    w, mean = zero + weight, zero
-    if (AGREEMENT or UNCERTAINTY) or marks is not None:  # older Triton takes no chain of three
-        jsd, top, joint = zero, zero - INFINITY, zero - INFINITY
+    w, limit = zero + weight, zero
+    if AGREEMENT or UNCERTAINTY:
+        jsd, top = zero, zero - INFINITY
         for start in range(0, k, TOKENS):
             inside = start + place < k
             lp = tl.load(log_p + base + start + place, mask=inside, other=-INFINITY)
@@ -345,23 +380,20 @@ def fuse(
             terms = p * (lp - log_m) + q * (lq - log_m)
             jsd += 0.5 * tl.sum(tl.where(inside & (p + q > 0), terms, 0.0), 0)
             top = tl.maximum(top, tl.max(lp, 0))
-            higher = tl.maximum(joint, tl.max(lp + lq, 0))
-            mean = mean * tl.exp(joint - higher) + tl.sum(tl.exp(lp + lq - higher), 0)
-            joint = higher
-        mean = joint + tl.log(mean)  # log of the mean of Q under P
-        if AGREEMENT or UNCERTAINTY:
-            w = zero + 1
+        w = zero + 1
         if AGREEMENT:
             w *= tl.minimum(tl.maximum(1 - jsd / LN2, 0.0), 1.0)
         if UNCERTAINTY:
             w *= tl.sqrt(tl.maximum(1 - tl.exp(top), 0.0))
     w = tl.where(used, w, 0.0)
+    if marks is not None:
+        limit = find_limit(log_p, log_q, marks, base, k, projected, w, TOKENS)
 
     likeliest, best, before, total = zero - INFINITY, zero - INFINITY, zero - INFINITY, zero
     for start in range(0, k, TOKENS):
         inside = start + place < k
-        lp = tl.load(log_p + base + start + place, mask=inside, other=-INFINITY)
-        fused = lp + w * load_log_q(log_q, marks, base + start + place, start + place < projected, mean, once)
+        at, some = base + start + place, start + place < projected
+        lp, fused = load_fused(log_p, log_q, marks, at, inside, some, w, limit, once)
         top = tl.max(fused, 0)
         first = tl.argmax(fused, 0)
         before = tl.where(top > best, tl.max(tl.where(place == first, lp, -INFINITY), 0), before)
@@ -374,16 +406,13 @@ def fuse(
     tl.store(weights + row, w)
     shift = best + tl.log(total) if NORMALIZE else 0.0
 
-    at = row.to(tl.int64) if rows is None else tl.load(rows + row).to(tl.int64)
+    to = scores + (row.to(tl.int64) if rows is None else tl.load(rows + row).to(tl.int64)) * score_stride
     for start in range(0, k, TOKENS):
         inside = start + place < k
-        lp = tl.load(log_p + base + start + place, mask=inside, other=0.0)
-        lq = load_log_q(log_q, marks, base + start + place, start + place < projected, mean, once)
-        fused = lp + w * lq
-        token = tl.load(ids + base + start + place, mask=inside, other=0)
-        tl.store(scores + at * score_stride + token, tl.maximum(fused - shift, lp - gap), mask=inside)
-        if marks is not None:
-            tl.store(log_q + base + start + place, lq, mask=start + place < projected)
+        at, some = base + start + place, start + place < projected
+        lp, fused = load_fused(log_p, log_q, marks, at, inside, some, w, limit, once)
+        token = tl.load(ids + at, mask=inside, other=0)
+        tl.store(to + token, tl.maximum(fused - shift, lp - gap), mask=inside)
 
 
 # -- launches ------------------------------------------------------------------------------------------------------

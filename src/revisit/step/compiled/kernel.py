@@ -67,6 +67,7 @@ def suits(head: Projection, rule: Rule) -> bool:
     weight = head.plain_weight
     return (
         rule.usual
+        and not rule.once
         and library() is not None
         and weight is not None
         and weight.dtype in (torch.float32, torch.bfloat16)
@@ -100,8 +101,7 @@ class CompiledStep(ReferenceStep):
         self.out = (ctypes.c_double * 3)()
 
     def take(self, inputs: StepInput) -> StepOutput:
-        written = inputs.written.contiguous() if self.rule.once and inputs.written is not None else None
-        return super().take(inputs._replace(logits=inputs.logits.float().contiguous(), written=written))
+        return super().take(inputs._replace(logits=inputs.logits.float().contiguous()))
 
     def take_row(self, inputs: StepInput, row: int, scores: Tensor) -> RowDetail | RowSummary | None:
         rule, out, logits, item = self.rule, self.out, inputs.logits[row], inputs.states.item(row)
@@ -109,15 +109,14 @@ class CompiledStep(ReferenceStep):
             return None
         if item.columns is None:
             item.columns = Columns(item, len(self.weight))
-        columns, written = item.columns, None if inputs.written is None else inputs.written[row]
+        columns = item.columns
         if len(logits) <= len(self.weight) and columns.capacity:
             adaptive = ADAPTIVE[rule.weight] if isinstance(rule.weight, str) else 0
             size = self.library.revisit_step(
                 logits.data_ptr(), len(logits), math.log(rule.alpha), columns.states.data_ptr(), *columns.states.shape,
                 self.weight.data_ptr(), self.weight.dtype == torch.bfloat16, rule.select == "max",
                 min(rule.neighbors, len(columns.states)), adaptive, 0.0 if adaptive else rule.weight, rule.normalize,
-                None if written is None else written.data_ptr(), 0 if written is None else len(written), rule.once,
-                columns.capacity, columns.store.data_ptr(), columns.slot_of.data_ptr(), columns.used.data_ptr(),
+                None, 0, 0.0, columns.capacity, columns.store.data_ptr(), columns.slot_of.data_ptr(), columns.used.data_ptr(),
                 scores.data_ptr(), torch.get_num_threads(), out, columns.divergences.data_ptr(),
             )  # fmt: skip
             if size > 0:
