@@ -13,6 +13,7 @@ import pytest
 from fake_grid import HashEngine, Letters, Shift, make_config, write_items
 from rich.console import Console
 
+from revisit.decoding.method_id import MethodId
 from revisit.errors import RevisitError
 from revisit.eval import statistics
 from revisit.eval.benchmarks.base import Metric
@@ -94,11 +95,11 @@ def table() -> Comparison:
         scorer="v_1",
         n=500,
         metrics=(f1, hal),
-        baseline="greedy",
+        baseline=MethodId("greedy"),
         values={
-            "greedy": {"F1": Value(0.8, 0.78, 0.82, 2), "CHAIR_i": Value(0.1, rank=2)},
-            "revisit": {"F1": Value(0.85, rank=1), "CHAIR_i": Value(0.07, 0.06, 0.08, 1, better, 4e-4, 8e-4)},
-            "<b>": {"F1": Value(0.1), "CHAIR_i": Value(math.nan)},
+            MethodId("greedy"): {"F1": Value(0.8, 0.78, 0.82, 2), "CHAIR_i": Value(0.1, rank=2)},
+            MethodId("revisit"): {"F1": Value(0.85, rank=1), "CHAIR_i": Value(0.07, 0.06, 0.08, 1, better, 4e-4, 8e-4)},
+            MethodId("<b>"): {"F1": Value(0.1), "CHAIR_i": Value(math.nan)},
         },
         notes=("a note",),
     )
@@ -119,7 +120,7 @@ def test_the_verdict_is_about_the_main_metric(table: Comparison) -> None:
     text = "CHAIR (org/m&m, n = 500): revisit improves CHAIR_i from 10.0 to 7.0 (−3.0, p = 8.00e-04); "
     assert verdict(named) == text + "<b> has CHAIR_i -, not tested."
     unsure = replace(named.values["revisit"]["CHAIR_i"], p_holm=0.2)
-    values = {"greedy": named.values["greedy"], "revisit": {"CHAIR_i": unsure}}
+    values = {MethodId("greedy"): named.values["greedy"], MethodId("revisit"): {"CHAIR_i": unsure}}
     told = verdict(replace(named, values=values))
     assert told.endswith("revisit shows no significant difference in CHAIR_i (−3.0, p = 0.20).")
     worse = replace(table.metrics[1], better="higher")
@@ -127,13 +128,8 @@ def test_the_verdict_is_about_the_main_metric(table: Comparison) -> None:
 
 
 def test_long_settings_are_a_footnote() -> None:
-    labels = [
-        "greedy",
-        "shift(by=1)",
-        "revisit(weight=agreement, neighbors=8)",
-        "revisit(weight=agreement, neighbors=4)",
-    ]
-    names = short_names(labels)
+    long = [MethodId("revisit", {"weight": "agreement", "neighbors": neighbors}) for neighbors in (8, 4)]
+    names = short_names([MethodId("greedy"), MethodId("shift", {"by": 1}), *long])
     assert list(names.values()) == ["greedy", "shift(by=1)", "revisit¹", "revisit²"]
     assert footnotes(names) == " ¹ weight=agreement, neighbors=8. ² weight=agreement, neighbors=4."
 

@@ -9,6 +9,7 @@ import pytest
 
 import families
 from revisit import VCD, Chain, ReVisiT
+from revisit.decoding.method_id import MethodId
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
 from revisit.eval import benchmarks
@@ -40,7 +41,7 @@ def test_names_are_split_and_settings_reach_their_method(tmp_path: Path, model: 
         method=["greedy,revisit", "revisit:alpha=0.01,layers=all"],
         benchmark=["pope:parser=vcd", "chair"],
     )
-    labels = [label(m) for m in made.methods_for(str(model))]
+    labels = [MethodId.of(m) for m in made.methods_for(str(model))]
     assert labels == ["greedy", "revisit", "revisit(alpha=0.01, layers=all)"]
     assert [b.name for b in made.benchmarks] == ["pope", "chair"]
     assert made.benchmarks[0].parser == "vcd"
@@ -67,7 +68,7 @@ def test_settings_default_to_those_recommended_for_the_model(tmp_path: Path) -> 
         (tmp_path / name / "generation_config.json").write_text(generation)
     names = [str(tmp_path / name) for name in ("llava", "qwen", "own")]
     made = checked(tmp_path, model=names, method=["greedy", "revisit", "revisit:alpha=0.3"])
-    assert [[label(m) for m in made.methods_for(name)] for name in names] == [
+    assert [[MethodId.of(m) for m in made.methods_for(name)] for name in names] == [
         ["greedy", "revisit", "revisit(alpha=0.3)"],
         ["greedy", "revisit(layers=all)", "revisit(alpha=0.3, layers=all)"],
         ["greedy", "revisit(alpha=0.02)", "revisit(alpha=0.3)"],

@@ -11,6 +11,7 @@ from PIL import Image
 
 import revisit
 from revisit import RevisitError
+from revisit.decoding.method_id import MethodId
 from revisit.eval.benchmarks.base import Item, Metric
 from revisit.eval.compare import compare
 from revisit.eval.controls import CONTROLS, control_note, controlled, noise_like
@@ -48,17 +49,18 @@ def test_the_other_controls() -> None:
 
 
 def test_the_note_on_controls_by_hand() -> None:
-    blind = "greedy [no image]"
-    values = {"greedy": 0.8, "revisit": 0.85, "vcd": 0.81, blind: 0.6, "greedy [noise image]": 0.82}
-    assert control_note(values, ACCURACY, "greedy") == (
+    greedy, revisit, only = MethodId("greedy"), MethodId("revisit"), MethodId("plausible-only")
+    blind, noise = (MethodId("greedy", control=control) for control in CONTROLS[:2])
+    values = {greedy: 0.8, revisit: 0.85, MethodId("vcd"): 0.81, blind: 0.6, noise: 0.82}
+    assert control_note(values, ACCURACY, greedy) == (
         "Without the image, accuracy of greedy is 60.0 instead of 80.0: 75 % of it is left. "
         "revisit gains more than every control; vcd does not gain more than every control."
     )
-    note = control_note({"greedy": 0.8, "plausible-only": 0.9, blind: 0.6}, ACCURACY, "greedy")
+    note = control_note({greedy: 0.8, only: 0.9, blind: 0.6}, ACCURACY, greedy)
     assert note.endswith("75 % of it is left.")
-    assert control_note({"greedy": 0.8, "revisit": 0.85}, ACCURACY, "greedy") == ""
-    assert control_note({"greedy": 0.8, blind: math.nan}, ACCURACY, "greedy") == ""
-    note = control_note({"greedy": 0.5, blind: 0.6}, Metric("accuracy", "lower", 100, 1), "greedy")
+    assert control_note({greedy: 0.8, revisit: 0.85}, ACCURACY, greedy) == ""
+    assert control_note({greedy: 0.8, blind: math.nan}, ACCURACY, greedy) == ""
+    note = control_note({greedy: 0.5, blind: 0.6}, Metric("accuracy", "lower", 100, 1), greedy)
     assert note.endswith("60.0 instead of 50.0.")
 
 
@@ -85,7 +87,7 @@ def test_a_blind_model_scores_the_same_with_every_image(tmp_path: Path) -> None:
     assert scores[0]["greedy [other image]"] == scores[0]["greedy"]
     (shown,) = compare(seeing)
     assert any("Without the image, " in note for note in shown.notes)
-    blind_rows = [value for row, values in shown.values.items() if "[" in row for value in values.values()]
+    blind_rows = [value for row, values in shown.values.items() if row.control for value in values.values()]
     assert all(math.isnan(value.p) and value.rank == 0 for value in blind_rows)  # not part of the tests of methods
     assert list(shown.values)[-3:] == [f"greedy [{control}]" for control in CONTROLS]
 

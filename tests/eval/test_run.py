@@ -442,7 +442,7 @@ def test_items_that_are_answered_without_the_image_are_a_declared_subset(tmp_pat
     config = make_config(tmp_path / "out", images, model="m1", method=methods, benchmark=Letters(rule="right"))
     whole, _ = run_here(config)
     logs, _ = run_here(config.replace(only_visual=True))
-    blind = next(log for log in read_logs(tmp_path / "out") if log.spec.control == "no image")
+    blind = next(log for log in read_logs(tmp_path / "out") if log.spec.method.control == "no image")
     assert blind.scores is not None
     wrong = {id for id in blind.scores.items if blind.scores.verdict(id) == ("wrong", True)}
     assert 20 < len(wrong) < 100

@@ -20,6 +20,7 @@ from fake_grid import Letters
 import revisit
 from families import build, image
 from revisit import ReVisiT
+from revisit.decoding.method_id import MethodId
 from revisit.eval.benchmarks.base import Item
 from revisit.eval.benchmarks.pope import Pope
 from revisit.eval.engines.local import LocalEngine
@@ -34,7 +35,7 @@ from revisit.registry import class_from_file
 
 
 def test_labels_have_the_settings_that_are_not_default() -> None:
-    assert [label(ReVisiT()), label(ReVisiT(phase="answer"))] == ["revisit", "revisit(phase=answer)"]
+    assert [MethodId.of(ReVisiT()), MethodId.of(ReVisiT(phase="answer"))] == ["revisit", "revisit(phase=answer)"]
     assert label(Letters(suffix="x")) == "letters(suffix=x)"
 
 

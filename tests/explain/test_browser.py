@@ -10,6 +10,7 @@ import pytest
 import families
 import made_up
 import revisit
+from revisit.decoding.method_id import MethodId
 from revisit.embedded.samples import sample
 from revisit.eval.benchmarks.base import Metric
 from revisit.eval.compare import Comparison, Value
@@ -317,11 +318,12 @@ def test_a_check_shows_the_patch_of_the_word_under_the_pointer(seen: Any, tmp_pa
 
 def test_a_comparison_fits_a_screen_and_a_phone(seen: Any, tmp_path: Path) -> None:
     """Nothing is cut off at 1280 pixels; on a phone tables scroll and the page does not."""
-    long = "revisit(weight=agreement, neighbors=8, layers=middle)"
+    greedy = MethodId("greedy")
+    long = MethodId("revisit", {"weight": "agreement", "neighbors": 8, "layers": "middle"})
     metrics = tuple(Metric(name, show=100, decimals=1) for name in ("accuracy", "precision", "recall", "F1"))
     values = {metric.name: Value(0.8, 0.7, 0.9) for metric in metrics}
-    methods = {"greedy": values, long: values}
-    table = Comparison("some-organization/a-model-with-a-long-name", "pope", "v1", 9, metrics, methods, "greedy")
+    methods = {greedy: values, long: values}
+    table = Comparison("some-organization/a-model-with-a-long-name", "pope", "v1", 9, metrics, methods, greedy)
     path = tmp_path / "compare.html"
     path.write_text(to_html(Document("Results", "", comparison_sections([table]))))
     for width in (1280, 390):

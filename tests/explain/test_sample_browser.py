@@ -17,6 +17,7 @@ from fake_grid import HashEngine, Letters, Shift, make_config, write_items
 
 import families
 from revisit import RevisitError
+from revisit.decoding.method_id import MethodId
 from revisit.decoding.settings import Decoding
 from revisit.eval.benchmarks import language
 from revisit.eval.benchmarks.base import Metric, Scores
@@ -55,7 +56,7 @@ def test_one_verdict_by_the_headline_metric() -> None:
 def log(method: str, value: float | None, answers: int = 8, **spec: Any) -> Log:
     """A log of CHAIR, complete if it has a value."""
     identity = {**HashEngine("m").identity(8, []), **spec}
-    own = Spec.of(identity, Shift(), Chair(), Decoding()).model_copy(update={"method": method, "method_name": method})
+    own = Spec.of(identity, Shift(), Chair(), Decoding()).model_copy(update={"method": MethodId(method)})
     made = Log(Path(f"{method}{spec}"), own)
     made.requests.append(Request(time="", items=8, items_hash="", environment={}))
     if value is not None:
@@ -121,7 +122,7 @@ def made(count: int, folder: Path) -> tuple[PageColumns, list[Sample]]:
 
 def test_controls_do_not_count_as_methods_that_disagree() -> None:
     right, wrong = {"x": "A dog.", "v": "right"}, {"x": "A cat.", "v": "wrong"}
-    methods = [{"control": ""}, {"control": ""}, {"control": "no image"}]
+    methods = [{"method": MethodId("greedy", control=control)} for control in ("", "", "no image")]
     assert not Sample("pope", "1", "?", answers={0: right, 1: right, 2: wrong}).disagree(methods)
     assert Sample("pope", "1", "?", answers={0: right, 1: wrong}).disagree(methods)
 

@@ -56,7 +56,7 @@ def test_generate_eval_and_compare_take_it(tmp_path: Path) -> None:
     options = ["--data", "scenes:unusual:2", "--limit", "4", "--max-new-tokens", "3", "--quiet", "--out"]
     run("eval", *methods, *options, output)
     assert "blank-image(alpha=1.0)" in run("compare", output)
-    assert {log.spec.method_name for log in revisit.read_logs(output)} == {"greedy", "blank-image"}
+    assert {log.spec.method.name for log in revisit.read_logs(output)} == {"greedy", "blank-image"}
 
 
 def test_the_smallest_method_of_the_guide_runs() -> None:

@@ -32,7 +32,7 @@ def outcomes(runs: Sequence[Path]) -> dict[str, Outcome]:
     """Return the metrics of each method by its label, in the order of the runs."""
     out: dict[str, Outcome] = {}
     for log in (log for run in runs for log in read_logs(run)):
-        found = out.setdefault(log.spec.method, {})
+        found = out.setdefault(str(log.spec.method), {})
         names = ("accuracy",) if log.spec.benchmark_name == "pope" else tuple(METRICS)[:-1]
         if log.scores is None or names[0] in found:
             raise RevisitError(

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from revisit.cli import options
-from revisit.decoding.method import METHODS, as_method, value_text
+from revisit.decoding.method import METHODS, as_method
+from revisit.decoding.method_id import value_text
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks import find, names
 from revisit.eval.report.document import Table

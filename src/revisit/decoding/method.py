@@ -235,21 +235,3 @@ def as_method(method: MethodLike, model: Model | str | None = None, /, **setting
         return method(**settings)
     create: Callable[..., Method] = partial(method.recommended, model) if hasattr(method, "recommended") else method
     return create(**settings).for_model(model)
-
-
-def method_text(name: str, settings: Mapping[str, Any]) -> str:
-    """Return the text that names a method with these settings, leaving out its defaults."""
-    defaults = METHODS.get(name).settings() if name in METHODS.names() else {}
-    changed = {key: value for key, value in settings.items() if key not in defaults or defaults[key] != value}
-    text = ",".join(f"{key}={value_text(value)}" for key, value in changed.items())
-    return f"{name}:{text}" if text else name
-
-
-def value_text(value: object) -> str:
-    """Return a setting's value as a user types it; the methods of a chain with their settings."""
-    if isinstance(value, Mapping):
-        return method_text(value["name"], {key: own for key, own in value.items() if key != "name"})
-    if isinstance(value, (list, tuple)):
-        separator = ";" if any(isinstance(entry, Mapping) for entry in value) else ","
-        return f"[{separator.join(map(value_text, value))}]"
-    return str(value).lower() if value is None or isinstance(value, bool) else str(value)

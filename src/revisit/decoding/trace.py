@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from revisit.decoding.method import method_text
+from revisit.decoding.method_id import method_text
 from revisit.errors import RevisitError, need
 from revisit.io.files import write_text
 from revisit.models.tokens import token_text, token_texts

@@ -14,11 +14,11 @@ from pathlib import Path
 from statistics import stdev
 from typing import Any, TypeAlias
 
-from revisit.decoding.method import value_text
+from revisit.decoding.method_id import MethodId, value_text
 from revisit.errors import RevisitError, did_you_mean, unknown
 from revisit.eval import statistics
 from revisit.eval.benchmarks.base import Metric, Scores
-from revisit.eval.controls import control_note, is_control
+from revisit.eval.controls import control_note
 from revisit.eval.log import Log, unfinished
 
 logger = logging.getLogger(__name__)
@@ -46,15 +46,15 @@ class Value:
     std: float = math.nan
 
 
-class Values(dict[str, dict[str, Value]]):
-    """Label of a method -> metric -> value. `values["revisit"]` also finds `revisit(layers=all)` if it is the only ReVisiT."""
+class Values(dict[MethodId, dict[str, Value]]):
+    """Method -> metric -> value. `values["revisit"]` also finds `revisit(layers=all)` if it is the only ReVisiT."""
 
-    def __missing__(self, name: str) -> dict[str, Value]:
-        labels = [label for label in self if label.partition("(")[0] == name]
-        if len(labels) == 1:
-            return self[labels[0]]
-        problem = "has several settings" if labels else "was not compared"
-        raise RevisitError(f"{name!r} {problem}: use one of {', '.join(labels or self)}.")
+    def __missing__(self, name: MethodId | str) -> dict[str, Value]:
+        methods = [method for method in self if method.short == name]
+        if len(methods) == 1:
+            return self[methods[0]]
+        problem = "has several settings" if methods else "was not compared"
+        raise RevisitError(f"{str(name)!r} {problem}: use one of {', '.join(map(str, methods or self))}.")
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Comparison:
     """The methods on one benchmark with one model.
 
     Attributes:
-        values: Label of a method -> metric -> value; a name without settings also works if only one label has it.
+        values: Method -> metric -> value; a name without settings also works if only one method has it.
         headline: The benchmark's main metric.
         variant: The settings in which it differs from other comparisons of the same benchmark and model.
         logs: The compared logs.
@@ -73,8 +73,8 @@ class Comparison:
     scorer: str
     n: int
     metrics: tuple[Metric, ...]
-    values: Mapping[str, Mapping[str, Value]]
-    baseline: str | None
+    values: Mapping[MethodId, Mapping[str, Value]]
+    baseline: MethodId | None
     headline: str = ""
     notes: tuple[str, ...] = ()
     variant: str = ""
@@ -103,7 +103,7 @@ def compare(
     if not complete:
         raise RevisitError(f"No method is finished yet. {unfinished(logs) or 'Run `revisit eval` with this --out.'}")
     if baseline is not None:
-        known = {name for log in complete for name in (log.spec.method, log.spec.method_name)}
+        known = {name for log in complete for name in (str(log.spec.method), log.spec.method.name)}
         if baseline not in known:
             raise RevisitError(
                 f"{baseline} was not run.{did_you_mean(baseline, known)} Methods: {', '.join(sorted(known))}."
@@ -111,7 +111,7 @@ def compare(
     variants, comparisons, errors = variants_of(logs), [], []
     for group in dict.fromkeys(map(group_of, complete)):
         same = [log for log in complete if group_of(log) == group]
-        if all(log.spec.control for log in same):  # they only selected the items of --only-visual
+        if all(log.spec.method.control for log in same):  # they only selected the items of --only-visual
             continue
         try:
             comparison = _compare(same, baseline, metrics, resamples)
@@ -164,7 +164,7 @@ def variants_of(logs: Sequence[Log]) -> dict[Path, str]:
 
 def control_notes(logs: Sequence[Log]) -> list[str]:
     """Return the notes on controls of all comparisons, without running the tests."""
-    values: dict[Group, dict[str, float]] = {}
+    values: dict[Group, dict[MethodId, float]] = {}
     metrics: dict[Group, Metric] = {}
     for log in logs:
         if log.scores is not None and not log.spec.subset:
@@ -173,7 +173,7 @@ def control_notes(logs: Sequence[Log]) -> list[str]:
     return [
         f"{dict(group)['benchmark']}, {dict(group)['model']}: {note}"
         for group, metric in metrics.items()
-        if (note := control_note(values[group], metric, "greedy"))
+        if (note := control_note(values[group], metric, MethodId("greedy")))
     ]
 
 
@@ -181,12 +181,13 @@ def added_notes(before: Sequence[Log], tables: Sequence[Comparison]) -> list[str
     """Return a note for every table with tests to which a run added methods; `before` are the logs before the run."""
     known, notes = {log.path for log in before if log.scores is not None}, []
     for table in tables:
-        earlier = {log.spec.method for log in table.logs if log.path in known and not log.spec.control}
-        added = [method for method in table.values if method not in earlier and not is_control(method)]
+        earlier = {log.spec.method for log in table.logs if log.path in known and not log.spec.method.control}
+        added = [method for method in table.values if method not in earlier and not method.control]
         if added and len(earlier) > 1:
+            names, others = (", ".join(map(str, part)) for part in (added, sorted(earlier - {table.baseline}, key=str)))
             notes.append(
-                f"{table.benchmark}, {table.title}: {', '.join(added)} added. Holm's correction covers the tests of all methods, so the "
-                f"corrected p-values of {', '.join(sorted(earlier - {table.baseline}))} have changed."
+                f"{table.benchmark}, {table.title}: {names} added. Holm's correction covers the tests of all methods, so the "
+                f"corrected p-values of {others} have changed."
             )
     return notes
 
@@ -218,7 +219,7 @@ def _compare(logs: list[Log], baseline: str | None, patterns: Sequence[str], res
             "left out."
         )
     elif base is not None and main is not None:
-        notes.append(control_note({label: row[main.name].value for label, row in values.items()}, main, base))
+        notes.append(control_note({method: row[main.name].value for method, row in values.items()}, main, base))
     notes += [note for log in logs for note in _scores(log).notes]
     return Comparison(
         model=spec.model,
@@ -234,9 +235,9 @@ def _compare(logs: list[Log], baseline: str | None, patterns: Sequence[str], res
     )
 
 
-def _by_method(logs: Sequence[Log]) -> tuple[dict[str, list[Log]], list[int]]:
+def _by_method(logs: Sequence[Log]) -> tuple[dict[MethodId, list[Log]], list[int]]:
     """Return the logs of every method in the order of the seeds, and the seeds, which must be the same for all methods."""
-    methods: dict[str, dict[int, Log]] = {}
+    methods: dict[MethodId, dict[int, Log]] = {}
     for log in logs:
         methods.setdefault(log.spec.method, {})[log.spec.seed] = log
     seeds = sorted(next(iter(methods.values())))
@@ -249,7 +250,7 @@ def _by_method(logs: Sequence[Log]) -> tuple[dict[str, list[Log]], list[int]]:
     return {method: [runs[seed] for seed in seeds] for method, runs in methods.items()}, seeds
 
 
-def _test_notes(values: Mapping[str, Mapping[str, Value]]) -> list[str]:
+def _test_notes(values: Mapping[MethodId, Mapping[str, Value]]) -> list[str]:
     tested = [(name, value) for row in values.values() for name, value in row.items() if not math.isnan(value.p)]
     family = "1 test" if len(tested) == 1 else f"{len(tested)} tests"
     notes = [f"Holm's correction covers the {family} of this table (metrics with a better direction)."]
@@ -290,25 +291,27 @@ def _metrics(logs: Sequence[Log], patterns: Sequence[str]) -> tuple[Metric, ...]
     )
 
 
-def _baseline(methods: Mapping[str, list[Log]], requested: str | None) -> str | None:
-    """Return the label of the requested baseline, a label or a name; by default `greedy`, or else the first method."""
-    name = requested or "greedy"
-    if name in methods:
-        return name
+def _baseline(methods: Iterable[MethodId], requested: str | None) -> MethodId | None:
+    """Return the requested baseline, by its text or its name; by default `greedy`, or else the first method."""
+    wanted = requested or "greedy"
+    exact = [method for method in methods if method == wanted]
+    named = [method for method in methods if method.name == wanted]
     default = next(iter(methods)) if requested is None else None
-    return next((method for method, logs in methods.items() if logs[0].spec.method_name == name), default)
+    return next(iter([*exact, *named]), default)
 
 
-def _values(methods: Mapping[str, list[Log]], metrics: Sequence[Metric], base: str | None, resamples: int) -> Values:
-    raw: dict[tuple[str, str], Value] = {}  # (metric, method) -> value without Holm's correction
+def _values(
+    methods: Mapping[MethodId, list[Log]], metrics: Sequence[Metric], base: MethodId | None, resamples: int
+) -> Values:
+    raw: dict[tuple[str, MethodId], Value] = {}  # (metric, method) -> value without Holm's correction
     for metric in metrics:
         runs = {method: [_scores(log).metrics[metric.name] for log in logs] for method, logs in methods.items()}
         means = {method: sum(values) / len(values) for method, values in runs.items()}
-        ranked = {method: value for method, value in means.items() if not is_control(method)}
+        ranked = {method: value for method, value in means.items() if not method.control}
         rank = dict(zip(ranked, ranks(list(ranked.values()), metric), strict=True))
         for method, logs in methods.items():
             paired = None if base is None or method == base else _paired(methods[base], logs, metric.name, resamples)
-            tested = paired is not None and metric.better is not None and not is_control(method)
+            tested = paired is not None and metric.better is not None and not method.control
             low, high = _interval(logs, metric.name, resamples)
             raw[metric.name, method] = Value(
                 value=means[method],

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from revisit.decoding.method import METHODS, Method, as_method
+from revisit.decoding.method_id import MethodId
 from revisit.decoding.settings import Decoding
 from revisit.errors import EXTRAS, RevisitError
 from revisit.eval.benchmarks.base import BENCHMARKS, Benchmark, find
@@ -88,7 +89,7 @@ class EvalConfig(Settings):
             ("model", list(self.models)),
             ("benchmark", [label(b) for b in self.benchmarks]),
             ("seed", [str(seed) for seed in self.all_seeds]),
-            *(("method", [label(m) for m in self.methods_for(model)]) for model in self.models),
+            *(("method", [str(MethodId.of(m)) for m in self.methods_for(model)]) for model in self.models),
         ):
             if not keys:
                 raise RevisitError(f"Nothing to run: give at least one {kind}.")

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from revisit.decoding.method_id import MethodId
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Item, Metric
 
@@ -23,16 +24,6 @@ NO_IMAGE = "no image"
 ONLY_VISUAL = "only visual"  # subset: items that plain decoding does not answer correctly without the image
 CONTROLS = (NO_IMAGE, "noise image", "other image")
 REQUIRED_METHODS = ("greedy", "plausible-only")  # added to every run with controls
-
-
-def control_label(method: str, control: str) -> str:
-    """Return the label of a method under a control, as tables print it; the method's own label without one."""
-    return f"{method} [{control}]" if control else method
-
-
-def is_control(label: str) -> bool:
-    """Return whether a label is that of a control."""
-    return label.endswith(tuple(f" [{control}]" for control in CONTROLS))
 
 
 def controlled(items: Sequence[Item], control: str) -> list[Item]:
@@ -76,13 +67,13 @@ def noise_like(image: Image, key: str) -> Image:
     return images.fromarray(rng.integers(0, 256, (image.height, image.width, 3), dtype=np.uint8))
 
 
-def control_note(values: Mapping[str, float], metric: Metric, baseline: str) -> str:
+def control_note(values: Mapping[MethodId, float], metric: Metric, baseline: MethodId) -> str:
     """Return a note on how much of the baseline's score, and of a method's gain, is left without the image.
 
-    `values` maps labels to values of the metric. The note is empty if there is no control without the image.
+    The note is empty if there is no control without the image.
     """
-    known = {label: value for label, value in values.items() if not math.isnan(value)}
-    blind = control_label(baseline, NO_IMAGE)
+    known = {method: value for method, value in values.items() if not math.isnan(value)}
+    blind = replace(baseline, control=NO_IMAGE)
     if metric.better is None or not {baseline, blind} <= known.keys():
         return ""
     shown = metric.text(known[blind]), metric.text(known[baseline])
@@ -90,11 +81,11 @@ def control_note(values: Mapping[str, float], metric: Metric, baseline: str) -> 
     if metric.better == "higher" and known[baseline] > 0:
         note += f": {100 * known[blind] / known[baseline]:.0f} % of it is left"
     sign = 1 if metric.better == "higher" else -1
-    gains = {label: sign * (value - known[baseline]) for label, value in known.items() if label != baseline}
-    controls = {label for label in gains if is_control(label) or label.startswith("plausible-only")}
-    largest = max(0.0, *(gains[label] for label in controls))
+    gains = {method: sign * (value - known[baseline]) for method, value in known.items() if method != baseline}
+    controls = {method for method in gains if method.control or method.name == "plausible-only"}
+    largest = max(0.0, *(gains[method] for method in controls))
     compared = [
-        f"{label} {'gains' if gains[label] > largest else 'does not gain'} more than every control"
-        for label in sorted(gains.keys() - controls)
+        f"{method} {'gains' if gains[method] > largest else 'does not gain'} more than every control"
+        for method in sorted(gains.keys() - controls, key=str)
     ]
     return f"{note}. {'; '.join(compared)}.".removesuffix(" .")

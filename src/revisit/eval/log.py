@@ -112,7 +112,7 @@ class Log:
     @classmethod
     def open(cls, folder: Path, spec: Spec) -> Log:
         """Open the log of a spec in an output folder for appending; raise RevisitError if another process has it open."""
-        names = "-".join(slug(name) for name in (spec.model, spec.method, spec.benchmark))
+        names = "-".join(slug(name) for name in (spec.model, str(spec.method), spec.benchmark))
         path = inside(folder, LOGS, f"{names}-{spec.key[:KEY_LENGTH]}.jsonl")
         file = LineFile(path)
         stored = next((line["spec"] for line in file.objects if "spec" in line), None)
@@ -226,7 +226,7 @@ class Log:
     @property
     def title(self) -> str:
         """The model, method and benchmark, and the seed if tokens are sampled."""
-        names = (self.spec.model, self.spec.method, self.spec.benchmark)
+        names = (self.spec.model, str(self.spec.method), self.spec.benchmark)
         sampled = self.spec.decoding.get("temperature") is not None
         return " · ".join([*names, *([f"seed {self.spec.seed}"] if sampled else [])])
 
@@ -264,6 +264,8 @@ class Log:
             "log": self.path.name,
             "complete": self.scores is not None,
             **self.spec.model_dump(mode="json"),
+            "method": str(self.spec.method),
+            "control": self.spec.method.control,
             "answers": self.answered,
             "request": self.request.model_dump(mode="json"),
             "totals": self.totals(),

@@ -18,10 +18,10 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 import revisit
-from revisit.decoding.method import Method, value_text
+from revisit.decoding.method import Method
+from revisit.decoding.method_id import MethodId, changed, labelled
 from revisit.decoding.settings import Decoding
 from revisit.eval.benchmarks.base import Benchmark
-from revisit.eval.controls import control_label
 from revisit.io.files import digest
 from revisit.models.identity import foreign_code
 
@@ -41,9 +41,8 @@ class Spec(Frozen):
     fingerprint: str  # SHA-256 of the model's files, or of the weights of a loaded model
     device: str  # torch's name of the kind of device, such as "cuda"
     dtype: str  # torch's name, such as "bfloat16"
-    method: str  # label: name with every setting that is not its default
-    method_name: str
-    settings: dict[str, Any]  # of the method
+    method: MethodId  # with the settings that are not its defaults, and the control
+    settings: dict[str, Any]  # all settings of the method
     code: list[str]  # "NAME SHA-256" of the code of a method or benchmark from outside this package
     benchmark: str  # label: name with every option that is not its default
     benchmark_name: str
@@ -54,7 +53,6 @@ class Spec(Frozen):
     engine: str
     libraries: dict[str, str | None]  # versions of this package and of those between the prompt and the text
     batching: dict[str, Any] | None  # the batches, if answers could depend on them
-    control: str = ""  # what replaces an item's images; empty: nothing
     subset: str = ""  # name of a selection of the items; empty: all
 
     @cached_property
@@ -81,8 +79,7 @@ class Spec(Frozen):
         """Return the spec of a method and benchmark on the engine with this `identity`."""
         return cls(
             **identity,
-            method=control_label(label(method), control),
-            method_name=method.name,
+            method=MethodId.of(method, control),
             settings=method.settings(),
             code=sorted({*foreign_code(method), *foreign_code(benchmark)}),
             benchmark=label(benchmark),
@@ -91,17 +88,13 @@ class Spec(Frozen):
             scorer=benchmark.version,
             decoding=dict(decoding),
             seed=seed if decoding.temperature is not None else 0,
-            control=control,
             subset=subset,
         )
 
 
-def label(part: Method | Benchmark) -> str:
-    """Return the name of a method or benchmark with every setting that is not its default: `revisit(alpha=0.01)`."""
-    settings, defaults = (p.settings() if isinstance(p, Method) else p.options() for p in (part, type(part)()))
-    changed = {key: value for key, value in settings.items() if key not in defaults or defaults[key] != value}
-    listed = ", ".join(f"{key}={value_text(value)}" for key, value in changed.items())
-    return f"{part.name}({listed})" if listed else part.name
+def label(benchmark: Benchmark) -> str:
+    """Return the name of a benchmark with every option that is not its default: `pope(parser=vcd)`."""
+    return labelled(benchmark.name, changed(benchmark.options(), type(benchmark)().options()))
 
 
 # -- environment ----------------------------------------------------------------------------------------------------

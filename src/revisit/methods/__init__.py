@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from revisit.decoding.method import METHODS, as_method, method_text, value_text
+from revisit.decoding.method import METHODS, as_method
+from revisit.decoding.method_id import MethodId, method_text, value_text
 
 # A new method is one line here.
 BUILT_IN = {
@@ -38,6 +39,7 @@ parse_methods = METHODS.parse_list
 register = METHODS.register
 
 __all__ = [
+    "MethodId",
     "as_method",
     "find",
     "get",

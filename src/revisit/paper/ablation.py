@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from revisit.decoding.method_id import MethodId
 from revisit.eval.benchmarks.base import Metric
 from revisit.eval.config import EvalConfig
 from revisit.eval.log import Log
 from revisit.eval.report.comparisons import heading, ranked
 from revisit.eval.report.document import Block, Cell, Section, Table
 from revisit.eval.run import Reporter, run
-from revisit.eval.spec import label
 from revisit.io.files import inside, slug, write_json
 from revisit.io.records import read_json
 from revisit.methods.greedy import Greedy
@@ -59,9 +59,9 @@ def ablate(config: EvalConfig, panels: Mapping[str, Panel], base: ReVisiT, repor
     logs = run(with_panels(config, panels), reporter)
     stored = [panel for panel in read_panels(Path(config.out)) if panel["key"] not in panels]  # of other commands
     settings = {name: getattr(config, name) for name in ("limit", "batch_size", "max_new_tokens")}
-    about = {"main": label(base), "command": command(), "settings": settings}
+    about = {"main": str(MethodId.of(base)), "command": command(), "settings": settings}
     for key, (title, columns, methods) in panels.items():
-        rows = {label(method): [_cell(getattr(method, name)) for name in columns] for method in methods}
+        rows = {str(MethodId.of(method)): [_cell(getattr(method, name)) for name in columns] for method in methods}
         stored.append({"key": key, "title": title, "columns": columns, "rows": rows, **about})
     write_json(inside(config.out, FILE), stored)
     return logs
@@ -79,7 +79,7 @@ def read_panels(folder: Path) -> list[dict[str, Any]]:
 
 def ablation_sections(panels: Sequence[Stored], logs: Sequence[Log], name: str) -> list[Section]:
     """Return every panel of an ablation, for each of its models, benchmarks and decoding settings."""
-    groups: dict[tuple[str, str, str], dict[str, Log]] = {}
+    groups: dict[tuple[str, str, str], dict[MethodId | str, Log]] = {}
     for log in logs:
         if log.scores is not None:
             decoding = ", ".join(f"{key} {value}" for key, value in log.spec.decoding.items() if value is not None)
@@ -96,7 +96,7 @@ def ablation_sections(panels: Sequence[Stored], logs: Sequence[Log], name: str) 
     return sections
 
 
-def _blocks(panel: Stored, logs: Mapping[str, Log], name: str) -> list[Block]:
+def _blocks(panel: Stored, logs: Mapping[MethodId | str, Log], name: str) -> list[Block]:
     compared = [logs[method] for method in panel["rows"]]
     assert compared[0].scores is not None
     metrics = [metric for name, metric in compared[0].scores.shown.items() if "/" not in name and metric.better]
@@ -120,7 +120,7 @@ def _blocks(panel: Stored, logs: Mapping[str, Log], name: str) -> list[Block]:
     return [table, *([_sweep(panel, logs, metrics, name)] if "alpha" in panel["columns"] else [])]
 
 
-def _sweep(panel: Stored, logs: Mapping[str, Log], metrics: Sequence[Metric], name: str) -> Block:
+def _sweep(panel: Stored, logs: Mapping[MethodId | str, Log], metrics: Sequence[Metric], name: str) -> Block:
     """Draw curves over alpha, one for each value of the other settings."""
     column = panel["columns"].index("alpha")
     lines: dict[str, list[tuple[str, float]]] = {}  # other settings -> methods with their alpha

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from revisit.decoding.method_id import MethodId
 from revisit.eval.config import EvalConfig
 from revisit.eval.log import Log
 from revisit.eval.report.document import Block, Document, Section, Table, Text
 from revisit.eval.run import Reporter, run
-from revisit.eval.spec import label
 from revisit.io.files import inside, slug
 from revisit.methods.revisit import ReVisiT
 from revisit.paper import published
@@ -107,7 +107,7 @@ def _run_grid(row: Exhibit, setup: Setup, reporter: Reporter) -> Iterator[Sectio
     blocks: list[Block] = []
     for name in row.models:
         logs = run(setup.config(row, name), reporter) if name in setup.models else []
-        ours = {log.spec.method_name: log for log in logs}
+        ours = {log.spec.method.name: log for log in logs}
         data = published.table(row.published)[name]
         metrics = list(next(iter(data.values())))
         groups = [metrics[start : start + 6] for start in range(0, len(metrics), 6)]  # six fit on a page
@@ -158,7 +158,7 @@ def _run_ablation(row: Exhibit, setup: Setup, reporter: Reporter) -> Iterator[Se
                 method = next(m for m in panel.methods if all(getattr(m, k) == v for k, v in settings.items()))
                 title = ", ".join(f"{k} {v}" for k, v in settings.items())
                 values[title] = {metric: entry[metric] for metric in metrics}
-                ours[title] = _values(by_method[label(method)], metrics)
+                ours[title] = _values(by_method[MethodId.of(method)], metrics)
             blocks.append(comparison_table(values, ours, f"{panel.title} ({key}), {name}."))
         yield Section(f"Verdicts · {name}", blocks, level=3)
 

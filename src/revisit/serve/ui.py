@@ -11,7 +11,7 @@ from fastapi import FastAPI, Request
 from pydantic import JsonValue
 
 from revisit import methods
-from revisit.decoding.method import value_text
+from revisit.decoding.method_id import value_text
 from revisit.embedded import samples
 from revisit.errors import RevisitError
 from revisit.models import DESCRIBE

@@ -142,7 +142,7 @@ def test_an_own_data_set_gets_everything(folder: Path) -> None:
     logs = revisit.evaluate(
         benchmark=f"yesno:{path}", method="greedy,revisit", controls=True, max_new_tokens=4, out=folder / "out"
     )
-    assert {log.spec.control for log in logs} == {"", "no image", "noise image", "other image"}
+    assert {log.spec.method.control for log in logs} == {"", "no image", "noise image", "other image"}
     assert all(len(log.answers) == 20 and log.scores is not None for log in logs)
     assert next(iter(compare(logs))).metrics[0].name == "accuracy"
     page = view(logs, folder / "out" / "view")

@@ -7,10 +7,10 @@ import io
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from revisit.decoding.method_id import MethodId, assignments
 from revisit.eval import benchmarks
 from revisit.eval.benchmarks.base import Metric
 from revisit.eval.compare import Comparison, Value, ranks
-from revisit.eval.controls import is_control
 from revisit.eval.log import Log
 from revisit.eval.report.document import (
     SUPERSCRIPT,
@@ -40,24 +40,23 @@ LEGEND = (
 LONGEST_NAME = 24  # characters of a method in a table; longer settings become a footnote
 
 
-def short_names(labels: Iterable[str]) -> dict[str, str]:
-    """Return the names of methods in tables: `revisit¹` instead of a label with long settings."""
-    names: dict[str, str] = {}
-    for label in labels:
-        long = len(label) > LONGEST_NAME and "(" in label
-        mark = str(sum(name != other for other, name in names.items()) + 1).translate(SUPERSCRIPT) if long else ""
-        names[label] = label.partition("(")[0] + mark if long else label
+def short_names(methods: Iterable[MethodId]) -> dict[MethodId, str]:
+    """Return the names of methods in tables: `revisit¹` instead of a text with long settings."""
+    names: dict[MethodId, str] = {}
+    for method in methods:
+        long = len(str(method)) > LONGEST_NAME and method.settings
+        mark = str(sum(other != name for other, name in names.items()) + 1).translate(SUPERSCRIPT)
+        names[method] = method.short + mark if long else str(method)
     return names
 
 
-def footnotes(names: Mapping[str, str]) -> str:
+def footnotes(names: Mapping[MethodId, str]) -> str:
     """Return the settings that `short_names` removed."""
-    notes = []
-    for label, name in names.items():
-        method, _, settings = label.partition("(")
-        if name != label:
-            notes.append(f" {name.removeprefix(method)} {settings.removesuffix(')')}.")
-    return "".join(notes)
+    return "".join(
+        f" {name.removeprefix(method.short)} {', '.join(assignments(method.settings))}."
+        for method, name in names.items()
+        if name != method
+    )
 
 
 def headline_metric(table: Comparison) -> Metric:
@@ -74,12 +73,12 @@ def change(metric: Metric, value: Value) -> str:
 
 def verdict(table: Comparison) -> str:
     """Summarize a comparison's main metric in one sentence."""
-    metric, names = headline_metric(table), [method.partition("(")[0] for method in table.values]
+    metric, names = headline_metric(table), [method.short for method in table.values]
     base = table.baseline or next(iter(table.values))
     base_value = metric.text(table.values[base][metric.name].value)
     clauses = []
     for (method, values), name in zip(table.values.items(), names, strict=True):
-        if method == base or is_control(method):
+        if method == base or method.control:
             continue
         value, label = values[metric.name], name if names.count(name) == 1 else method
         if value.paired is None or math.isnan(value.p_holm):
@@ -100,10 +99,10 @@ def finding(tables: Iterable[Comparison]) -> str:
     for table in tables:
         metric = headline_metric(table)
         for method, values in table.values.items():
-            if values[metric.name].paired is not None and not is_control(method):
+            if values[metric.name].paired is not None and not method.control:
                 compared.append(metric.name)
                 if verb := change(metric, values[metric.name]):
-                    changes.append(f"{method.partition('(')[0]} {verb} {metric.name}")
+                    changes.append(f"{method.short} {verb} {metric.name}")
     if compared and not changes:
         return f"No significant difference in {' or '.join(dict.fromkeys(compared))}"
     return "; ".join(dict.fromkeys(changes)) or "Results"
@@ -201,13 +200,13 @@ def to_csv(tables: Sequence[Comparison]) -> str:
         for method, values in table.values.items():
             for metric in table.metrics:
                 value, test, scale = values[metric.name], values[metric.name].paired, metric.show
-                texts = (*names, method, metric.name, metric.better or "")
+                texts = (*names, str(method), metric.name, metric.better or "")
                 numbers = [value.value * scale, value.low * scale, value.high * scale]
                 tested: list[object] = [""] * 9
                 if test is not None:
                     differences = (test.difference * scale, test.low * scale, test.high * scale)
                     p_values = (test.p_bootstrap, test.p_permutation, value.p, value.p_holm)
-                    tested = [plain_cell(table.baseline or ""), *differences, *p_values, test.level]
+                    tested = [plain_cell(str(table.baseline or "")), *differences, *p_values, test.level]
                 row = [*map(plain_cell, texts), *numbers, *tested, value.std * scale]
                 writer.writerow("" if isinstance(x, float) and math.isnan(x) else x for x in row)
     return out.getvalue()

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from revisit.eval.compare import Comparison
-from revisit.eval.controls import is_control
 from revisit.eval.report.comparisons import heading, headline_metric, short_names
 from revisit.eval.report.document import Figure
 
@@ -49,7 +48,7 @@ def forest(tables: Mapping[str, Comparison], alt: str) -> list[Figure]:
         rows = [
             (names[method], [x * metric.show for x in (test.difference, test.low, test.high)], value.p_holm < 0.05)
             for method, values in table.values.items()
-            if not is_control(method)
+            if not method.control
             and (value := values[metric.name])
             and (test := value.paired)
             and not math.isnan(test.low)

@@ -72,7 +72,7 @@ def all_results(runs: Mapping[str, Sequence[Log]]) -> list[Section]:
     ]
     tables: dict[tuple[str, str, int], list[tuple[str, Log, Scores]]] = {}
     for name, log, scores in complete:
-        if not log.damaged and not log.spec.control:
+        if not log.damaged and not log.spec.method.control:
             tables.setdefault((log.spec.benchmark, log.spec.scorer, len(scores.items)), []).append((name, log, scores))
     for (label, scorer, n), rows in tables.items():
         metric = rows[0][2].shown[rows[0][2].headline]
@@ -82,7 +82,9 @@ def all_results(runs: Mapping[str, Sequence[Log]]) -> list[Section]:
         lines: list[list[Cell | str]] = []
         for (name, log, _), cell in zip(rows, cells, strict=True):
             device = f"{log.spec.device}, {_versions(log.spec.libraries)}"
-            lines.append([log.spec.model, log.spec.method, name, device, cell, _without_image(log, runs[name], metric)])
+            lines.append(
+                [log.spec.model, str(log.spec.method), name, device, cell, _without_image(log, runs[name], metric)]
+            )
         heads = ("Model", "Method", "Run", "Device, torch / transformers", heading(metric), "greedy, no image")
         blocks.append(Table(heads, lines, f"{label} ({scorer}, n = {n}).", left=4))
     return [Section("All results", blocks)]
@@ -93,7 +95,7 @@ def _without_image(log: Log, run: Sequence[Log], metric: Metric) -> str:
     for control in run:
         same = group_of(control) == group_of(log) and control.spec.seed == log.spec.seed
         same &= control.request.items_hash == log.request.items_hash
-        if same and control.scores and control.spec.control == NO_IMAGE:
+        if same and control.scores and control.spec.method.control == NO_IMAGE:
             return metric.text(control.scores.metrics[metric.name])
     return "not run"
 

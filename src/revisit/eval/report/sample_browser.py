@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from revisit.decoding.method import value_text
+from revisit.decoding.method_id import assignments
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Scores
 from revisit.eval.compare import control_notes, variants_of
@@ -48,7 +48,7 @@ class Sample:
 
     def disagree(self, methods: Sequence[Mapping[str, Any]]) -> bool:
         """Return whether methods, not counting controls, have different verdicts, or different texts if they were not scored."""
-        compared = [answer for column, answer in self.answers.items() if not methods[column]["control"]]
+        compared = [answer for column, answer in self.answers.items() if not methods[column]["method"].control]
         return len({answer.get("v", answer["x"]) for answer in compared}) > 1
 
 
@@ -66,13 +66,12 @@ class PageColumns:
         for log in self.logs:
             spec, variant = log.spec, variants[log.path]
             seed = f" seed {spec.seed}" if spec.seed else ""
-            key = (spec.model, spec.method + seed, variant)
+            key = (spec.model, f"{spec.method}{seed}", variant)
             if key not in known:
                 known[key] = len(known)
-                name, _, settings = spec.method.partition("(")
-                settings = ", ".join(filter(None, (settings.removesuffix(")"), variant)))
-                column = {"model": spec.model, "name": name + seed, "settings": settings, "control": spec.control}
-                self.methods.append({**column, "method": {"name": spec.method_name, **spec.settings}})
+                settings = ", ".join(filter(None, (*assignments(spec.method.settings), variant)))
+                column = {"model": spec.model, "name": spec.method.short + seed, "settings": settings}
+                self.methods.append({**column, "method": spec.method})
             self.numbers[log.path] = known[key]
 
     def by_benchmark(self) -> dict[str, list[Log]]:
@@ -228,11 +227,11 @@ def _payload(sample: Sample, images: Mapping[Path, str], columns: PageColumns) -
 def command(sample: Sample, columns: PageColumns) -> str:
     """Return the command that writes the decode page of a sample, with all methods of the last model except controls."""
     answered = [columns.methods[number] for number in sorted(sample.answers)]
-    methods = [method for method in answered if not method["control"]]
+    methods = [method for method in answered if not method["method"].control]
     if not methods:
         return ""
     model = methods[-1]["model"]
-    first, *others = dict.fromkeys(value_text(c["method"]) for c in reversed(methods) if c["model"] == model)
+    first, *others = dict.fromkeys(c["method"].command for c in reversed(methods) if c["model"] == model)
     here = Path.cwd()
     images = [str(path.relative_to(here) if path.is_relative_to(here) else path) for path in sample.images]
     together = ["--together"] if len(images) > 1 else []
