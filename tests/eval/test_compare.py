@@ -30,10 +30,10 @@ from revisit.eval.report.comparisons import (
     verdict,
 )
 from revisit.eval.report.document import section_markdown
-from revisit.eval.report.run_report import compare_runs
 from revisit.eval.report.sample_browser import PageColumns
 from revisit.eval.report.terminal import print_section
 from revisit.eval.run import run
+from revisit.paper.report import compare_runs
 
 METHODS = (Shift(by=0), Shift(by=1), Shift(by=2))
 

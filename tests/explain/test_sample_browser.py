@@ -24,11 +24,11 @@ from revisit.eval.benchmarks.base import Metric, Scores
 from revisit.eval.benchmarks.chair import Chair
 from revisit.eval.compare import compare
 from revisit.eval.log import Log, Request, read_logs
-from revisit.eval.report.run_report import compare_runs, find_runs
 from revisit.eval.report.sample_browser import PageColumns, Sample, natural_order, read_samples, view, write
 from revisit.eval.run import run
 from revisit.eval.spec import Spec
 from revisit.io.files import encode, file_digest, read_lines
+from revisit.paper.report import compare_runs, find_runs
 
 LOWER, HIGHER = Metric("CHAIRs", "lower", 100, 1), Metric("accuracy", "higher", 100, 1)
 

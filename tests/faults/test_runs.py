@@ -23,8 +23,8 @@ from revisit.cli.main import app
 from revisit.errors import RevisitError
 from revisit.eval.compare import compare
 from revisit.eval.log import read_logs
-from revisit.eval.report.run_report import find_runs
 from revisit.eval.run import run
+from revisit.paper.report import find_runs
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "eval"))
 from fake_grid import HashEngine, Shift, answers_of, check_equal, make_config, write_items

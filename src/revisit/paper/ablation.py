@@ -12,12 +12,12 @@ from revisit.eval.config import EvalConfig
 from revisit.eval.log import Log
 from revisit.eval.report.comparisons import heading, ranked
 from revisit.eval.report.document import Block, Cell, Section, Table
+from revisit.eval.report.figures import Plot, Series, curves
 from revisit.eval.run import Reporter, run
 from revisit.io.files import inside, slug, write_json
 from revisit.io.records import read_json
 from revisit.methods.greedy import Greedy
 from revisit.methods.revisit import ReVisiT
-from revisit.paper.figures import Plot, Series, curves
 from revisit.paper.study import Stored, command, provenance
 
 FILE = "ablation.json"

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from revisit.eval.report.document import Block, Table, Text
+from revisit.eval.report.figures import Plot, curves, recall_curve
 from revisit.eval.run import Reporter
 from revisit.models.parts import vocabulary_size
 from revisit.models.types import Tokenizer
-from revisit.paper.figures import Plot, curves, recall_curve
 from revisit.paper.objects import Mention, ObjectVocabulary, best_rank, mentions, recalls, without_top
 from revisit.paper.study import Caption, Result, Stored, Subject, captions_text, percent, share, track
 

@@ -21,14 +21,13 @@ from revisit.decoding.settings import Decoding
 from revisit.eval.benchmarks.base import Scores
 from revisit.eval.log import Log, Request, read_logs
 from revisit.eval.report.document import Cell, Document, Figure, Section, Table, Text, to_html, to_markdown, write
-from revisit.eval.report.run_report import all_results, find_runs
 from revisit.eval.run import Reporter, run
 from revisit.eval.spec import Spec, environment
 from revisit.io.files import make_folder, write_json
 from revisit.paper import report
 from revisit.paper.ablation import ablation_sections
 from revisit.paper.objects import recalls
-from revisit.paper.report import build
+from revisit.paper.report import all_results, build, find_runs
 
 
 def panel(*labels: str) -> dict[str, Any]:
