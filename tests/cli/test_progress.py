@@ -33,25 +33,3 @@ def test_a_line_a_minute_in_pipes_and_tidy_ends(monkeypatch: pytest.MonkeyPatch)
     assert lines[2].endswith("/40")
     assert lines[-1].startswith("✓ second: 40/40 in ")
     assert 3 < len(lines) < 8  # not one for every batch
-
-
-def test_no_bar_is_left_on_a_terminal() -> None:
-    out = io.StringIO()
-    with Bars(Console(file=out, width=120, force_terminal=True, force_interactive=False)) as bars:
-        bars.plan(2, 80, 0)
-        bars.start("one", 2, 0)
-        bars.advance(2)
-        assert [task.description for task in bars.progress.tasks] == ["all"]
-    assert "✓ one: 2/2 in 0:00:0" in out.getvalue()
-    assert "-:--" not in out.getvalue().splitlines()[-1]
-
-
-def test_what_follows_a_plan_is_not_counted_as_part_of_it() -> None:
-    bars, _ = piped()
-    with bars:
-        bars.plan(2, 80, 80)
-        bars.start("first", 40, 40)
-        bars.start("second", 40, 40)
-        bars.start("a study", 3, 0)
-        bars.advance(1)
-        assert [task.description for task in bars.progress.tasks] == ["a study"]

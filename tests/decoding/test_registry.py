@@ -52,12 +52,6 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("spec", ["vcd:beta=0.1", {"name": "vcd", "beta": 0.1}, revisit.VCD(), revisit.VCD], ids=str)
-def test_ways_to_specify_a_method(spec: Any) -> None:
-    assert as_method(spec) == revisit.VCD()
-    assert as_method(spec, alpha="0.3") == revisit.VCD(alpha=0.3)
-
-
 def test_the_default_method_is_the_recommended_one() -> None:
     model, _ = families.build("qwen2_5_vl")
     inputs = families.inputs("qwen2_5_vl", ["What is it?"], [[families.image(1)]])
@@ -184,16 +178,6 @@ def test_broken_classes_from_a_file_raise_one_sentence(tmp_path: Path, cls: str,
     named = f"{tmp_path}/broken.py:{cls}"
     with pytest.raises(RevisitError, match=message):
         revisit.generate(model, **inputs, method=f"chain:methods={named}" if chained else named, max_new_tokens=2)
-
-
-def test_an_unregistered_class_without_begin_raises() -> None:
-    class Mine(revisit.Method):
-        name = "mine"
-
-    with pytest.raises(RevisitError, match="Mine cannot decode"):
-        as_method(Mine())
-    with pytest.raises(RevisitError, match="has no begin"):
-        Mine().begin(None)  # type: ignore[arg-type]
 
 
 def test_the_decorator_registers_a_class_once(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from transformers.generation import utils as transformers_utils
 import families
 import revisit
 from revisit import VCD, ReVisiT, Trace
-from revisit.decoding.trace import RowTrace
 from revisit.errors import RevisitError
 from revisit.models import processors
 from revisit.models.tokens import token_text
@@ -54,14 +53,6 @@ def test_records_have_text_if_the_model_has_a_processor(monkeypatch: pytest.Monk
     revisit.generate(model, **inputs, method="icd", trace=trace, **OPTIONS)
     assert trace.method == {"name": "icd", **revisit.ICD().settings()}
     assert all(record.text == processor.tokenizer.decode([record.token]) for record in trace.rows[0].records)
-
-
-def test_repr(decoded: tuple[Any, Trace]) -> None:
-    assert repr(Trace()) == "Trace(record=False, nothing decoded yet)"
-    rows = [RowTrace(vision_tokens=6, step_count=3, applied=2, changed=1), RowTrace(vision_tokens=6, step_count=2)]
-    shown = repr(Trace(rows=rows, method={"name": "vcd"}))
-    assert shown == "Trace('vcd', rows=2, vision_tokens=12, steps=5, applied=2, changed=1)"
-    assert len(repr(decoded[1])) < 120
 
 
 def test_save(decoded: tuple[Any, Trace], tmp_path: Path) -> None:

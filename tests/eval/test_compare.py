@@ -24,7 +24,6 @@ from revisit.eval.report.comparisons import (
     comparison_sections,
     footnotes,
     short_names,
-    stars,
     tables_of,
     to_csv,
     verdict,
@@ -67,11 +66,6 @@ def test_values_come_from_the_scores_and_tests_from_the_statistics(logs: list[Lo
     assert any("4 tests of this table" in note for note in table.notes)
 
 
-def test_logs_may_come_from_a_generator(logs: list[Log]) -> None:
-    (table,) = compare((log for log in logs), resamples=99)
-    assert list(table.logs) == logs
-
-
 def test_ranks_go_by_what_is_printed() -> None:
     lower = Metric("CHAIRi", "lower", 100, 1)
     assert ranks([0.1301, 0.1249, 0.1252, 0.2], lower) == [2, 1, 1, 0]  # 13.0, 12.5, 12.5, 20.0
@@ -79,10 +73,6 @@ def test_ranks_go_by_what_is_printed() -> None:
     assert ranks([0.5, 0.7], Metric("yes_ratio", None)) == [0, 0]
     assert ranks([0.5], lower) == [0]  # a single value is not the best
     assert ranks([0.5, 0.5001, math.nan], lower) == [0, 0, 0]  # nor are equal ones
-
-
-def test_stars() -> None:
-    assert [stars(p) for p in (math.nan, 0.05, 0.049, 0.0099, 0.0009)] == ["", "", "*", "**", "***"]
 
 
 @pytest.fixture

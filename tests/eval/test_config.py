@@ -17,7 +17,6 @@ from revisit.eval.benchmarks import language
 from revisit.eval.benchmarks.io.places import parse_data, parse_scenes
 from revisit.eval.config import EvalConfig
 from revisit.eval.run import run
-from revisit.eval.spec import label
 
 
 @pytest.fixture(scope="module")
@@ -176,11 +175,6 @@ def test_scenes_by_name() -> None:
         parse_scenes("scenes:unusal")
 
 
-def test_two_protocols_of_a_benchmark_in_one_command(tmp_path: Path) -> None:
-    config = checked(tmp_path, benchmark=["pope", "pope:suffix=one-word"])
-    assert [label(benchmark) for benchmark in config.benchmarks] == ["pope", "pope(suffix=one-word)"]
-
-
 def test_the_url_of_a_judge_is_not_part_of_the_identity() -> None:
     here, there = (
         benchmarks.get("hallusionbench", judge="model", judge_url=f"http://{host}/v1") for host in ("here", "there")
@@ -220,12 +214,6 @@ def test_a_chain_of_names_takes_the_settings_recommended_for_the_model(tmp_path:
 def test_methods_may_come_from_a_generator(tmp_path: Path) -> None:
     made = checked(tmp_path, method=(name for name in ("greedy", "vcd")))
     assert [method.name for method in made.methods_for("tiny")] == ["greedy", "vcd"]
-
-
-def test_a_relative_data_folder_is_stored_as_an_absolute_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "own").mkdir()
-    monkeypatch.chdir(tmp_path)
-    assert checked(tmp_path, data="own", benchmark="pope").folders == {"pope": tmp_path / "own"}
 
 
 @pytest.mark.parametrize("option", [{"dtype": "bfloat16"}, {"device_map": "cpu"}, {"allow_incomplete": True}])

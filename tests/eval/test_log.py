@@ -11,7 +11,7 @@ from fake_grid import HashEngine, Letters, Shift
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Item, Metric
-from revisit.eval.log import Answer, Log, Request, read_logs
+from revisit.eval.log import Answer, Log, read_logs
 from revisit.eval.report.sample_browser import read_samples
 from revisit.eval.spec import Spec
 from revisit.io.files import encode, read_lines
@@ -126,19 +126,6 @@ def test_without_its_main_metric_a_benchmark_is_shown_by_the_first_one(tmp_path:
     assert columns.totals()["letters"]["metric"] == "vowels ↓"
 
 
-def test_the_repr_of_a_log_is_short(tmp_path: Path) -> None:
-    log = Log.open(tmp_path, spec())
-    assert repr(log) == "<Log org/model · shift(by=1) · letters>"
-    log.begin(ITEMS)
-    log.append([answer(1)])
-    assert repr(log) == "<Log org/model · shift(by=1) · letters: 1 of 2 answers>"
-    log.append([answer(2, "a dog")])
-    log.score(Letters(), ITEMS)
-    log.close()
-    assert repr([log]) == "[<Log org/model · shift(by=1) · letters: vowels 40.0, n = 2>]"
-    assert "q1" not in repr(log.scores)
-
-
 def test_a_folder_without_logs_raises(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for folder in (tmp_path, tmp_path / "none"):
         with pytest.raises(RevisitError, match="give the --out folder"):
@@ -148,23 +135,3 @@ def test_a_folder_without_logs_raises(tmp_path: Path, caplog: pytest.LogCaptureF
     with pytest.raises(RevisitError, match="has no logs"):
         read_logs(tmp_path)
     assert "another version" in caplog.text
-
-
-def test_every_field_of_a_log_is_documented() -> None:
-    documented = (Path(__file__).parents[2] / "docs" / "research" / "run-files.md").read_text("utf-8")
-    for record in (Spec, Request, Answer):
-        missing = [name for name in record.model_fields if f"`{name}`" not in documented]
-        assert missing == [], record
-
-
-def test_a_log_of_another_version_can_be_read_after_it_was_resumed(tmp_path: Path) -> None:
-    log = written(tmp_path, answer(1))
-    header, *answers = log.path.read_bytes().splitlines(keepends=True)
-    old = encode({"spec": spec().model_dump(mode="json"), "request": {"written": "2025", "asked": "x"}})
-    log.path.write_bytes(b"".join([old, *answers]))
-    with pytest.raises(RevisitError, match="another version"):
-        Log.read(log.path)
-    log.path.write_bytes(b"".join([old, *answers, header]))
-    read = Log.read(log.path)
-    assert list(read.answers.values()) == [answer(1)]
-    assert (read.request.items, read.damaged) == (2, 1)

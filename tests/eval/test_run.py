@@ -26,7 +26,6 @@ from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Item, Scores
 from revisit.eval.compare import compare
 from revisit.eval.config import EvalConfig
-from revisit.eval.engines.base import item_seed
 from revisit.eval.log import Answer, Log, read_logs, unfinished
 from revisit.eval.report.sample_browser import read_samples
 from revisit.eval.run import Reporter, run
@@ -193,28 +192,6 @@ def test_changed_data_reuses_only_what_is_unchanged(tmp_path: Path, data: Path) 
     (stored,) = answers_of(tmp_path / "out").values()
     assert [row["id"] for row in stored].count("q5") == 2  # the file only grows
     assert (logs[0].answered, len(logs[0].current())) == (23, 23)
-
-
-def test_seeds_belong_to_items() -> None:
-    assert item_seed(0, "a") == item_seed(0, "a") != item_seed(0, "b")
-    assert item_seed(0, "a") != item_seed(1, "a")
-    assert 0 <= item_seed(3, "x") < 2**56
-
-
-def test_other_commands_add_to_a_folder_and_each_returns_its_own_logs(tmp_path: Path, data: Path) -> None:
-    found = [run_here(make_config(tmp_path / "out", data, **ONE, max_new_tokens=n))[0] for n in (3, 5, 3)]
-    assert [[log.spec.decoding["max_new_tokens"] for log in logs] for logs in found] == [[3], [5], [3]]
-    assert len(read_logs(tmp_path / "out")) == 2
-    (tmp_path / "out" / "logs" / found[0][0].path.name).unlink()
-    assert [log.spec.decoding["max_new_tokens"] for log in read_logs(tmp_path / "out")] == [5]
-
-
-def test_new_weights_replace_the_old_log_but_not_the_old_answers(tmp_path: Path, data: Path) -> None:
-    config = make_config(tmp_path / "out", data, **ONE)
-    run_here(config)
-    run_here(config, weights="w2")
-    assert [log.spec.fingerprint for log in read_logs(tmp_path / "out")] == ["w2"]
-    assert len(answers_of(tmp_path / "out")) == 2
 
 
 # --- killed at any moment -------------------------------------------------------------------------------------------
@@ -488,12 +465,6 @@ def test_one_model_is_in_memory_at_a_time(tmp_path: Path, images: Path, only_vis
     LoadingEngine.most = 0
     run(make_config(tmp_path / "out", images, only_visual=only_visual, **options), engine_for=LoadingEngine)
     assert (LoadingEngine.most, LoadingEngine.loaded) == (1, set())
-
-
-def test_a_folder_of_an_earlier_version_is_rejected(tmp_path: Path, data: Path) -> None:
-    (tmp_path / "out/cells").mkdir(parents=True)
-    with pytest.raises(RevisitError, match="use another --out"):
-        run_here(make_config(tmp_path / "out", data))
 
 
 def test_an_error_removes_the_log_without_answers_that_caused_it(

@@ -25,7 +25,7 @@ from revisit.eval.benchmarks.base import Item
 from revisit.eval.benchmarks.pope import Pope
 from revisit.eval.engines.local import LocalEngine
 from revisit.eval.engines.vllm import VllmEngine
-from revisit.eval.spec import command_line, environment, label
+from revisit.eval.spec import label
 from revisit.methods.chain import Chain
 from revisit.methods.greedy import Greedy
 from revisit.models.identity import foreign_code, loaded_fingerprint
@@ -240,25 +240,3 @@ def test_vllm_answers_depend_on_its_schedule_but_for_float32_on_a_cpu(
     items = [Item("q0", "What?")]
     assert (engine.identity(8, items)["batching"] is None) == invariant
     assert engine.identity(8, items) == engine.identity(16, items * 2)
-
-
-def test_the_environment_has_no_commit_of_another_repository(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A virtual environment may be inside the user's repository; git would report that one's commit."""
-    start, started = subprocess.Popen, []
-
-    def record(command: Any, *args: Any, **kwargs: Any) -> Any:
-        started.append(command)
-        return start(command, *args, **kwargs)
-
-    monkeypatch.setattr(subprocess, "Popen", record)
-    assert environment()["revisit"] == revisit.__version__
-    assert [command for command in started if "git" in command] == []
-
-
-@pytest.mark.parametrize(
-    ("program", "name"),
-    [("/bin/revisit", "revisit"), ("/lib/revisit/__main__.py", "revisit"), ("/lib/pytest/__main__.py", "pytest")],
-)
-def test_the_command_line_starts_with_the_program(monkeypatch: pytest.MonkeyPatch, program: str, name: str) -> None:
-    monkeypatch.setattr(sys, "argv", [program, "eval"])
-    assert command_line() == [name, "eval"]

@@ -57,16 +57,3 @@ def test_generate_eval_and_compare_take_it(tmp_path: Path) -> None:
     run("eval", *methods, *options, output)
     assert "blank-image(alpha=1.0)" in run("compare", output)
     assert {log.spec.method.name for log in revisit.read_logs(output)} == {"greedy", "blank-image"}
-
-
-def test_the_smallest_method_of_the_guide_runs() -> None:
-    guide = (FILE.parents[1] / "writing-a-method.md").read_text(encoding="utf-8")
-    code = guide.split("```python\n")[1].split("```")[0]
-    model, _ = families.build("llava")
-    inputs = families.inputs("llava", ["What is it?"], [[families.image(1)]])
-    exec(code, {"model": model, "inputs": inputs})
-    trace = revisit.Trace(record=True)
-    revisit.generate(model, **inputs, method="sharpen:power=3", trace=trace, max_new_tokens=2, do_sample=False)
-    record = trace.rows[0].records[0]
-    assert record.instead_of is None  # a sharper distribution has the same best token
-    assert record.final[0] > record.base[0]

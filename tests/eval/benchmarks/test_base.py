@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import subprocess
 import sys
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,7 @@ from typer.testing import CliRunner
 import revisit
 from revisit.cli.main import app
 from revisit.errors import RevisitError
-from revisit.eval import benchmarks
-from revisit.eval.benchmarks import Item, Metric, get, names, ratio, register
+from revisit.eval.benchmarks import Item, Metric, get, names, ratio
 from revisit.eval.benchmarks.base import BENCHMARKS, check_answers
 from revisit.eval.log import read_logs
 
@@ -104,51 +101,6 @@ def test_importing_benchmarks_stays_light() -> None:
 
 
 # -- classes from elsewhere ----------------------------------------------------------------------------------------
-
-
-def test_registered_classes_are_found_by_name() -> None:
-    assert register(Length) is Length
-    assert "length" in names()
-    assert get("length", least="3") == Length(least=3)
-    assert (Length().version, Length().title, benchmarks.title("length")) == ("length-1", "length", "length")
-    assert benchmarks.title("never registered") == "never registered"
-    register(Length)  # the same class again is no clash
-
-
-def test_a_benchmark_in_a_file_is_scored(tmp_path: Path) -> None:
-    file = tmp_path / "mine.py"
-    file.write_text(
-        "from revisit import Benchmark\n"
-        "from revisit.eval.benchmarks import Item, Metric, Scores\n"
-        "class Mine(Benchmark):\n"
-        "    name, max_new_tokens, headline, metrics = 'mine', 4, 'right', (Metric('right'),)\n"
-        "    data_files = ('gold.txt',)\n"
-        "    def load(self, data_dir):\n"
-        "        lines = self.files(data_dir)[0].read_text().split()\n"
-        "        return [Item(str(n), '?', (), {'gold': gold}) for n, gold in enumerate(lines)]\n"
-        "    def score(self, items, answers):\n"
-        "        return Scores({'right': sum(answers[i.id] == i.meta['gold'] for i in items) / len(items)})\n"
-    )
-    (tmp_path / "gold.txt").write_text("a b")
-    answers = tmp_path / "answers.jsonl"
-    command = ("score", f"{file}:Mine", answers, "--data", tmp_path, "--json")
-    answers.write_text('{"id": "0", "text": "a"}\n{"id": "1", "text": "x"}\n')
-    found = json.loads(run(*command))
-    assert (found["benchmark"], found["metrics"]) == ("mine", {"right": 0.5})
-    answers.write_text('{"id": "0", "text": "a"}\n{"id": "1", "text": "x"}\n{"id": "2", "text": "y"}\n')
-    with pytest.raises(RevisitError, match="1 answers match no item"):
-        run(*command)
-    with pytest.raises(RevisitError, match=r"gold\.txt is missing: put it at"):
-        get(f"{file}:Mine").load(tmp_path / "nowhere")
-
-
-def test_an_installed_package_offers_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = EntryPoint("length", f"{__name__}:Length", "revisit.eval.benchmarks")
-    broken = EntryPoint("broken", "no_such_module:Thing", "revisit.eval.benchmarks")
-    monkeypatch.setattr("revisit.registry.installed", lambda group: {"length": point, "broken": broken})
-    assert get("length").name == "length"
-    with pytest.raises(RevisitError, match=r"'broken' of the installed package .* could not be loaded: ModuleNotFound"):
-        get("broken")
 
 
 @pytest.mark.parametrize(
