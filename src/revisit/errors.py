@@ -49,6 +49,7 @@ EXTRAS = {
     "ray": "ray",
     "mlx_vlm": "mlx",
     "llama_cpp": "llama-cpp",
+    "av": "video",
 }
 
 

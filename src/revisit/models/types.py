@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     ImageLike: TypeAlias = (
         str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO | Image | np.ndarray | Tensor
     )
+    # A path, bytes or a data URI of a video file, a list of frames, a list of (frame, time) pairs, or a `Video`.
+    VideoLike: TypeAlias = Any
     # The output of a processor: `input_ids`, `attention_mask`, `pixel_values` and any other input of the model.
     Inputs: TypeAlias = Mapping[str, Any]
 else:
-    Configured = ImageLike = Inputs = Model = Processor = Tokenizer = Any
+    Configured = ImageLike = Inputs = Model = Processor = Tokenizer = VideoLike = Any

@@ -1,0 +1,1 @@
+"""Videos as frames with times: sampling, and reading files with PyAV."""

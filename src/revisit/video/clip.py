@@ -1,0 +1,137 @@
+"""Videos as models get them: frames, evenly spaced in time, each with its time and its index in the stream."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image as pil
+
+from revisit.errors import RevisitError
+from revisit.models.images import open_image
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from revisit.models.types import ImageLike
+
+
+DEFAULT_FRAMES = 8
+MAX_FRAMES = 512
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How many frames to take from each video: a number, or a rate per second; 8 frames by default."""
+
+    frames: int | None = None
+    fps: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.frames is not None and self.fps is not None:
+            raise RevisitError(
+                "Choose frames of a video either by their number (frames) or by their rate (fps), not both."
+            )
+        if self.frames is not None and not 1 <= self.frames <= MAX_FRAMES:
+            raise RevisitError(f"The number of frames must be from 1 to {MAX_FRAMES}, not {self.frames}.")
+        if self.fps is not None and not 0 < self.fps < float("inf"):
+            raise RevisitError(f"The frames per second (fps) must be above 0, not {self.fps}.")
+
+    @property
+    def given(self) -> bool:
+        """Whether a number or a rate was chosen."""
+        return self.frames is not None or self.fps is not None
+
+    def choose(self, times: Sequence[float], end: float) -> list[int]:
+        """Return which of the frames with these times to take: those visible in the middle of equal parts of the video.
+
+        No frame is taken twice unless there are too few.
+        """
+        count = self.frames or DEFAULT_FRAMES
+        if self.fps is not None:
+            count = max(round((end - times[0]) * self.fps), 1)
+        if count > MAX_FRAMES:
+            raise RevisitError(
+                f"{self.fps:g} frames per second of this video of {end - times[0]:.0f} s would be {count:,} frames, more than the "
+                f"{MAX_FRAMES} allowed: choose fewer."
+            )
+        part = (end - times[0]) / count
+        middles = [times[0] + (number + 0.5) * part for number in range(count)]
+        # Rounding must not move a middle that falls on a frame's own time to the frame before.
+        chosen = [max(bisect_right(times, middle + 1e-6) - 1, 0) for middle in middles]
+        if len(times) >= count:
+            for n in range(1, count):
+                chosen[n] = max(chosen[n], chosen[n - 1] + 1)
+            chosen = [min(number, len(times) - count + n) for n, number in enumerate(chosen)]
+        return chosen
+
+
+@dataclass(frozen=True)
+class Video:
+    """Frames of a video, in the order of time.
+
+    Attributes:
+        pixels: The frames, (frames, height, width, 3), upright.
+        times: The time of each frame in seconds, from its own time stamp.
+        indices: The index of each frame among all frames of the stream.
+        duration: The length of the whole video in seconds.
+        decoded: How many frames were decoded to read these.
+        total: How many frames the whole video has.
+    """
+
+    pixels: np.ndarray = field(repr=False)
+    times: tuple[float, ...]
+    indices: tuple[int, ...]
+    duration: float
+    decoded: int = 0
+    total: int = 0
+
+    @classmethod
+    def of(cls, frames: Sequence[ImageLike], times: Sequence[float]) -> Video:
+        """Return a video of these frames, which are opened as images are."""
+        seconds = tuple(float(time) for time in times)
+        if not len(frames) or len(frames) != len(seconds):
+            raise RevisitError(
+                f"A video needs frames with a time for each, not {len(frames)} frames and {len(seconds)} times."
+            )
+        if not all(a <= b < float("inf") for a, b in pairwise((-float("inf"), *seconds))):
+            raise RevisitError("The times of a video's frames must be seconds in ascending order.")
+        opened = [open_image(frame) for frame in frames]
+        if sizes := {frame.size for frame in opened} - {opened[0].size}:
+            raise RevisitError(f"The frames of a video must have one size, not {opened[0].size} and {sizes.pop()}.")
+        step = (seconds[-1] - seconds[0]) / (len(seconds) - 1) if len(seconds) > 1 else 1.0
+        pixels = np.stack([np.asarray(frame) for frame in opened])
+        return cls(pixels, seconds, tuple(range(len(opened))), seconds[-1] - seconds[0] + step, total=len(opened))
+
+    @property
+    def frames(self) -> list[Image]:
+        """The frames as images."""
+        return [pil.fromarray(frame) for frame in self.pixels]
+
+    def sampled(self, sampling: Sampling) -> Video:
+        """Return a video of some of the frames."""
+        return self.pick(sampling.choose(self.times, self.times[0] + self.duration))
+
+    def pick(self, numbers: Sequence[int]) -> Video:
+        """Return a video of the frames with these numbers, in this order."""
+        times, indices = (tuple(values[n] for n in numbers) for values in (self.times, self.indices))
+        return replace(self, pixels=self.pixels[list(numbers)], times=times, indices=indices)
+
+    def metadata(self) -> dict[str, Any]:
+        """Return what processors compute times from, in milliseconds, so that times are right for any frame rate."""
+        return {
+            "fps": 1000.0,
+            "frames_indices": [round(time * 1000) for time in self.times],
+            "total_num_frames": max(round(self.duration * 1000), 1),
+            "duration": self.duration,
+            "height": self.pixels.shape[1],
+            "width": self.pixels.shape[2],
+        }
+
+    def listing(self) -> list[dict[str, float]]:
+        """Return the index and the time of each frame, as logs store them."""
+        return [{"index": i, "time": round(time, 6)} for i, time in zip(self.indices, self.times, strict=True)]
