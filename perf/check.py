@@ -44,7 +44,7 @@ def main() -> None:
     @torch.no_grad()
     def plain(part: slice, **more: int) -> None:
         own = images[part]
-        inputs = prepare(processor, [DESCRIBE] * len(own), [[image] for image in own], model.device)
+        inputs = prepare(processor, [DESCRIBE] * len(own), [[image] for image in own], device=model.device)
         tokens = [encode_text(processor, chat_text(processor, DESCRIBE), text)[0] for text in texts[part]]
         model(**forced_inputs(dict(inputs), tokens), use_cache=False, **more)
 

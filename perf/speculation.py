@@ -32,7 +32,7 @@ def main() -> None:
     tokens = 0
     counts = {name: [0, 0] for name in MODES}  # drafted, accepted
     for number in range(options.scenes):
-        inputs = revisit.prepare(processor, [DESCRIBE], [[render(scene("unusual", 77, number))]], model.device)
+        inputs = revisit.prepare(processor, [DESCRIBE], [[render(scene("unusual", 77, number))]], device=model.device)
         kwargs = {"max_new_tokens": options.tokens, "do_sample": False}
         plain = revisit.generate(model, **inputs, **kwargs)
         tokens += plain.shape[1] - inputs["input_ids"].shape[1]

@@ -132,8 +132,8 @@ class Reader:
         positions that predict the tokens.
         """
         shown, count = images(item), len(texts)
-        inputs = prepare(self.processor, [item.prompt] * count, [shown] * count, self.model.device)
-        before = [chat_text(self.processor, item.prompt, len(shown))] * count
+        inputs = prepare(self.processor, [item.prompt] * count, [shown] * count, device=self.model.device)
+        before = [chat_text(self.processor, item.prompt, shown)] * count
         start = inputs["input_ids"].shape[1] - 1
         mask = vision_mask(inputs["input_ids"][0], self.parts.vision_ids)
         states: list[Tensor] = []

@@ -117,8 +117,9 @@ def make(family: str) -> tuple[Any, Any]:
     cls = PixtralByHand if name == "PixtralByHand" else getattr(transformers, name)
     parts = {"image_processor": part(entry["images"]), "tokenizer": tokenizer(**entry.get("tokens", {}))}
     if "videos" in entry:
-        parts["video_processor"] = None if entry["videos"] is None else part(entry["videos"])
-        cls = images_only(cls) if entry["videos"] is None else cls
+        videos = entry["videos"] if importlib.util.find_spec("torchvision") else None
+        parts["video_processor"] = None if videos is None else part(videos)
+        cls = images_only(cls) if videos is None else cls
     if "features" in entry:
         parts["feature_extractor"] = part(entry["features"])
     model = getattr(transformers, f"{entry['model']}ForConditionalGeneration")(config(family))
@@ -186,7 +187,7 @@ def wide(inputs: Any) -> Any:
 
 TEMPLATE = (
     "{% for m in messages %}{% for c in m['content'] %}"
-    "{% if c['type'] == 'image' %}PLACE{% else %}{{ c['text'] }}{% endif %}"
+    "{% if c['type'] == 'image' %}PLACE{% elif c['type'] == 'video' %}VIDEO{% else %}{{ c['text'] }}{% endif %}"
     "{% endfor %}{% endfor %}"
 )
 
@@ -205,5 +206,14 @@ def save(family: str, folder: Path) -> Path:
         if hasattr(processor, name):
             own[name] = getattr(processor, name)
     (folder / "processor_config.json").write_text(json.dumps(own))
-    (folder / "chat_template.jinja").write_text(TEMPLATE.replace("PLACE", PLACEHOLDER[family]))
+    if getattr(processor, "video_processor", None) is not None:
+        processor.video_processor.save_pretrained(folder)
+    (folder / "chat_template.jinja").write_text(template(family))
     return folder
+
+
+def template(family: str) -> str:
+    """Return the family's chat template."""
+    return TEMPLATE.replace("PLACE", PLACEHOLDER[family]).replace(
+        "VIDEO", TABLE["families"][family].get("video_place", "")
+    )

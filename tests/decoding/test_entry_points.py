@@ -63,7 +63,7 @@ def test_pixels_in_half_precision_fit_a_model_in_float32(generate: Generate) -> 
 def test_stop_strings(generate: Generate) -> None:
     model, processor = revisit.load("tiny")
     image = families.image(0, (96, 96))
-    given = dict(prepare(processor, ["Please describe this image in detail."], [[image]], model.device))
+    given = dict(prepare(processor, ["Please describe this image in detail."], [[image]], device=model.device))
     options: dict[str, Any] = {**given, "max_new_tokens": 24, "do_sample": False}
     start, tokenizer = given["input_ids"].shape[1], processor.tokenizer
     whole = tokenizer.decode(generate(model, METHOD, **options)[0, start:], skip_special_tokens=True)

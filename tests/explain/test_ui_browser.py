@@ -103,7 +103,7 @@ def test_upload_ask_stream_inspect_change_download(opened: Any, server: tuple[st
     shown.nth(number).click()
     model, processor = families.build("llava")
     image = families.image(1, (90, 60))
-    inputs = prepare(processor, ["What is this?"], [[image]], model.device)
+    inputs = prepare(processor, ["What is this?"], [[image]], device=model.device)
     region = layout_of(model, processor, [[image]], inputs).region(steps[number]["i"])
     assert region is not None
     stage, spot = page.locator(".stage").bounding_box(), page.locator(".spot:visible").bounding_box()

@@ -43,7 +43,9 @@ def setting(name: str) -> tuple[Any, Any, list[dict[str, Any]]]:
     if name == "tiny":
         model, processor = revisit.load("tiny", device_map="cpu")
         ask = "Please describe this image in detail."
-        prompts = [revisit.prepare(processor, ask, str(SAMPLES / f"{p}.png"), model.device) for p in ("demo", "flat")]
+        prompts = [
+            revisit.prepare(processor, ask, str(SAMPLES / f"{p}.png"), device=model.device) for p in ("demo", "flat")
+        ]
         return model, processor, [dict(prompt) for prompt in prompts]
     return *families.build(name), [dict(single(name, row)) for row in (0, 1)]
 

@@ -273,14 +273,14 @@ def test_columns_are_multiplied_from_their_own_row_on() -> None:
 def test_answers_of_a_batch_have_their_own_limits_and_callbacks() -> None:
     model, processor = revisit.load("tiny", device_map="cpu")
     images = [[families.image(1)], [families.image(2)]]
-    inputs = revisit.prepare(processor, ["What is in the picture?"] * 2, images, model.device)
+    inputs = revisit.prepare(processor, ["What is in the picture?"] * 2, images, device=model.device)
     streamed: list[tuple[int, int]] = []
     limits = [Decoding(max_new_tokens=4), Decoding(max_new_tokens=9)]
     found = decode(
         model, processor, inputs, OPERA(beams=3), limits, on_token=lambda *pair: streamed.append(pair) is not None
     )
     for number, limit in enumerate(limits):
-        one = revisit.prepare(processor, ["What is in the picture?"], images[number : number + 1], model.device)
+        one = revisit.prepare(processor, ["What is in the picture?"], images[number : number + 1], device=model.device)
         (alone,) = decode(model, processor, one, OPERA(beams=3), [limit])
         assert (alone.tokens, alone.finish) == (found[number].tokens, found[number].finish)
         assert [token for row, token in streamed if row == number] == list(alone.tokens)

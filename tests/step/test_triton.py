@@ -321,7 +321,7 @@ def test_the_embedded_model_decodes_the_same_tokens(items: int, beams: int, monk
 
     model, processor = revisit.load("tiny")
     images = [[Image.linear_gradient("L").rotate(90 * number).convert("RGB")] for number in range(items)]
-    inputs = prepare(processor, ["What is in the image?"] * items, images, model.device)
+    inputs = prepare(processor, ["What is in the image?"] * items, images, device=model.device)
     options: dict[str, Any] = {"max_new_tokens": 4, "num_beams": beams, "do_sample": False}
     want = revisit.generate(model, **inputs, **options)
     taken = []

@@ -62,7 +62,7 @@ def bench(
     if threads is not None:
         torch.set_num_threads(threads)
     loaded, processor = load(model, dtype=dtype, device_map=device_map)
-    inputs = dict(prepare(processor, [prompt] * batch, [[opened]] * batch, loaded.device))
+    inputs = dict(prepare(processor, [prompt] * batch, [[opened]] * batch, device=loaded.device))
     plans: dict[str, Method] = {"greedy": methods.get("greedy")}
     for name, settings in compared:  # labeled as on the command line
         text = ",".join(f"{key}={value}" for key, value in settings.items())

@@ -97,7 +97,7 @@ def generate(
             page = ask((loaded, processor), opened[number], prompt, chosen, compare_with=compared, **generation).page
             answer = page.answers[0]
         else:
-            inputs = prepare(processor, [prompt], [opened[number]], loaded.device)
+            inputs = prepare(processor, [prompt], [opened[number]], device=loaded.device)
             (answer,) = decode(loaded, processor, inputs, chosen, settings)
         if as_json:
             beams = max(beams, chosen.own_beams)

@@ -135,7 +135,7 @@ def _prompts(name: str, model: str, as_json: bool) -> None:
 
     image = sample().image()
     loaded, processor = options.load_for_image(model, image, "the sample image", any_image=True)
-    inputs = prepare(processor, DESCRIBE, image, loaded.device)
+    inputs = prepare(processor, DESCRIBE, image, device=loaded.device)
     prompts = sent_prompts(loaded, processor, as_method(method, loaded, **settings), inputs)
     if as_json:
         options.print_json([asdict(prompt) for prompt in prompts], indent=2)

@@ -30,15 +30,15 @@ from revisit.decoding.trace import StepRecord, Trace, row_trace
 from revisit.errors import RevisitError
 from revisit.models.devices import widest_float
 from revisit.models.outputs import end_tokens, new_tokens, read_outputs, until_end
-from revisit.models.prompts import prepare
+from revisit.models.prompts import prepare_opened
 from revisit.models.thoughts import thoughts_of
 from revisit.registry import MAX_SEED
+from revisit.video.clip import Video
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
     from revisit.decoding.method import Method
     from revisit.models.types import Inputs, Model, Processor
+    from revisit.video.clip import Visual
 
 # (row, token) -> whether the row ends here; called for every token of a row until the row has ended, with beams after the search.
 OnToken = Callable[[int, int], bool]
@@ -175,20 +175,22 @@ def decode_prompts(
     model: Model,
     processor: Processor,
     prompts: Sequence[str],
-    images: Sequence[Sequence[Image]],
+    visuals: Sequence[Sequence[Visual]],
     method: Method,
     settings: Decoding,
     seeds: Sequence[int] | None = None,
 ) -> list[Decoded]:
-    """Answer questions about images. Questions without an image are answered plainly, whatever the method."""
+    """Answer questions about images and videos. Questions without any are answered plainly, whatever the method."""
+    groups: dict[frozenset[int], list[int]] = {}
+    for row, seen in enumerate(visuals):  # some models cannot mix images with videos, or videos of different lengths
+        lengths = frozenset(len(visual.times) if isinstance(visual, Video) else 0 for visual in seen)
+        groups.setdefault(lengths, []).append(row)
     answers: dict[int, Decoded] = {}
-    with_image = [row for row in range(len(prompts)) if images[row]]
-    without = [row for row in range(len(prompts)) if not images[row]]
-    for rows, used in ((with_image, method), (without, METHODS.get("greedy"))):
-        if rows:
-            inputs = prepare(processor, [prompts[row] for row in rows], [images[row] for row in rows], model.device)
-            row_seeds = None if seeds is None else [seeds[row] for row in rows]
-            answers.update(zip(rows, decode(model, processor, inputs, used, settings, seeds=row_seeds), strict=True))
+    for lengths, rows in groups.items():
+        used = method if lengths else METHODS.get("greedy")
+        inputs = prepare_opened(processor, [prompts[row] for row in rows], [visuals[row] for row in rows], model.device)
+        row_seeds = None if seeds is None else [seeds[row] for row in rows]
+        answers.update(zip(rows, decode(model, processor, inputs, used, settings, seeds=row_seeds), strict=True))
     return [answers[row] for row in range(len(prompts))]
 
 

@@ -38,7 +38,7 @@ def generate(
 
     Examples:
         >>> model, processor = revisit.load("llava-hf/llava-1.5-7b-hf")
-        >>> inputs = revisit.prepare(processor, ["Describe the image."], [[image]], model.device)
+        >>> inputs = revisit.prepare(processor, ["Describe the image."], [[image]], device=model.device)
         >>> output = revisit.generate(model, **inputs, max_new_tokens=64)
         >>> revisit.generated_text(processor, output, inputs)
         ['A cat on a sofa.']

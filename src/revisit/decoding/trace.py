@@ -42,6 +42,7 @@ class StepRecord:
     texts: list[str] | None = None  # texts of `ids`
     patch_row: int | None = None  # of the selected vision token in its image, from 1; filled in by `ask`
     patch_col: int | None = None
+    time: float | None = None  # of the frame in seconds, in a video
 
     @property
     def changed(self) -> bool:

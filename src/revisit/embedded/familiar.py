@@ -26,7 +26,7 @@ MIN_CONFIDENCE = 0.009
 @torch.no_grad()
 def confidence(model: Model, processor: Processor, image: Image) -> float:
     """Return the mean probability of the likeliest word of each patch, at the projector's output."""
-    (states,) = force(model, prepare(processor, "?", image, model.device), layers=[0])
+    (states,) = force(model, prepare(processor, "?", image, device=model.device), layers=[0])
     logits = states.head.all_logits(states.vision[0].to(states.head.device))  # (patches, V)
     return float((logits.amax(-1) - logits.logsumexp(-1)).exp().mean())
 

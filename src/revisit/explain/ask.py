@@ -23,15 +23,15 @@ from revisit.explain.support import answer_text
 from revisit.models import DESCRIBE
 from revisit.models.config import name_of
 from revisit.models.geometry import layout_of
-from revisit.models.images import open_images
 from revisit.models.loading import loaded_pair
 from revisit.models.parts import ModelParts
-from revisit.models.prompts import need_question, prepare
-from revisit.models.reader import OnError, answer_all, opener
-from revisit.models.types import ImageLike, Model, Processor
+from revisit.models.prompts import need_question, prepare_opened
+from revisit.models.reader import OnError, answer_all, open_visuals, opener, paired
+from revisit.models.types import ImageLike, Model, Processor, VideoLike
 from revisit.pages.answers import AnswerPage
 from revisit.pages.document import check_page, notebook_frame, write_page
 from revisit.registry import MAX_SEED, Count, Share, validated
+from revisit.video.clip import Sampling, Visual, shown_images
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -118,16 +118,19 @@ class ExplainedAnswer:
 @validated
 def ask(
     model: str | Path | Model | tuple[Model, Processor],
-    image: ImageLike | Sequence[ImageLike],
+    image: ImageLike | Sequence[ImageLike] | None = None,
     question: str = DESCRIBE,
     method: MethodLike = "revisit",
     *,
+    video: VideoLike | Sequence[VideoLike] | None = None,
+    frames: int | None = None,
+    fps: float | None = None,
     compare_with: MethodLike | Sequence[MethodLike] = (),
     objects: Sequence[str] | None = None,
     max_new_tokens: Count | None = 256,
     **generate_kwargs: Any,
 ) -> ExplainedAnswer:
-    """Ask a model about an image and record how it chose each word.
+    """Ask a model about an image or a video and record how it chose each word.
 
     Each method takes one vision pass and one prefill, as in `generate`. A model given by name is loaded for this call only, so
     load it once if you have several questions:
@@ -142,6 +145,10 @@ def ask(
         image: A path, bytes, a PIL image or an array of pixels; or a list of them, which share one prompt (`ask_many` asks about
             each one separately).
         question: The question; by default, a request to describe the image.
+        video: A video or a list of them, instead of the image or after it: a path, a list of frames, or a list of (frame, time)
+            pairs.
+        frames: How many frames to take from each video, evenly spaced; 8 by default.
+        fps: How many frames to take per second, instead of `frames`.
         method: A decoding method: an object such as `revisit.ReVisiT(alpha=1e-3)`, a class, or a name with settings such as
             "revisit:alpha=1e-3". Classes and names use the settings recommended for the model.
         compare_with: A method, or a list of methods, whose answers are shown next to this one ("greedy" is plain decoding).
@@ -155,8 +162,15 @@ def ask(
     Raises:
         RevisitError: If the model, the image, the method or an argument cannot be used.
     """
-    options = {"compare_with": compare_with, "objects": objects, "max_new_tokens": max_new_tokens, **generate_kwargs}
-    answer = next(ask_many(model, [image], question, method, **options))
+    options = {
+        "frames": frames,
+        "fps": fps,
+        "compare_with": compare_with,
+        "objects": objects,
+        "max_new_tokens": max_new_tokens,
+        **generate_kwargs,
+    }
+    answer = next(ask_many(model, [image], question, method, videos=[video], **options))
     assert isinstance(answer, ExplainedAnswer)
     return answer
 
@@ -164,10 +178,13 @@ def ask(
 @validated
 def ask_many(
     model: str | Path | Model | tuple[Model, Processor],
-    images: Sequence[ImageLike | Sequence[ImageLike]],
+    images: Sequence[ImageLike | Sequence[ImageLike] | None] | None = None,
     question: str = DESCRIBE,
     method: MethodLike = "revisit",
     *,
+    videos: Sequence[VideoLike | Sequence[VideoLike] | None] | None = None,
+    frames: int | None = None,
+    fps: float | None = None,
     compare_with: MethodLike | Sequence[MethodLike] = (),
     objects: Sequence[str] | None = None,
     max_new_tokens: Count | None = 256,
@@ -175,7 +192,7 @@ def ask_many(
     errors: OnError = "raise",
     **generate_kwargs: Any,
 ) -> Iterator[ExplainedAnswer | RevisitError]:
-    """Ask the same question about many images, each in its own prompt; images in a nested list share one prompt.
+    """Ask the same question about many images or videos, each in its own prompt; images in a nested list share one prompt.
 
         for answer in revisit.ask_many(model, sorted(Path("photos").glob("*.jpg")), "What is on the table?"):
             print(answer)
@@ -188,15 +205,15 @@ def ask_many(
     affected; by default the error is raised. The other arguments are those of `ask`.
     """
     need_question(question)
-    if not images:
-        raise RevisitError("No image was given; pass at least one.")
+    items, sampling = paired(images, videos), Sampling(frames, fps)
     if set_here := {"trace", "processor", "custom_generate", "num_return_sequences"} & generate_kwargs.keys():
         raise RevisitError(f"{', '.join(sorted(set_here))} is set by `ask`; remove it.")
     chosen: list[Any] = [method, *(compare_with if isinstance(compare_with, (list, tuple)) else [compare_with])]
     for entry in chosen:
         as_method(entry)  # before loading, so that mistakes fail at once
     if errors == "raise":
-        open_images(images[0])
+        items[0] = (items[0][0], open_visuals((None, items[0][1]), sampling))  # videos take long to read twice
+        open_visuals(items[0], sampling)
     loaded, processor = loaded_pair(model, "ask")
     if beam_count(loaded, generate_kwargs) > 1:
         raise RevisitError(
@@ -211,8 +228,8 @@ def ask_many(
     processors, criteria = (options.pop(name, None) or () for name in ("logits_processor", "stopping_criteria"))
     layers = sorted({settings_of(loaded)[0], ModelParts.of(loaded).depth})
 
-    def answer(_: object, batch: Sequence[list[Image]]) -> Iterator[ExplainedAnswer]:
-        inputs = prepare(processor, [question] * len(batch), batch, loaded.device)
+    def answer(_: object, batch: Sequence[list[Visual]]) -> Iterator[ExplainedAnswer]:
+        inputs = prepare_opened(processor, [question] * len(batch), batch, loaded.device)
         decode_by = partial(
             decode,
             loaded,
@@ -234,11 +251,13 @@ def ask_many(
                 region = None if step.vision_token is None else layout.region(step.vision_token)
                 if region is not None:
                     step.patch_row, step.patch_col = region.row + 1, region.column + 1
+                    step.time = region.time
             tokens = [step.token for step in answers[0].steps if step.token is not None and not step.thought]
-            text = answer_text(processor.tokenizer, answers[0].text, tokens, batch[row], layout, states[row])
+            shown = shown_images(batch[row])
+            text = answer_text(processor.tokenizer, answers[0].text, tokens, shown, layout, states[row])
             check = check_text(loaded, processor.tokenizer, text)
             words = patch_words(states[row], layers[-1], processor.tokenizer)
-            page = AnswerPage(batch[row], question, name_of(loaded), layout, list(answers), objects, words)
+            page = AnswerPage(shown, question, name_of(loaded), layout, list(answers), objects, words)
             yield ExplainedAnswer(page, check)
 
-    return answer_all(images, batch_size, opener(processor), answer, errors)
+    return answer_all(items, batch_size, opener(processor, sampling), answer, errors)

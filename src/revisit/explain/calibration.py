@@ -63,7 +63,7 @@ def calibrate(
     present: tuple[list[bool], list[bool]] = ([], [])
     for start in range(0, len(images), batch_size):
         batch = [[open_image(image)] for image in images[start : start + batch_size]]
-        prompts = [chat_text(processor, DESCRIBE, 1)] * len(batch)
+        prompts = [chat_text(processor, DESCRIBE, batch[0])] * len(batch)
         inputs = encode(processor, prompts, batch, model.device)
         captions = [answer.text for answer in decode(model, processor, inputs, plain, settings)]
         kept = [row for row, caption in enumerate(captions) if object_words().search(caption)]

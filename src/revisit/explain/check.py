@@ -17,14 +17,15 @@ from revisit.explain.checkable import Words, need_words, word_test
 from revisit.explain.support import ModelText, Word, read_texts, support
 from revisit.models import DESCRIBE
 from revisit.models.config import name_of
-from revisit.models.images import open_images, original_size
+from revisit.models.images import original_size
 from revisit.models.loading import loaded_pair
 from revisit.models.parts import ModelParts
 from revisit.models.prompts import chat_text, check_no_image_tokens, encode, need_question
-from revisit.models.reader import OnError, answer_all, opener
-from revisit.models.types import ImageLike, Model, Processor, Tokenizer
+from revisit.models.reader import OnError, answer_all, open_visuals, opener, paired
+from revisit.models.types import ImageLike, Model, Processor, Tokenizer, VideoLike
 from revisit.pages.document import asset, check_page, data_uri, fill, static_page, write_page
 from revisit.registry import Count, Share, validated
+from revisit.video.clip import Sampling, Visual
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -102,10 +103,13 @@ class Check:
 @validated
 def check(
     model: str | Path | Model | tuple[Model, Processor],
-    image: ImageLike | Sequence[ImageLike],
-    text: str,
+    image: ImageLike | Sequence[ImageLike] | None = None,
+    text: str = "",
     prompt: str | None = None,
     *,
+    video: VideoLike | Sequence[VideoLike] | None = None,
+    frames: int | None = None,
+    fps: float | None = None,
     threshold: Share | None = None,
     words: Words = "objects",
 ) -> Check:
@@ -120,6 +124,9 @@ def check(
         image: A path, bytes, a PIL image or an array of pixels; or a list of them, used together in one prompt.
         text: The text to check.
         prompt: The question that the text answers; by default, a request to describe the image.
+        video: A video or a list of them, as in `ask`; its words have the time of the frame that supports them.
+        frames: How many frames to take from each video; 8 by default.
+        fps: How many frames to take per second, instead of `frames`.
         threshold: Words with less support are flagged; by default the model's recommendation (`check` in its
             generation_config.json), or 0.05.
         words: The words to check: "objects" (names of objects in CHAIR's list, the set that was measured), "content" (all except
@@ -131,7 +138,8 @@ def check(
     Raises:
         RevisitError: If the model, the image, the text or an argument cannot be used.
     """
-    checked = next(check_many(model, [image], [text], prompt, threshold=threshold, words=words))
+    taken: dict[str, Any] = {"videos": [video], "frames": frames, "fps": fps}
+    checked = next(check_many(model, [image], [text], prompt, **taken, threshold=threshold, words=words))
     assert isinstance(checked, Check)
     return checked
 
@@ -139,10 +147,13 @@ def check(
 @validated
 def check_many(
     model: str | Path | Model | tuple[Model, Processor],
-    images: Sequence[ImageLike | Sequence[ImageLike]],
-    texts: Sequence[str],
+    images: Sequence[ImageLike | Sequence[ImageLike] | None] | None = None,
+    texts: Sequence[str] = (),
     prompt: str | None = None,
     *,
+    videos: Sequence[VideoLike | Sequence[VideoLike] | None] | None = None,
+    frames: int | None = None,
+    fps: float | None = None,
     threshold: Share | None = None,
     words: Words = "objects",
     batch_size: Count = 8,
@@ -153,27 +164,28 @@ def check_many(
     The checks come in the order of the texts, as they are finished. With `errors="return"` a text that cannot be checked has a
     RevisitError in place of its check.
     """
-    if len(images) != len(texts):
-        raise RevisitError(f"Each text needs its own image, but there are {len(images)} images and {len(texts)} texts.")
+    items, sampling = paired(images, videos), Sampling(frames, fps)
+    if len(items) != len(texts):
+        raise RevisitError(f"Each text needs its own image, but there are {len(items)} images and {len(texts)} texts.")
     question = DESCRIBE if prompt is None else need_question(prompt)
     if errors == "raise" and texts:
         list(map(need_words, texts))
-        open_images(images[0])
+        open_visuals(items[0], sampling)
     loaded, processor = loaded_pair(model, "check")
     check_no_image_tokens(processor, "prompt", question)
-    layer, read = settings_of(loaded)[0], opener(processor)
+    layer, read = settings_of(loaded)[0], opener(processor, sampling)
 
-    def open_pair(pair: tuple[Any, str]) -> list[Image]:
+    def open_pair(pair: tuple[Any, str]) -> list[Visual]:
         need_words(pair[1])
         return read(pair[0])
 
-    def check_batch(pairs: Sequence[tuple[Any, str]], batch: Sequence[list[Image]]) -> Iterator[Check]:
-        prompts = [chat_text(processor, question, len(group)) for group in batch]
+    def check_batch(pairs: Sequence[tuple[Any, str]], batch: Sequence[list[Visual]]) -> Iterator[Check]:
+        prompts = [chat_text(processor, question, group) for group in batch]
         inputs = encode(processor, prompts, batch, loaded.device)
         read = read_texts(loaded, processor, inputs, prompts, batch, [text for _, text in pairs], [layer])
         return (check_text(loaded, processor.tokenizer, text, threshold, words) for text in read)
 
-    return answer_all(list(zip(images, texts, strict=True)), batch_size, open_pair, check_batch, errors)
+    return answer_all(list(zip(items, texts, strict=True)), batch_size, open_pair, check_batch, errors)
 
 
 def check_text(

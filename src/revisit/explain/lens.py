@@ -24,14 +24,15 @@ from revisit.models.config import name_of
 from revisit.models.families import resolve_layers
 from revisit.models.geometry import Layout, layout_of
 from revisit.models.head import Head
-from revisit.models.images import open_images
 from revisit.models.loading import loaded_pair
 from revisit.models.parts import ModelParts
-from revisit.models.prompts import prepare
+from revisit.models.prompts import prepare_opened
+from revisit.models.reader import open_visuals, paired
 from revisit.models.tokens import token_text
-from revisit.models.types import ImageLike, Model, Processor, Tokenizer
+from revisit.models.types import ImageLike, Model, Processor, Tokenizer, VideoLike
 from revisit.pages.document import check_page, images_payload, notebook_frame, script_page, write_page
 from revisit.registry import Count, validated
+from revisit.video.clip import Sampling, shown_images
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -121,9 +122,12 @@ class Lens:
 @validated
 def lens(
     model: str | Path | Model | tuple[Model, Processor],
-    image: ImageLike | Sequence[ImageLike],
+    image: ImageLike | Sequence[ImageLike] | None = None,
     words: Sequence[str] = (),
     *,
+    video: VideoLike | Sequence[VideoLike] | None = None,
+    frames: int | None = None,
+    fps: float | None = None,
     prompt: str = DESCRIBE,
     layers: str | Annotated[Sequence[int], Field(min_length=1)] | None = None,
     top: Count = 5,
@@ -136,6 +140,9 @@ def lens(
     Args:
         model: A Hub id, a folder, "tiny", or the pair (model, processor) that `revisit.load` returns.
         image: A path, bytes, a PIL image or an array of pixels; or a list of them, used together in one prompt.
+        video: A video or a list of them, as in `ask`; each frame is an image of the page.
+        frames: How many frames to take from each video; 8 by default.
+        fps: How many frames to take per second, instead of `frames`.
         words: Words to compare with each other; the whole vocabulary is always read.
         prompt: The text of the prompt.
         layers: Hidden states as in ReVisiT; all of them by default.
@@ -147,7 +154,8 @@ def lens(
     Raises:
         RevisitError: If fewer than two of the words are single tokens, or the model keeps no vision tokens.
     """
-    images = open_images(image)
+    sampling = Sampling(frames, fps)
+    visuals = open_visuals(*paired([image], [video]), sampling)
     loaded, processor = loaded_pair(model, "lens")
     parts = ModelParts.of(loaded)
     chosen = resolve_layers(range(parts.depth + 1) if layers is None else layers, parts.depth, parts.tied)
@@ -156,12 +164,13 @@ def lens(
         problem = f"not single tokens: {', '.join(left_out)}" if left_out else f"only {words[0]} was given"
         raise RevisitError(f"The lens needs at least two words that are single tokens of this model ({problem}).")
     notes = [f"Left out, because they are not single tokens of this model: {', '.join(left_out)}."] if left_out else []
-    inputs = prepare(processor, [prompt], [images], loaded.device)
+    inputs = prepare_opened(processor, [prompt], [visuals], loaded.device)
     (prompt_states,) = force(loaded, inputs, layers=chosen)
     head, states = prompt_states.head, torch.stack([prompt_states.vision[layer] for layer in chosen])
     readings = [whole_vocabulary(head, states, processor.tokenizer, top)]
     readings += [_within(head, states, variants, top)] if words else []
-    return Lens(images, layout_of(loaded, processor, [images], inputs), name_of(loaded), chosen, readings, notes)
+    layout = layout_of(loaded, processor, [visuals], inputs)
+    return Lens(shown_images(visuals), layout, name_of(loaded), chosen, readings, notes)
 
 
 @torch.no_grad()

@@ -20,11 +20,13 @@ from revisit.models.geometry import Layout, layout_of
 from revisit.models.head import Head
 from revisit.models.prompts import check_no_image_tokens
 from revisit.models.tokens import Span, token_spans, tokens_in, word_tokens
+from revisit.video.clip import shown_images
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
     from revisit.models.types import Inputs, Model, Processor, Tokenizer
+    from revisit.video.clip import Visual
 
 TOP = 5  # vision tokens whose mean probability is the support of a token
 
@@ -40,10 +42,11 @@ class Word:
         support: How far the image supports the word, from 0 to 1.
         checkable: Whether the word belongs to the set that was selected for checking.
         vision_token: The vision token that supports it most, from 0.
-        image: The number of the image that the vision token belongs to, from 1.
+        image: The number of the image, or of the frame of a video, that the vision token belongs to, from 1.
         patch_row: The row of its patch, from 1, if the layout is known.
         patch_col: The column of its patch, from 1.
         box: The patch in pixels of the image: left, top, right, bottom.
+        time: The time of the frame in seconds, in a video.
     """
 
     text: str
@@ -56,6 +59,7 @@ class Word:
     patch_row: int | None = None
     patch_col: int | None = None
     box: Sequence[float] | None = None
+    time: float | None = None
 
 
 @dataclass(frozen=True)
@@ -90,19 +94,23 @@ def read_texts(
     processor: Processor,
     inputs: Inputs,
     prompts: Sequence[str],
-    images: Sequence[Sequence[Image]],
+    visuals: Sequence[Sequence[Visual]],
     texts: Sequence[str],
     layers: Sequence[int],
 ) -> list[ModelText]:
     """Run each text after its prompt in one forward pass, and keep the vision tokens' states at `layers`.
 
-    `prompts` are rendered, and `inputs` encodes them with their images.
+    `prompts` are rendered, and `inputs` encodes them with their images and videos.
     """
     encoded = [encode_text(processor, prompt, text) for prompt, text in zip(prompts, texts, strict=True)]
     forced = force(model, inputs, [tokens for tokens, _ in encoded], layers)
     return [
         ModelText(
-            texts[row], *encoded[row], list(images[row]), layout_of(model, processor, images, inputs, row), states
+            texts[row],
+            *encoded[row],
+            shown_images(visuals[row]),
+            layout_of(model, processor, visuals, inputs, row),
+            states,
         )
         for row, states in enumerate(forced)
     ]
@@ -162,7 +170,8 @@ def _patch(layout: Layout, vision_token: int) -> dict[str, Any]:
     if region is None:
         return {}
     box = [round(edge, 1) for edge in region.box]
-    return {"image": region.image + 1, "patch_row": region.row + 1, "patch_col": region.column + 1, "box": box}
+    place = {"image": region.image + 1, "patch_row": region.row + 1, "patch_col": region.column + 1}
+    return {**place, "box": box, "time": region.time}
 
 
 def first_tokens(tokenizer: Tokenizer, word: str, token: int) -> list[int]:

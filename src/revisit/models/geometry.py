@@ -7,42 +7,62 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from revisit.models import families
 from revisit.models.images import SCALE
 from revisit.models.parts import vision_mask, vision_token_ids
-from revisit.models.patch_maps import Box, Context, ImageGrid, Size, merged, number_grids
+from revisit.models.patch_maps import VIDEO_MAPS, Box, Context, ImageGrid, Layouts, Size, merged, number_grids
+from revisit.video.clip import Video
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
     from revisit.models.types import Inputs, Model, Processor
+    from revisit.video.clip import Visual
 
-__all__ = ["ImageGrid", "Layout", "Region", "Size", "layout", "layout_of"]
+__all__ = ["Clip", "ImageGrid", "Layout", "Region", "Size", "layout", "layout_of"]
+
+
+class Clip(NamedTuple):
+    """A video in a prompt: the size of its frames, and the time of each."""
+
+    size: Size
+    times: tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class Region:
-    """The region of a vision token: `box` is x0, y0, x1, y1 in pixels of the original image `image`."""
+    """The region of a vision token: `box` is x0, y0, x1, y1 in pixels of the original image `image`.
+
+    In a video, `image` is the first of the frames that the token covers, and `times` has the time of each.
+    """
 
     image: int
     box: Box
     view: str
     row: int
     column: int
+    times: tuple[float, ...] = ()
+
+    @property
+    def time(self) -> float | None:
+        """The time of its first frame; None for still images."""
+        return self.times[0] if self.times else None
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The grids of vision tokens on all images of one prompt, or the `reason` why there are none."""
+    """The grids of vision tokens on all images of one prompt, or the `reason` why there are none.
+
+    Each frame of a video counts as an image. `times` has the time of each frame, and None for still images.
+    """
 
     sizes: tuple[Size, ...]
     tokens: int
     grids: tuple[ImageGrid, ...] = ()
     reason: str = ""
+    times: tuple[float | None, ...] = ()
 
     def scaled(self, scales: Sequence[int]) -> Layout:
         """Return the layout on images that are larger by these factors."""
@@ -60,53 +80,79 @@ class Layout:
             box = (max(x0, 0.0), max(y0, 0.0), min(x1, float(width)), min(y1, float(height)))
             if box[0] >= box[2] or box[1] >= box[3]:
                 return None
-            return Region(grid.image, box, grid.view, row, column)
+            seconds = self.times[grid.image : grid.image + grid.frames]
+            times = tuple(time for time in seconds if time is not None)
+            return Region(grid.image, box, grid.view, row, column, times)
         return None
 
 
 def layout(
-    config: Any, image_processor: Any, sizes: Sequence[Size], tokens: int, inputs: dict[str, Any] | None = None
+    config: Any, image_processor: Any, visuals: Sequence[Size | Clip], tokens: int, inputs: dict[str, Any] | None = None
 ) -> Layout:
-    """Locate the vision tokens of one prompt on its images.
+    """Locate the vision tokens of one prompt on its images and videos.
 
-    `sizes` are (width, height) of the original images in prompt order, `tokens` the number of vision tokens, and `inputs`
-    the processor's output.
+    `visuals` are, in prompt order, (width, height) of the original images, or a `Clip`; `tokens` is the number of vision tokens, and
+    `inputs` the processor's output.
     """
-    sizes = tuple((int(w), int(h)) for w, h in sizes)
+    clips = [visual if isinstance(visual, Clip) else None for visual in visuals]
+    shown = [
+        (size, time)
+        for visual, clip in zip(visuals, clips, strict=True)
+        for size, time in ([(visual, None)] if clip is None else [(clip.size, time) for time in clip.times])
+    ]
+    sizes = tuple((int(w), int(h)) for (w, h), _ in shown)
+    unknown = Layout(sizes, tokens, times=tuple(time for _, time in shown))
     family = families.of(config.model_type)
-    context = Context(config, image_processor, inputs or {}, len(sizes))
-    patch_map = family.patch_map or (merged if "image_grid_thw" in context.inputs else None)
-    if patch_map is None:
-        return Layout(sizes, tokens, reason=family.no_patch_map)
-    alternatives = [list(patch_map(context, number, size)) for number, size in enumerate(sizes)]
+    context = Context(config, image_processor, inputs or {}, clips.count(None))
+    packed = {"image_grid_thw", "video_grid_thw"} & context.inputs.keys()
+    patch_map = family.patch_map or (merged if packed else None)
+    video_map = VIDEO_MAPS.get(patch_map) if patch_map else None
+    if patch_map is None or (video_map is None and any(clips)):
+        return replace(unknown, reason=family.no_patch_map)
+    alternatives: list[tuple[int, list[Any]]] = []
+    images = videos = number = 0
+    for clip in clips:
+        if clip is None:
+            layouts: Layouts = patch_map(context, images, sizes[number])
+            alternatives.append((number, list(layouts)))
+            images, number = images + 1, number + 1
+        else:
+            assert video_map is not None
+            alternatives.append((number, list(video_map(context, videos, clip.size, len(clip.times)))))
+            videos, number = videos + 1, number + len(clip.times)
     totals = []
-    for choice in range(max(map(len, alternatives), default=0)):
-        grids, total = number_grids(layouts[min(choice, len(layouts) - 1)] for layouts in alternatives)
+    for choice in range(max((len(layouts) for _, layouts in alternatives), default=0)):
+        grids, total = number_grids((n, layouts[min(choice, len(layouts) - 1)]) for n, layouts in alternatives)
         if total == tokens:
-            return Layout(sizes, tokens, tuple(grids))
+            return replace(unknown, grids=tuple(grids))
         totals.append(total)
     counts = " or ".join(map(str, dict.fromkeys(totals))) or "no"
-    return Layout(
-        sizes,
-        tokens,
+    return replace(
+        unknown,
         reason=f"{len(sizes)} image(s) of these sizes should give {counts} vision tokens in a {config.model_type} model, but "
         f"the prompt has {tokens}; were they processed with other settings?",
     )
 
 
 def layout_of(
-    model: Model, processor: Processor, images: Sequence[Sequence[Image]], inputs: Inputs, row: int = 0
+    model: Model, processor: Processor, batch: Sequence[Sequence[Visual]], inputs: Inputs, row: int = 0
 ) -> Layout:
-    """Locate the vision tokens of one prompt in a prepared batch; `images` has the images of every prompt."""
+    """Locate the vision tokens of one prompt in a prepared batch, which has the images and videos of every prompt."""
     tokens = int(vision_mask(inputs["input_ids"][row], vision_token_ids(model.config)).sum())
-    total, first = sum(map(len, images)), sum(map(len, images[:row]))
-    row_inputs = {
-        name: value[first : first + len(images[row])]
-        if isinstance(value, torch.Tensor) and len(value) == total
-        else value
-        for name, value in inputs.items()
-    }
-    sizes = [image.size for image in images[row]]
-    found = layout(model.config, getattr(processor, "image_processor", None), sizes, tokens, row_inputs)
-    scales = [image.info.get(SCALE, 1) for image in images[row]]
+
+    def own(name: str, value: Any) -> Any:
+        """Return the entries of an input that belong to this prompt, if it has one entry for each image or video."""
+        counts = [sum(isinstance(visual, Video) == ("video" in name) for visual in visuals) for visuals in batch]
+        first = sum(counts[:row])
+        one_each = isinstance(value, torch.Tensor) and value.ndim > 0 and len(value) == sum(counts)
+        return value[first : first + counts[row]] if one_each else value
+
+    visuals = [Clip(visual.size, visual.times) if isinstance(visual, Video) else visual.size for visual in batch[row]]
+    row_inputs = {name: own(name, value) for name, value in inputs.items()}
+    found = layout(model.config, getattr(processor, "image_processor", None), visuals, tokens, row_inputs)
+    scales = [
+        scale
+        for visual in batch[row]
+        for scale in ([1] * len(visual.times) if isinstance(visual, Video) else [visual.info.get(SCALE, 1)])
+    ]
     return found if all(scale == 1 for scale in scales) else found.scaled(scales)

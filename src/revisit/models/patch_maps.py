@@ -27,7 +27,8 @@ class ImageGrid:
     ys: Spans  # the same for each row
     view: str = "image"  # "image", "thumbnail" or "tile"
     gap: int = 0  # tokens without a position at the end of each row
-    image: int = 0  # number of the image in the prompt
+    image: int = 0  # number of the image in the prompt, where each frame of a video counts as one
+    frames: int = 1  # consecutive frames that it covers
     first: int = 0  # number of its first token among the prompt's vision tokens
 
     @property
@@ -116,15 +117,18 @@ def _sides(size: Any) -> dict[str, int]:
     return found
 
 
-def number_grids(images: Iterable[list[Piece]]) -> tuple[list[ImageGrid], int]:
-    """Number the images and the first token of each grid; return all grids and the number of tokens."""
+def number_grids(images: Iterable[tuple[int, list[Piece]]]) -> tuple[list[ImageGrid], int]:
+    """Number the images and the first token of each grid; return all grids and the number of tokens.
+
+    Each list of pieces comes with the number of its image, or of the first frame of its video.
+    """
     grids, tokens = [], 0
-    for number, pieces in enumerate(images):
+    for number, pieces in images:
         for piece in pieces:
             if isinstance(piece, int):
                 tokens += piece
             else:
-                grids.append(dataclasses.replace(piece, image=number, first=tokens))
+                grids.append(dataclasses.replace(piece, image=number + piece.image, first=tokens))
                 tokens += piece.tokens
     return grids, tokens
 
@@ -308,6 +312,35 @@ def padded_square(context: Context, image: int, size: Size) -> Layouts:
     xs, ys = (_spans(patches, step, tile / side, (side - length) // 2 * tile / side) for length in size)
     yield [ImageGrid(xs, ys)]
 
+
+# -- videos: (context, number of the video, size of its frames, number of frames) -> layouts --------------------------
+
+
+def _per_frame(size: Size, side: int, frames: int) -> list[Piece]:
+    """Return a square grid over each frame."""
+    return [dataclasses.replace(_whole(size, side, side), image=frame) for frame in range(frames)]
+
+
+def merged_frames(context: Context, video: int, size: Size, frames: int) -> Layouts:
+    """Qwen-VL: consecutive frames share one grid; squares of patches are merged into tokens."""
+    groups, rows, columns = context.rows("video_grid_thw")[video]
+    merge, step = int(getattr(context.vision, "spatial_merge_size", 2)), math.ceil(frames / groups)
+    grid = _whole(size, columns // merge, rows // merge)
+    yield [dataclasses.replace(grid, image=first, frames=min(step, frames - first)) for first in range(0, frames, step)]
+
+
+def pooled_frames(context: Context, video: int, size: Size, frames: int) -> Layouts:
+    """LLaVA-OneVision: each frame resized to a square whose tokens are pooled two by two; a line break ends the video."""
+    yield [*_per_frame(size, math.ceil(context.side() / 2), frames), 1]
+
+
+def square_frames(context: Context, video: int, size: Size, frames: int) -> Layouts:
+    """InternVL: each frame resized to one square tile."""
+    yield _per_frame(size, context.side(), frames)
+
+
+VideoMap: TypeAlias = Callable[[Context, int, Size, int], Layouts]
+VIDEO_MAPS: dict[PatchMap, VideoMap] = {merged: merged_frames, llava_onevision: pooled_frames, tiles: square_frames}
 
 _MAPS = (llava, llava_next, llava_onevision, merged, native, padded_square, pooled, splits, square, tiles)
 PATCH_MAPS: dict[str, PatchMap] = {patch_map.__name__: patch_map for patch_map in _MAPS}

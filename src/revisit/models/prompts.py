@@ -7,22 +7,23 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from revisit.errors import RevisitError, brief
 from revisit.models import families
-from revisit.models.images import open_image
-from revisit.models.reader import scale_for
+from revisit.models.reader import opener
+from revisit.video.clip import Sampling, Video
+from revisit.video.opening import as_videos
 
 if TYPE_CHECKING:
     import torch
-    from PIL.Image import Image
     from transformers import BatchFeature
 
-    from revisit.models.types import ImageLike, Processor
+    from revisit.models.types import ImageLike, Processor, VideoLike
+    from revisit.video.clip import Visual
 
 
 MAX_TEXT = 4_000_000  # characters that a template may produce
 
 
 class Message(TypedDict):
-    """One turn of a conversation: {"type": "image"} and {"type": "text", "text": …} parts."""
+    """One turn of a conversation: {"type": "image"}, {"type": "video"} and {"type": "text", "text": …} parts."""
 
     role: str
     content: list[dict[str, str]]
@@ -49,15 +50,19 @@ def render(processor: Processor, messages: Sequence[Message], **variables: objec
 def _plain(processor: Processor, messages: Sequence[Message]) -> str:
     if families.prefixes_images(processor):
         return " ".join(part["text"] for message in messages for part in message["content"] if part["type"] == "text")
-    image = f"{getattr(processor, 'image_token', '<image>')}\n"
     names = {"system": "", "user": "USER: ", "assistant": "ASSISTANT: "}
-    turns = (names[m["role"]] + "".join(part.get("text", image) for part in m["content"]) for m in messages)
+
+    def text(part: dict[str, str]) -> str:
+        kind = part["type"]
+        return part["text"] if kind == "text" else f"{getattr(processor, f'{kind}_token', f'<{kind}>')}\n"
+
+    turns = (names[m["role"]] + "".join(map(text, m["content"])) for m in messages)
     return " ".join([*turns, "ASSISTANT:"])
 
 
-def chat_text(processor: Processor, prompt: str, images: int = 1) -> str:
-    """Format one prompt after its images, up to where the answer begins."""
-    content: list[dict[str, str]] = [{"type": "image"} for _ in range(images)]
+def chat_text(processor: Processor, prompt: str, visuals: Sequence[object] = (None,)) -> str:
+    """Format one prompt after its images and videos, by default one image, up to where the answer begins."""
+    content: list[dict[str, str]] = [{"type": "video" if isinstance(visual, Video) else "image"} for visual in visuals]
     content.append({"type": "text", "text": prompt})
     return render(processor, [{"role": "user", "content": content}])
 
@@ -66,15 +71,23 @@ def prepare(
     processor: Processor,
     prompts: str | Sequence[str],
     images: ImageLike | Sequence[ImageLike | Sequence[ImageLike] | None] | None = None,
+    videos: VideoLike | Sequence[VideoLike | Sequence[VideoLike] | None] | None = None,
+    *,
+    frames: int | None = None,
+    fps: float | None = None,
     device: torch.device | str | int | None = None,
 ) -> BatchFeature:
-    """Turn prompts and images into left-padded model inputs, through the model's own chat template.
+    """Turn prompts, images and videos into left-padded model inputs, through the model's own chat template.
 
     Args:
         processor: The model's processor.
         prompts: One prompt, or a list of them for a batch.
         images: With one prompt, an image, a list of images, or None. With a list of prompts, a list with one of these for
             each prompt. An image is anything that `open_image` takes.
+        videos: The same for videos, which follow the images. A video is a path, a list of frames, or a list of (frame, time) pairs;
+            frames without times are a second apart, or as far apart as `fps` implies.
+        frames: How many frames to take from each video, evenly spaced; 8 by default.
+        fps: How many frames to take per second, instead of `frames`.
         device: Device of the inputs; the CPU by default.
 
     Returns:
@@ -83,17 +96,29 @@ def prepare(
     Raises:
         RevisitError: An image cannot be read, a prompt contains the model's image token, or the lists do not match.
     """
-    prompts, image_lists = _as_batch(processor, prompts, images)
+    prompts, image_lists, video_lists = _as_batch(processor, prompts, images, videos)
+    read = opener(processor, Sampling(frames, fps))
+    opened = [read(pair) for pair in zip(image_lists, video_lists, strict=True)]
+    return prepare_opened(processor, prompts, opened, device)
+
+
+def prepare_opened(
+    processor: Processor,
+    prompts: Sequence[str],
+    visuals: Sequence[Sequence[Visual]],
+    device: torch.device | str | int | None = None,
+) -> BatchFeature:
+    """Turn prompts with opened images and videos into model inputs."""
     for prompt in prompts:
         check_no_image_tokens(processor, "prompt", prompt)
-    scale = scale_for(processor)
-    opened = [[open_image(image, scale=scale) for image in image_list] for image_list in image_lists]
-    texts = [chat_text(processor, prompt, len(row)) for prompt, row in zip(prompts, opened, strict=True)]
-    return encode(processor, texts, opened, device)
+    texts = [chat_text(processor, prompt, row) for prompt, row in zip(prompts, visuals, strict=True)]
+    return encode(processor, texts, visuals, device)
 
 
-def _as_batch(processor: Processor, prompts: object, images: object) -> tuple[list[str], list[list[ImageLike]]]:
-    """Return a list of prompts and a list of images for each; raise RevisitError for other arguments."""
+def _as_batch(
+    processor: Processor, prompts: object, images: object, videos: Any
+) -> tuple[list[str], list[list[ImageLike]], list[list[VideoLike]]]:
+    """Return a list of prompts, and lists of images and of videos for each; raise RevisitError for other arguments."""
     if not hasattr(processor, "image_processor"):
         raise RevisitError(
             f"The first argument must be the model's processor, not {type(processor).__name__}: model, processor = revisit.load(…)."
@@ -102,20 +127,23 @@ def _as_batch(processor: Processor, prompts: object, images: object) -> tuple[li
         image_list: list[Any] = _as_list(images)
         if len(image_list) == 1 and isinstance(image_list[0], (list, tuple)):  # [[image]], as for a batch of one
             image_list = list(image_list[0])
-        return [prompts], [image_list]
+        return [prompts], [image_list], [as_videos(videos)]
     if not isinstance(prompts, (list, tuple)) or not all(isinstance(prompt, str) for prompt in prompts):
         raise RevisitError(
             "The prompt must be a string or a list of strings, followed by the images: prepare(processor, prompt, image)."
         )
     if not prompts:
         raise RevisitError("The list of prompts is empty.")
-    batch = [None] * len(prompts) if images is None else images
-    if not isinstance(batch, (list, tuple)) or len(batch) != len(prompts):
-        count = len(batch) if isinstance(batch, (list, tuple)) else 1
-        raise RevisitError(
-            f"There are {len(prompts)} prompts but images for {count}: pass a list with an image, or a list of images, for each prompt."
-        )
-    return list(prompts), [_as_list(entry) for entry in batch]
+    rows = {"images": images, "videos": videos}
+    for kind, given in rows.items():
+        rows[kind] = batch = [None] * len(prompts) if given is None else given
+        if not isinstance(batch, (list, tuple)) or len(batch) != len(prompts):
+            count = len(batch) if isinstance(batch, (list, tuple)) else 1
+            one = kind.removesuffix("s")
+            raise RevisitError(
+                f"There are {len(prompts)} prompts but {kind} for {count}: pass a list with one {one}, or a list, for each prompt."
+            )
+    return list(prompts), [_as_list(entry) for entry in rows["images"]], [as_videos(entry) for entry in rows["videos"]]
 
 
 def _as_list(images: Any) -> list[ImageLike]:
@@ -127,17 +155,21 @@ def _as_list(images: Any) -> list[ImageLike]:
 def encode(
     processor: Processor,
     texts: Sequence[str],
-    images: Sequence[Sequence[Image]],
+    visuals: Sequence[Sequence[Visual]],
     device: torch.device | str | int | None = None,
 ) -> BatchFeature:
-    """Encode texts that already contain their image placeholders."""
-    nested = [list(row) for row in images]
+    """Encode texts that already contain the placeholders of their images and videos."""
+    nested = [[visual for visual in row if not isinstance(visual, Video)] for row in visuals]
+    videos = [visual for row in visuals for visual in row if isinstance(visual, Video)]
+    if videos:
+        require_videos(processor)
     bos = processor.tokenizer.bos_token
     has_bos = bool(bos) and any(text.startswith(bos) for text in texts)
     try:
         inputs = processor(
             text=list(texts),
             images=nested if any(nested) else None,
+            **(_video_inputs(videos) if videos else {}),
             padding=True,
             return_tensors="pt",
             **({"add_special_tokens": False} if has_bos else {}),  # the template has added them
@@ -145,6 +177,24 @@ def encode(
     except Exception as error:  # processors raise many kinds
         raise RevisitError(f"The model's processor cannot encode this prompt: {brief(error)}") from error
     return inputs if device is None else inputs.to(device)  # type: ignore[no-any-return]
+
+
+def _video_inputs(videos: Sequence[Video]) -> dict[str, Any]:
+    """Return the processor's arguments for videos, whose frames are already sampled; it would guess their times otherwise."""
+    metadata = [video.metadata() for video in videos]
+    return {"videos": [video.pixels for video in videos], "video_metadata": metadata, "do_sample_frames": False}
+
+
+def require_videos(processor: Processor) -> None:
+    """Raise RevisitError if a model's processor cannot read videos."""
+    if getattr(processor, "video_processor", None) is not None:
+        return
+    name = type(processor).__name__
+    if "video_processor" in getattr(processor, "get_attributes", list)():
+        raise RevisitError(
+            f"{name} reads videos only with torchvision, which is not installed: pip install torchvision."
+        )
+    raise RevisitError(f"{name} reads images, not videos: use a model for videos, such as Qwen/Qwen3-VL-2B-Instruct.")
 
 
 def need_question(prompt: str) -> str:

@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from weakref import WeakKeyDictionary
 
 from PIL import Image as pil
 
 from revisit.errors import RevisitError
-from revisit.models.images import Scale, Size, open_images
+from revisit.models.images import Scale, Size, open_image
+from revisit.video.clip import Sampling, Visual
+from revisit.video.opening import as_videos, open_video
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
-    from revisit.models.types import ImageLike, Processor
+    from revisit.models.types import Processor
 
 T = TypeVar("T")
 Opened = TypeVar("Opened")
 Result = TypeVar("Result")
+Sources = tuple[Any, Any]  # the images of a prompt, and its videos: one, a list of them, or None
 OnError = Literal["raise", "return"]  # what becomes of an item that cannot be answered
 
 THREADS = 2  # open images while the model runs
@@ -125,9 +127,34 @@ def answer_all(
             yield result
 
 
-def opener(processor: Processor) -> Callable[[ImageLike | Sequence[ImageLike]], list[Image]]:
-    """Return a function that opens the images of one prompt for a model."""
-    return partial(open_images, scale=scale_for(processor))
+def opener(processor: Processor, sampling: Sampling) -> Callable[[Sources], list[Visual]]:
+    """Return a function that opens the images and the videos of one prompt for a model."""
+    return partial(open_visuals, sampling=sampling, scale=scale_for(processor))
+
+
+def open_visuals(sources: Sources, sampling: Sampling, scale: Scale | None = None) -> list[Visual]:
+    """Open the images of a prompt, and then its videos; raise RevisitError if there is none."""
+    images, videos = sources
+    listed = images if isinstance(images, (list, tuple)) else [] if images is None else [images]
+    opened = [open_image(image, scale=scale) for image in listed]
+    return [*opened, *(open_video(video, sampling) for video in as_videos(videos))]
+
+
+def paired(images: Sequence[Any] | None, videos: Sequence[Any] | None) -> list[Sources]:
+    """Return the images and the videos of each prompt; raise RevisitError if there is a prompt without any."""
+    pairs = list(zip_longest(images or (), videos or ()))
+    if images and videos and len(images) != len(videos):
+        raise RevisitError(
+            f"There are {len(images)} images but {len(videos)} videos: pass one of each for every prompt."
+        )
+    if not pairs or any(is_empty(image) and is_empty(video) for image, video in pairs):
+        raise RevisitError("No image or video was given; pass at least one.")
+    return pairs
+
+
+def is_empty(source: Any) -> bool:
+    """Return whether there is no image or video."""
+    return source is None or (isinstance(source, (list, tuple)) and not source)
 
 
 def batched(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:

@@ -82,7 +82,9 @@ class Subject:
     def inputs(self, items: Sequence[Item]) -> dict[str, Any]:
         """Return the model's inputs for a batch of items."""
         model, processor = self.loaded
-        return dict(prepare(processor, [item.prompt for item in items], [images(item) for item in items], model.device))
+        return dict(
+            prepare(processor, [item.prompt for item in items], [images(item) for item in items], device=model.device)
+        )
 
     def decode(
         self, method: Method, reporter: Reporter, title: str, items: Sequence[Item] | None = None

@@ -6,17 +6,16 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from PIL import Image as pil
+from PIL.Image import Image
 
 from revisit.errors import RevisitError
 from revisit.models.images import open_image
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
     from revisit.models.types import ImageLike
 
 
@@ -108,6 +107,11 @@ class Video:
         return cls(pixels, seconds, tuple(range(len(opened))), seconds[-1] - seconds[0] + step, total=len(opened))
 
     @property
+    def size(self) -> tuple[int, int]:
+        """The width and the height of the frames."""
+        return self.pixels.shape[2], self.pixels.shape[1]
+
+    @property
     def frames(self) -> list[Image]:
         """The frames as images."""
         return [pil.fromarray(frame) for frame in self.pixels]
@@ -128,10 +132,23 @@ class Video:
             "frames_indices": [round(time * 1000) for time in self.times],
             "total_num_frames": max(round(self.duration * 1000), 1),
             "duration": self.duration,
-            "height": self.pixels.shape[1],
-            "width": self.pixels.shape[2],
+            "width": self.size[0],
+            "height": self.size[1],
         }
 
     def listing(self) -> list[dict[str, float]]:
         """Return the index and the time of each frame, as logs store them."""
         return [{"index": i, "time": round(time, 6)} for i, time in zip(self.indices, self.times, strict=True)]
+
+
+Visual: TypeAlias = Image | Video  # an opened image or video of a prompt
+
+
+def shown_images(visuals: Sequence[Visual]) -> list[Image]:
+    """Return images and the frames of videos, as layouts number them."""
+    return [image for visual in visuals for image in (visual.frames if isinstance(visual, Video) else [visual])]
+
+
+def frames_listing(visuals: Sequence[Visual]) -> list[dict[str, float]]:
+    """Return the index and the time of every frame of all videos, as logs store them."""
+    return [entry for visual in visuals if isinstance(visual, Video) for entry in visual.listing()]

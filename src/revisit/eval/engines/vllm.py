@@ -188,7 +188,7 @@ class VllmEngine(Engine):
         return list(outputs)
 
     def _prompt(self, item: Item, images: list[Image]) -> dict[str, Any]:
-        text = chat_text(self.processor, item.prompt, len(images))
+        text = chat_text(self.processor, item.prompt, images)
         text = text.removeprefix(getattr(self.processor.tokenizer, "bos_token", None) or "")  # vLLM adds it again
         return {"prompt": text, "multi_modal_data": {"image": images}} if images else {"prompt": text}
 
