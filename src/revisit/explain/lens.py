@@ -155,7 +155,8 @@ def lens(
         RevisitError: If fewer than two of the words are single tokens, or the model keeps no vision tokens.
     """
     sampling = Sampling(frames, fps)
-    visuals = open_visuals(*paired([image], [video]), sampling)
+    (sources,) = paired([image], [video])
+    visuals = open_visuals(sources, sampling)
     loaded, processor = loaded_pair(model, "lens")
     parts = ModelParts.of(loaded)
     chosen = resolve_layers(range(parts.depth + 1) if layers is None else layers, parts.depth, parts.tied)

@@ -14,7 +14,7 @@ import torch
 from revisit.models import families
 from revisit.models.images import SCALE
 from revisit.models.parts import vision_mask, vision_token_ids
-from revisit.models.patch_maps import VIDEO_MAPS, Box, Context, ImageGrid, Layouts, Size, merged, number_grids
+from revisit.models.patch_maps import VIDEO_MAPS, Box, Context, ImageGrid, Piece, Size, merged, number_grids
 from revisit.video.clip import Video
 
 if TYPE_CHECKING:
@@ -94,32 +94,30 @@ def layout(
     `visuals` are, in prompt order, (width, height) of the original images, or a `Clip`; `tokens` is the number of vision tokens, and
     `inputs` the processor's output.
     """
-    clips = [visual if isinstance(visual, Clip) else None for visual in visuals]
-    shown = [
-        (size, time)
-        for visual, clip in zip(visuals, clips, strict=True)
-        for size, time in ([(visual, None)] if clip is None else [(clip.size, time) for time in clip.times])
-    ]
+    shown: list[tuple[Size, float | None]] = []
+    for visual in visuals:
+        shown += [(visual.size, time) for time in visual.times] if isinstance(visual, Clip) else [(visual, None)]
     sizes = tuple((int(w), int(h)) for (w, h), _ in shown)
     unknown = Layout(sizes, tokens, times=tuple(time for _, time in shown))
     family = families.of(config.model_type)
-    context = Context(config, image_processor, inputs or {}, clips.count(None))
+    still = sum(not isinstance(visual, Clip) for visual in visuals)
+    context = Context(config, image_processor, inputs or {}, still)
     packed = {"image_grid_thw", "video_grid_thw"} & context.inputs.keys()
     patch_map = family.patch_map or (merged if packed else None)
     video_map = VIDEO_MAPS.get(patch_map) if patch_map else None
-    if patch_map is None or (video_map is None and any(clips)):
+    if patch_map is None or (video_map is None and still < len(visuals)):
         return replace(unknown, reason=family.no_patch_map)
-    alternatives: list[tuple[int, list[Any]]] = []
+    alternatives: list[tuple[int, list[list[Piece]]]] = []
     images = videos = number = 0
-    for clip in clips:
-        if clip is None:
-            layouts: Layouts = patch_map(context, images, sizes[number])
-            alternatives.append((number, list(layouts)))
-            images, number = images + 1, number + 1
-        else:
+    for visual in visuals:
+        if isinstance(visual, Clip):
             assert video_map is not None
-            alternatives.append((number, list(video_map(context, videos, clip.size, len(clip.times)))))
-            videos, number = videos + 1, number + len(clip.times)
+            layouts = video_map(context, videos, visual.size, len(visual.times))
+        else:
+            layouts = patch_map(context, images, sizes[number])
+        alternatives.append((number, list(layouts)))
+        videos, images = videos + isinstance(visual, Clip), images + (not isinstance(visual, Clip))
+        number += len(visual.times) if isinstance(visual, Clip) else 1
     totals = []
     for choice in range(max((len(layouts) for _, layouts in alternatives), default=0)):
         grids, total = number_grids((n, layouts[min(choice, len(layouts) - 1)]) for n, layouts in alternatives)

@@ -122,7 +122,7 @@ class Video:
 
     def pick(self, numbers: Sequence[int]) -> Video:
         """Return a video of the frames with these numbers, in this order."""
-        times, indices = (tuple(values[n] for n in numbers) for values in (self.times, self.indices))
+        times, indices = tuple(self.times[n] for n in numbers), tuple(self.indices[n] for n in numbers)
         return replace(self, pixels=self.pixels[list(numbers)], times=times, indices=indices)
 
     def metadata(self) -> dict[str, Any]:

@@ -114,7 +114,7 @@ def _read(container: Any, what: str, sampling: Sampling) -> Video:
     _check_duration((container.duration or 0) / 1_000_000, what)
     timeline = _list_frames(container, stream, what)
     _check_duration(timeline.duration, what)
-    indices = sampling.choose(timeline.times, timeline.end)
+    indices = sampling.choose(timeline.times.tolist(), timeline.end)
     frames = Frames(stream, indices)
     if timeline.keys:
         _decode_groups(container, timeline, frames)
