@@ -25,11 +25,12 @@ from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Item
 from revisit.eval.report.document import Block, Table
 from revisit.eval.run import Reporter
-from revisit.explain.calibration import Flags, Floats, auroc, best_threshold, candidate_layers, f1
+from revisit.explain.calibration import candidate_layers
 from revisit.explain.check import THRESHOLD, settings_of
 from revisit.explain.checkable import WORD
 from revisit.explain.prefill import logit_slices
 from revisit.explain.support import TOP, ModelText, first_tokens, read_texts
+from revisit.explain.sweep import Flags, Floats, auroc, best_threshold, quality
 from revisit.forward.attention import watching
 from revisit.forward.states import Hooks
 from revisit.methods.sadt import agreeing, forms, normal
@@ -258,7 +259,7 @@ def measure(units: Mapping[str, list[Unit]], subject: Subject, reader: Reader) -
         "thresholds": thresholds,
         "check": {
             kind: {
-                "f1": {rule: f1(*columns(found, CHECK), cut) for rule, cut in thresholds.items()},
+                "f1": {rule: quality(*columns(found, CHECK), cut).f1 for rule, cut in thresholds.items()},
                 "words": len(found),
                 "absent": sum(not unit.right for unit in found),
             }
@@ -304,7 +305,7 @@ def _quality(units: Sequence[Unit], name: str, threshold: float) -> Result:
         "low": low,
         "high": high,
         "ap": precision,
-        "f1": f1(scores, right, threshold),
+        "f1": quality(scores, right, threshold).f1,
     }
     return {key: or_none(value) for key, value in values.items()}
 

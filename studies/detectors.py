@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from revisit.explain.calibration import Flags, Floats
+from revisit.explain.sweep import Flags, Floats
 
 GLSIM_PATCHES = 32 / 576  # share of the vision tokens that GLSim compares
 COSINE_PATCHES = 0.05

@@ -16,7 +16,7 @@ from PIL.Image import Image
 
 from revisit.eval.report.document import Block, Table
 from revisit.eval.run import Reporter
-from revisit.explain.calibration import auroc
+from revisit.explain.sweep import auroc
 from revisit.io.files import make_folder
 from revisit.paper.study import Result, Stored, Subject, images, number, track
 from revisit.words import CATEGORIES

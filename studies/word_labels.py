@@ -19,7 +19,7 @@ from revisit.eval.benchmarks.base import Item
 from revisit.eval.benchmarks.chair import PROMPT
 from revisit.eval.report.document import Block, Table
 from revisit.eval.run import Reporter
-from revisit.explain.calibration import Flags, Floats, auroc, best_threshold, f1
+from revisit.explain.sweep import Flags, Floats, auroc, best_threshold, quality
 from revisit.io.records import Record, find_image, read_records, record
 from revisit.paper.study import Result, Stored, Subject, number, track
 from studies.check import Reader, Stated
@@ -151,7 +151,7 @@ def score_words(texts: Sequence[LabeledText], scores: Sequence[Scored], threshol
     """
     rows = [list(_joined(text, found)) for text, found in zip(texts, scores, strict=True)]
     flat = [row for text in rows for row in text]
-    each = [f1(*_columns(text, missing=np.inf), threshold) if text else 0.0 for text in rows]
+    each = [quality(*_columns(text, missing=np.inf), threshold).f1 if text else 0.0 for text in rows]
     kinds = sorted({kind for _, kind in flat if kind is not None})
     return {
         "texts": len(texts),
@@ -180,7 +180,7 @@ def _measures(rows: Sequence[tuple[float | None, str | None]], threshold: float)
     values = {
         "auroc": auroc(*known),
         "average_precision": average_precision(*known),
-        "f1": f1(*every, threshold),
+        "f1": quality(*every, threshold).f1,
         "recall": float(flagged.mean()) if len(flagged) else np.nan,
     }
     counts = {"words": len(rows), "wrong": len(flagged), "scored": len(known[0])}

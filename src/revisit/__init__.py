@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from revisit.explain.ask import ExplainedAnswer as ExplainedAnswer
     from revisit.explain.ask import ask as ask
     from revisit.explain.ask import ask_many as ask_many
-    from revisit.explain.check import Check as Check
+    from revisit.explain.captions import read_checks as read_checks
     from revisit.explain.check import check as check
     from revisit.explain.check import check_many as check_many
+    from revisit.explain.checked import Check as Check
     from revisit.explain.lens import Lens as Lens
     from revisit.explain.lens import lens as lens
     from revisit.methods.revisit import ReVisiT as ReVisiT
@@ -43,7 +44,9 @@ _PUBLIC = {
     "revisit.eval.log": ("Log", "read_logs"),
     "revisit.eval.run": ("evaluate",),
     "revisit.explain.ask": ("ExplainedAnswer", "ask", "ask_many"),
-    "revisit.explain.check": ("Check", "check", "check_many"),
+    "revisit.explain.captions": ("read_checks",),
+    "revisit.explain.check": ("check", "check_many"),
+    "revisit.explain.checked": ("Check",),
     "revisit.explain.lens": ("Lens", "lens"),
     "revisit.models.images": ("open_image",),
     "revisit.models.loading": ("load",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 from contextlib import closing
@@ -82,34 +83,82 @@ def test_a_file_of_captions(folder: Path) -> None:
     result = run(*options(folder), "--batch-size", "2", "--threshold", "0.01")
     assert result.exit_code == 1
     assert "5 texts checked" in result.stdout
-    assert "5 (COCO_val2014_000000000005.png): zebra" in result.stdout
+    assert "zebra: 1" in result.stdout
     assert [line["number"] for line in lines(folder)] == [1, 2, 3, 4, 5]
     assert (folder / "out/index.html").read_text().count("<svg") == 5
-    assert "most often: zebra (1)" in (folder / "out/index.html").read_text()
+    assert "most often: cat (1), zebra (1)" in (folder / "out/index.html").read_text()
 
 
-def test_an_interrupted_run_resumes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_resumes_to_the_same_bytes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = run(*options(folder), "--batch-size", "2")
-    expected = (folder / "out/checks.jsonl").read_bytes()
-    cut = expected.split(b"\n")
-    (folder / "out/checks.jsonl").write_bytes(b"\n".join(cut[:3]) + b"\n" + cut[3][:30])  # stopped while writing
-    sizes: list[int] = []
-    original = check_module.check_many
+    expected = {path.name: path.read_bytes() for path in (folder / "out").iterdir()}
+    cut = expected["checks.jsonl"].split(b"\n")
+    (folder / "out/checks.jsonl").write_bytes(cut[0] + b"\n" + cut[3] + b"\n" + cut[1][:30])  # killed while writing
+    checked: list[str] = []
+    original = check_module.read_texts
 
-    def counting(model: Any, images: Any, texts: Any, **kwargs: Any) -> Any:
-        sizes.append(len(texts))
-        return original(model, images, texts, **kwargs)
+    def counting(*args: Any) -> Any:
+        checked.extend(args[5])
+        return original(*args)
 
-    monkeypatch.setattr(check_module, "check_many", counting)
+    monkeypatch.setattr(check_module, "read_texts", counting)
     again = run(*options(folder), "--batch-size", "2")
-    assert sizes == [2, 1]
+    assert len(checked) == 5  # in the batches of the first run
     assert again.stdout == whole.stdout
-    assert [(line["number"], line["flagged"]) for line in lines(folder)] == [
-        (line["number"], line["flagged"]) for line in map(json.loads, expected.splitlines()[1:])
+    assert {path.name: path.read_bytes() for path in (folder / "out").iterdir()} == expected
+
+
+def test_nothing_is_loaded_when_nothing_is_left(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = run(*options(folder))
+    monkeypatch.setattr(revisit.models.loading, "load", None)
+    assert run(*options(folder)).stdout == first.stdout
+
+
+def test_another_threshold_flags_stored_supports(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(*options(folder), "--threshold", "0")
+    stored = (folder / "out/checks.jsonl").read_bytes()
+    assert (folder / "out/flagged.csv").read_text().splitlines() == [""]
+    monkeypatch.setattr(revisit.models.loading, "load", None)
+    result = run(*options(folder), "--threshold", "1", "--json")
+    summary = json.loads(result.stdout)
+    checks = [check for check in revisit.read_checks(folder / "out", threshold=1) if check.flagged()]
+    assert (result.exit_code, summary["flagged"], summary["threshold"]) == (1, len(checks), 1)
+    assert (folder / "out/checks.jsonl").read_bytes() == stored
+    with (folder / "out/flagged.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["image_id"], row["caption"]) for row in rows] == [(check.id, check.text) for check in checks]
+    assert rows[-1]["flagged_words"].endswith("zebra")
+    assert [row["least_support"] for row in rows] == [f"{check.least_support}" for check in checks]
+    assert [row["flagged_words"] for row in rows] == [
+        ", ".join(word.text for word in check.flagged()) for check in checks
     ]
 
 
-def test_checks_of_another_image_or_calibration_are_not_used_again(folder: Path) -> None:
+@pytest.mark.parametrize("unit", ["word", "text"])
+def test_labels_give_precision_and_recall_by_threshold(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, unit: str
+) -> None:
+    rows = [json.loads(line) for line in (folder / "captions.jsonl").read_text().splitlines()]
+    for number, row in enumerate(rows):
+        nouns = sorted(scene("unusual", 3, number).nouns)
+        row["label"] = ", ".join(nouns) if unit == "word" else ["yes", "yes", "yes", "yes", "no"][number]
+    (folder / "captions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run(*options(folder))
+    monkeypatch.setattr(revisit.models.loading, "load", None)
+    file, _, _, *out = options(folder)
+    labels = json.loads(run(file, *out, "--labels", "label", "--json", "--threshold", "1").stdout)["labels"]
+    assert (labels["unit"], labels["labelled"], labels["wrong"]) == (unit, 6 if unit == "word" else 5, 1)
+    last = labels["thresholds"][-1]
+    assert (last["threshold"], last["recall"], last["precision"]) == (1, 1, pytest.approx(1 / last["flagged"]))
+    assert labels["auroc"] == 1  # the zebra has the least support
+    best = next(row for row in labels["thresholds"] if row["threshold"] == labels["best_threshold"])
+    assert (best["flagged"], best["precision"], best["recall"], best["f1"]) == (1, 1, 1, 1)
+    assert "AUROC 1.000" in run(file, *out, "--labels", "label").stdout
+    with pytest.raises(RevisitError, match="no 'colour'"):
+        run(file, *out, "--labels", "colour")
+
+
+def test_checks_of_another_image_or_model_are_not_used_again(folder: Path) -> None:
     model = folder / "model"
     shutil.copytree(embedded_folder(), model)
     arguments = [*options(folder), "--model", str(model)]
@@ -118,25 +167,22 @@ def test_checks_of_another_image_or_calibration_are_not_used_again(folder: Path)
     changed = folder / "images" / f"COCO_val2014_{1:012d}.png"
     Image.new("RGB", (64, 64)).save(changed)
     run(*arguments)
-    assert lines(folder)[:5] == before
-    assert [line["number"] for line in lines(folder)[5:]] == [1]
-    assert lines(folder)[5]["least_support"] != before[0]["least_support"]
+    assert [line["number"] for line in lines(folder)] == [1, 2, 3, 4, 5]
+    assert lines(folder)[1:] == before[1:]
+    assert lines(folder)[0]["least_support"] != before[0]["least_support"]
     changed.write_bytes(b"no image")
     with pytest.raises(Incomplete, match="1 of the texts"):
         run(*arguments)
+    assert [line["number"] for line in lines(folder)] == [2, 3, 4, 5]
     assert "4 texts" in (folder / "out/index.html").read_text()
+    (failure,) = map(json.loads, (folder / "out/failures.jsonl").read_text().splitlines())
+    assert (failure["number"], failure["image"]) == (1, changed.name)
+    assert "not an image" in failure["error"]
     settings = json.loads((model / "generation_config.json").read_text())
     settings["check"]["threshold"] = 0.9
     (model / "generation_config.json").write_text(json.dumps(settings))
-    with pytest.raises(RevisitError, match=r"other settings \(fingerprint, threshold"):
+    with pytest.raises(RevisitError, match=r"other settings \(fingerprint\)"):
         run(*arguments)
-
-
-def test_checks_of_an_older_version_are_not_used(folder: Path) -> None:
-    with closing(LineFile(folder / "out/checks.jsonl")) as file:
-        file.append([{"settings": {"model": "tiny", "prompt": None, "threshold": None, "words": "objects"}}])
-    with pytest.raises(RevisitError, match="older version"):
-        run(*options(folder))
 
 
 def test_a_broken_image_does_not_stop_the_others(folder: Path) -> None:
@@ -224,7 +270,8 @@ WRONG: list[tuple[list[str], str]] = [
     ([PHOTO, "A dog.", "--images", "."], "need a file of texts"),
     (["{captions}", "--images", "{images}"], "--out DIR"),
     (["{captions}", "--images", "nowhere", "--out", "{out}"], "not a folder"),
-    (["{captions}", "--images", "{images}", "--out", "{out}", "--json"], "needs a folder"),
+    (["{captions}", "--images", "{images}", "--out", "{out}", "--html", "x.html"], "needs a folder"),
+    (["{captions}", "--out", "{images}", "--labels", "x"], "has no checks"),
     (["{captions}", "--images", "{images}", "--out", "{out}", "--field", "txt"], "has no 'txt'"),
     (["{images}/broken.jsonl", "--images", "{images}", "--out", "{out}"], "broken.jsonl"),
     (["{images}/strange.jsonl", "--images", "{images}", "--out", "{out}"], "no image in"),

@@ -57,6 +57,61 @@ def test_json_for_two_images(run: Run) -> None:
         assert line["counters"]["applied"] > 0
 
 
+@pytest.fixture
+def photos(folder: Path, tmp_path: Path) -> Path:
+    """Make nested folders of seven images with repeated names, one of them damaged."""
+    for number, name in enumerate(["1.png", "a/1.png", "a/2.png", "b/1.png", "b/c/1.png", "b/c/2.png"]):
+        (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
+        families.image(number, (30 + number, 40)).save(tmp_path / "photos" / name)
+    (tmp_path / "photos/b/2.png").write_bytes((tmp_path / "photos/b/1.png").read_bytes()[:100])
+    return tmp_path / "photos"
+
+
+def test_a_folder_is_answered_in_order_although_an_image_is_damaged(run: Run, photos: Path) -> None:
+    common = ("generate", photos, "--model", "model", "--max-new-tokens", "4", "--sample", "--seed", "3")
+    names = [str(path) for path in sorted(photos.rglob("*.png"))]
+    together = run(*common, "--json", "--batch-size", "3")
+    lines = [json.loads(line) for line in together.out.splitlines()]
+    assert together.status == 3
+    assert [line["images"] for line in lines] == [[name] for name in names]
+    assert [name for name, line in zip(names, lines, strict=True) if "error" in line] == [str(photos / "b/2.png")]
+    *listed, sentence = together.err.splitlines()
+    assert [line.partition(": ")[0] for line in listed] == [str(photos / "b/2.png")[-80:]]
+    assert "1 of 7 images" in sentence
+    for batch_size in (1, 7):
+        assert run(*common, "--json", "--batch-size", batch_size).out == together.out
+    alone = run("generate", names[0], *common[2:], "--json").out
+    assert alone == together.out.splitlines(keepends=True)[0]
+
+
+def test_answers_of_a_folder_are_stored_and_resumed(
+    run: Run, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    common = ("generate", photos, "--model", "model", "--max-new-tokens", "4", "--batch-size", "2", "--out", out)
+    assert run(*common).status == 3
+    expected = {path.name: path.read_bytes() for path in out.iterdir()}
+    lines = expected["answers.jsonl"].splitlines(keepends=True)
+    assert [len(lines), len(expected["failures.jsonl"].splitlines())] == [6, 1]
+    (out / "answers.jsonl").write_bytes(lines[4] + lines[0] + lines[1][:50])  # killed while writing
+    assert run(*common).status == 3
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == expected
+    with monkeypatch.context() as patch:
+        patch.setattr("revisit.models.loading.load", None)
+        assert run(*common).status == 3  # the damaged image is tried again, and nothing is loaded for it
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == expected
+    families.image(9, (50, 40)).save(photos / "a/1.png")  # changed
+    (photos / "b/2.png").write_bytes((photos / "b/1.png").read_bytes())  # repaired
+    assert run(*common).status == 0
+    again = (out / "answers.jsonl").read_bytes().splitlines(keepends=True)
+    assert [again[n] for n in (0, 2, 3, 5, 6)] == [lines[n] for n in (0, 2, 3, 4, 5)]
+    assert again[1] != lines[1]
+    assert json.loads(again[4])["images"] == [str(photos / "b/2.png")]
+    assert not (out / "failures.jsonl").exists()
+    for other in (("--method", "greedy"), ("--prompt", "What is it?"), ("--dtype", "float64")):
+        assert "other settings" in run(*common, *other).sentence
+
+
 def test_tiny_raises_an_error_for_images_unlike_its_scenes(run: Run) -> None:
     """The error names other models and the flag that overrides it; scenes print nothing on stderr."""
     own = run("generate", "scene.png", "--max-new-tokens", "2")

@@ -11,7 +11,8 @@ import torch
 
 import revisit
 from revisit.eval.run import Reporter
-from revisit.explain.calibration import auroc, best_threshold, calibrate, f1
+from revisit.explain.calibration import calibrate
+from revisit.explain.sweep import auroc, best_threshold, quality
 from revisit.paper.study import Subject
 from revisit.words import WORDS
 from studies import detectors
@@ -28,9 +29,9 @@ def test_the_statistics_by_hand() -> None:
     assert np.isnan(auroc(SCORES, np.ones(5, bool)))
     assert average_precision(SCORES, PRESENT) == pytest.approx((1 / 1 + 2 / 3) / 2)
     assert average_precision(-SCORES, PRESENT) == pytest.approx((1 / 4 + 2 / 5) / 2)
-    assert f1(SCORES, PRESENT, 0.15) == pytest.approx(2 / 3)
+    assert quality(SCORES, PRESENT, 0.15).f1 == pytest.approx(2 / 3)
     assert best_threshold(SCORES, PRESENT) == pytest.approx(0.3)
-    assert f1(SCORES, PRESENT, 0.3) == pytest.approx(4 / 5)
+    assert quality(SCORES, PRESENT, 0.3).f1 == pytest.approx(4 / 5)
 
 
 def reading(patches: int = 4, **known: object) -> Reading:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from revisit.explain.captions import Caption
-    from revisit.explain.check import Check
+    from revisit.explain.checked import Check
     from revisit.models.types import Model, Processor
 
 
@@ -35,6 +35,12 @@ def check(
         None, min=0, max=1, help="Flag words with less support than this; by default the model's threshold."
     ),
     words: str = typer.Option("objects", help="Words to check: objects, content, or a list like dog,cat,cup."),
+    labels: str = typer.Option(
+        None,
+        metavar="COLUMN",
+        help="Print precision and recall by threshold. The column has the objects in each image, or yes or no: whether the text is "
+        "right. Without --images, stored checks are used.",
+    ),
     field: str = typer.Option(None, help="Field of the file that contains the text, if there are several candidates."),
     batch_size: int = typer.Option(8, min=1, help="Number of texts per forward pass."),
     calibrate: str = typer.Option(
@@ -54,8 +60,9 @@ def check(
 ) -> None:
     """Check which words of a text are supported by its image.
 
-    A file of texts can have any layout that `revisit score chair` accepts. Its results are checks.jsonl, with one line per text,
-    and index.html, which lists the texts with the least support first.
+    A file of texts can have any layout that `revisit score chair` accepts. The folder of its results gets checks.jsonl, with one line
+    per text, flagged.csv, with the rows that have flagged words, failures.jsonl, summary.json, and index.html, which lists the texts
+    with the least support first. Another --threshold flags other words without another forward pass.
 
     Exit status: 0 if no word is flagged, 1 if a word is flagged, 2 for wrong input, 3 if there is no word to check or a text
     cannot be checked.
@@ -64,6 +71,7 @@ def check(
 
       revisit check photo.jpg "A dog on a couch." --model photo
       revisit check captions.jsonl --images val2014 --out checks --model llava-hf/llava-1.5-7b-hf
+      revisit check captions.csv --out checks --labels objects
       revisit check --calibrate coco --model llava-hf/llava-1.5-7b-hf
     """
     loading: dict[str, Any] = {
@@ -80,49 +88,113 @@ def check(
             )
         _calibrate(model, calibrate, batch_size, quiet, loading)
         return
-    if source is None or (text is None and images is None):
+    if source is None or (text is None and images is None and labels is None):
         raise RevisitError(
             'Give an image and its text, or a file of texts with --images: revisit check photo.jpg "A dog."'
         )
     if not source.exists():
         raise RevisitError(f"There is no file {source}.")
-    if text is not None and (images is not None or output is not None or field is not None):
-        raise RevisitError("--images, --out and --field need a file of texts, not a single text.")
-    if text is None and (html is not None or as_json or output is None or output.is_file()):
-        raise RevisitError("A file of texts needs a folder for its results: use --out DIR, without --html and --json.")
-    from revisit.explain.captions import read_captions
+    if text is not None and any(option is not None for option in (images, output, field, labels)):
+        raise RevisitError("--images, --out, --field and --labels need a file of texts, not a single text.")
+    if text is None and (html is not None or output is None or output.is_file()):
+        raise RevisitError("A file of texts needs a folder for its results: use --out DIR, without --html.")
+    from revisit.explain.captions import read_captions, stored_lines
     from revisit.explain.checkable import need_words
-    from revisit.models.images import open_image
+    from revisit.explain.sweep import sweep
+    from revisit.io.records import read_answers
 
     kind_or_list = words if words in ("objects", "content") else [word for word in words.split(",") if word.strip()]
-    settings: dict[str, Any] = {"prompt": prompt, "threshold": threshold, "words": kind_or_list}
-    if html is not None:
-        check_page(html, [source])
+    if prompt is not None and not prompt.strip():
+        raise RevisitError(f"The prompt must be a question or a request, not {prompt!r}.")
+    if not kind_or_list:
+        raise RevisitError("--words must be objects, content, or a list like dog,cat,cup.")
     if text is not None:
+        from revisit.models.images import open_image
+
+        if html is not None:
+            check_page(html, [source])
         need_words(text)
-        captions, first, image = [], source, open_image(source)
-    else:
+        image = open_image(source)
+        pair = options.load_for_image(model, image, str(source), any_image=any_image, **loading)
+        from revisit.explain.check import check as check_one
+
+        result = check_one(pair, image, text, prompt, threshold=threshold, words=kind_or_list)
+        raise typer.Exit(1 if _print_check(result, html, as_json) else 0)
+
+    def load(image: Image, name: str) -> tuple[Model, Processor]:
+        return options.load_for_image(model, image, name, any_image=any_image, **loading)
+
+    summary: dict[str, Any] = {"file": str(source), "out": str(output)}
+    if images is not None:
         captions = read_captions(source, images, field)
-        first, image = _first_image(captions)
-
-    from revisit.explain.check import check as check_one
-
-    pair = options.load_for_image(model, image, str(first), any_image=any_image, **loading)
-    if text is None:
-        flagged = _check_file(pair, captions, output, settings, batch_size, quiet)
-    else:
-        flagged = _print_check(check_one(pair, image, text, **settings), html, as_json)
-    raise typer.Exit(1 if flagged else 0)
+        identity = options.identity(model, dtype=dtype, device_map=device_map)
+        settings = {"prompt": prompt, "words": kind_or_list, "batch_size": batch_size}
+        summary |= _check_file(load, captions, output, identity, settings, threshold, quiet)
+    if labels is not None:
+        rows = [answer.record for answer in read_answers(source, field)]
+        summary["labels"] = sweep(rows, stored_lines(output), labels, threshold).to_dict()
+    _print_summary(summary, as_json)
 
 
-def _first_image(captions: list[Caption]) -> tuple[Path, Image]:
-    """Open the first readable image; errors in the others are reported later, one by one."""
-    from revisit.models.images import open_image
+def _check_file(
+    load: Callable[[Image, str], tuple[Model, Processor]],
+    captions: list[Caption],
+    output: Path,
+    identity: dict[str, Any],
+    settings: dict[str, Any],
+    threshold: float | None,
+    quiet: bool,
+) -> dict[str, Any]:
+    """Check a file of texts; return the summary."""
+    from revisit.cli.progress import counted, resumable
+    from revisit.explain.captions import check_captions, write_summary
 
-    for caption in captions:
-        with suppress(RevisitError):
-            return caption.image, open_image(caption.image)
-    raise RevisitError(f"None of the images can be read; the first is {captions[0].image}.")
+    with resumable(output), counted("texts", len(captions), quiet) as advance:
+        failures = check_captions(load, captions, output, identity, advance=advance, **settings)
+    return write_summary(captions, output, threshold, failures)
+
+
+def _print_summary(summary: dict[str, Any], as_json: bool) -> None:
+    """Print the results of a file of texts, and end with their exit status."""
+    from revisit.cli.progress import plural
+
+    failures = [(f"{f['id']} ({f['image']})", f["error"]) for f in summary.get("failures", ())]
+    if as_json:
+        options.print_json(summary)
+    elif "checked" in summary:
+        unchecked = summary["without_words"]
+        without = f", {unchecked} without a word to check" if unchecked else ""
+        print(f"{plural(summary['checked'], 'text')} checked, {summary['flagged']} with flagged words{without}.")
+        for word, count in summary["most_flagged"].items():
+            print(f"  {word}: {count}")
+        print(f"Wrote {summary['out']}")
+    if "labels" in summary and not as_json:
+        _print_labels(summary["labels"])
+    if failures:
+        options.print_failures(failures)
+        raise Incomplete(f"{len(failures)} of the texts could not be checked; rerun the command to retry.")
+    if "checked" in summary and summary["without_words"] == summary["checked"]:
+        raise Incomplete("The texts contain none of the words to check; choose other words with --words.")
+    raise typer.Exit(1 if summary.get("flagged") else 0)
+
+
+def _print_labels(found: dict[str, Any]) -> None:
+    """Print precision and recall by threshold."""
+    from revisit.cli.progress import plural
+
+    unit, wrong = found["unit"], found["wrong"]
+    score = "-" if found["auroc"] is None else f"{found['auroc']:.3f}"
+    caption = f"{plural(found['labelled'], unit)} with a label, {wrong} of them wrong; AUROC {score}."
+    rows = []
+    for row in found["thresholds"]:
+        numbers = ("-" if row[name] is None else f"{row[name]:.3f}" for name in ("precision", "recall", "f1"))
+        mark = " *" if row["threshold"] == found["best_threshold"] else ""
+        rows.append((f"{row['threshold']:.4g}{mark}", str(row["flagged"]), *numbers))
+    print_table(Table(("threshold", "flagged", "precision", "recall", "F1"), rows, caption))
+    best = round(found["best_threshold"], 4)
+    print(
+        f'* The best F1 on these labels: --threshold {best}, or "threshold": {best} of `check` in generation_config.json.'
+    )
 
 
 def _print_check(result: Check, html: Path | None, as_json: bool) -> bool:
@@ -145,39 +217,6 @@ def _print_check(result: Check, html: Path | None, as_json: bool) -> bool:
     return bool(flagged)
 
 
-def _check_file(
-    pair: tuple[Model, Processor],
-    captions: list[Caption],
-    output: Path,
-    settings: dict[str, Any],
-    batch_size: int,
-    quiet: bool,
-) -> bool:
-    """Check a file of texts; return whether any word is flagged."""
-    from revisit.cli.progress import plural, progress_bar
-    from revisit.explain.captions import check_captions, write_summary
-
-    with progress_bar() as bar:
-        task = bar.add_task("texts", total=len(captions), visible=not quiet)
-        lines, failures = check_captions(
-            pair, captions, output, settings, batch_size=batch_size, advance=lambda count: bar.advance(task, count)
-        )
-    write_summary(output, lines, captions)
-    flagged = [line for line in lines if line["flagged"]]
-    unchecked = sum(not any(word["checkable"] for word in line["words"]) for line in lines)
-    without = f", {unchecked} without a word to check" if unchecked else ""
-    print(f"{plural(len(lines), 'text')} checked, {len(flagged)} with flagged words{without}.")
-    for line in flagged[:10]:
-        print(f"{line['id']} ({line['image']}): {', '.join(line['flagged'])}")
-    print(f"Wrote {output}")
-    if failures:
-        listed = " ".join(failures[:3])
-        raise Incomplete(f"{len(failures)} of the texts could not be checked; rerun the command to retry. {listed}")
-    if unchecked == len(lines):
-        raise Incomplete("The texts contain none of the words to check; choose other words with --words.")
-    return bool(flagged)
-
-
 def _calibrate(model: str, data: str, batch_size: int, quiet: bool, loading: dict[str, Any]) -> None:
     """Measure how well a model can check, and print the entry for its generation_config.json."""
     from revisit.eval.benchmarks.chair import Chair
@@ -186,18 +225,17 @@ def _calibrate(model: str, data: str, batch_size: int, quiet: bool, loading: dic
     items = Chair().load(resolve_data(data, "chair", None))
 
     from revisit import load
-    from revisit.cli.progress import progress_bar
+    from revisit.cli.progress import counted
     from revisit.explain.calibration import calibrate
 
     pair = load(model, **loading)
-    with progress_bar() as bar:
-        task = bar.add_task("images", total=len(items), visible=not quiet)
+    with counted("images", len(items), quiet) as advance:
         measured = calibrate(
             *pair,
             [item.images[0] for item in items],
             [set(item.meta["ground_truth"]) for item in items],
             batch_size=batch_size,
-            advance=lambda count: bar.advance(task, count),
+            advance=lambda count: advance(count, 0),
         )
     print(
         f"Measured on {measured.words} object words in captions by the model; {measured.absent} of these objects are absent."

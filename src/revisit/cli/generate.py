@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from revisit import methods
 from revisit.cli import options
+from revisit.decoding.method import Method
 from revisit.decoding.settings import Decoding
-from revisit.errors import RevisitError
+from revisit.errors import Incomplete, RevisitError
 from revisit.pages.document import check_page
+from revisit.registry import MAX_SEED
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from revisit.decoding.decode import Decoded
+    from revisit.models.types import Model, Processor
+    from revisit.pages.answers import AnswerPage
+
+LINES = "answers.jsonl"
+Group = tuple[str, ...]  # the images of one prompt
+Failure = tuple[str, str]  # the names of the images, and the reason
+Advance = Callable[[int, int], None]
 
 
 def generate(
@@ -28,9 +46,14 @@ def generate(
     beams: int = options.BEAMS,
     seed: int = typer.Option(0, callback=options.a_seed, help="Random seed, with --sample."),
     together: bool = typer.Option(False, "--together", help="Ask one question about all images together."),
+    batch_size: int = options.BATCH_SIZE,
+    output: Path = typer.Option(
+        None, "--out", "-o", help="Folder for answers.jsonl, with one line per answer; rerun the command to resume."
+    ),
     html: Path = options.HTML,
     compare_with: list[str] = typer.Option(["greedy"], help="Method to compare with on the page, or none. Repeatable."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object per answer."),
+    quiet: bool = options.QUIET,
     any_image: bool = options.ANY_IMAGE,
     dtype: str = options.DTYPE,
     device_map: str = options.DEVICE_MAP,
@@ -39,13 +62,17 @@ def generate(
 ) -> None:
     """Describe images, or answer a question about each of them.
 
+    Images that cannot be read or answered are listed at the end, with exit status 3; the others are answered.
+
     Examples:
 
       revisit generate photo.jpg --model photo
       revisit generate photo.jpg --model photo --html decode.html --compare-with vcd --compare-with greedy
       revisit generate photos/ --model photo --prompt "Is there a dog in the image?" --set alpha=1e-3 --json
+      revisit generate photos/ --model photo --out answers
     """
-    from revisit.models.images import find_images, open_image
+    from revisit.cli.progress import counted, resumable
+    from revisit.models.images import find_images, open_images
 
     if not images:
         raise RevisitError("No image was given; for example: revisit generate photo.jpg")
@@ -53,73 +80,169 @@ def generate(
         raise RevisitError("--html cannot be combined with --beams: the page cannot show beams that change order.")
     if compare_with != ["greedy"] and html is None:
         raise RevisitError("--compare-with needs --html, which shows the other answers.")
+    if output is not None and (html is not None or as_json):
+        raise RevisitError("--out cannot be combined with --html or --json; the lines of its file are JSON.")
     if not prompt.strip():
         raise RevisitError("The prompt is empty; pass a question with --prompt.")
     paths = find_images(images)
     if html is not None:
         check_page(html, paths)
-    settings = Decoding.from_options(sample, temperature, top_p, beams).replace(max_new_tokens=max_new_tokens)
+    decoding = Decoding.from_options(sample, temperature, top_p, beams).replace(max_new_tokens=max_new_tokens)
     if seed and not sample:
         raise RevisitError("--seed needs --sample: without it every seed gives the same answer.")
-    # Files, names and settings are checked before torch is imported and the model is loaded.
-    groups = [paths] if together else [[path] for path in paths]
-    opened = [[open_image(path) for path in group] for group in groups]
-    method, method_settings = options.chosen_method(method, set_)
+    method, settings = options.chosen_method(method, set_)
     others = methods.parse_methods(compare_with) if html is not None else []
-    others = [other for other in others if other != (method, method_settings) and other[0] != "none"]
-    for name, own in ((method, method_settings), *others):
-        methods.get(name, **own)
-
-    import torch
-
-    from revisit import ask
-    from revisit.decoding.decode import decode
-    from revisit.models.prompts import prepare
-
-    loaded, processor = options.load_for_image(
+    others = [other for other in others if other != (method, settings) and other[0] != "none"]
+    groups: list[Group] = [tuple(paths)] if together else [(path,) for path in dict.fromkeys(paths)]
+    if len(groups) == 1:
+        open_images(groups[0])
+    # Files, names and settings are checked before torch is imported and the model is loaded.
+    given, *_ = (methods.get(name, **own) for name, own in ((method, settings), *others))
+    loading = {"dtype": dtype, "device_map": device_map}
+    job = Job(
         model,
-        opened[0][0],
-        paths[0],
-        any_image=any_image,
-        dtype=dtype,
-        device_map=device_map,
-        trust_remote_code=trust_remote_code,
-        allow_incomplete=allow_incomplete,
+        prompt,
+        groups,
+        [(method, settings), *others],
+        decoding,
+        {
+            "max_new_tokens": max_new_tokens,
+            "do_sample": sample,
+            **({"temperature": temperature, "top_p": top_p} if sample else {}),
+            "num_beams": max(beams, given.own_beams),
+            "seed": seed,
+        },
+        partial(
+            options.load_for_image,
+            model,
+            any_image=any_image,
+            trust_remote_code=trust_remote_code,
+            allow_incomplete=allow_incomplete,
+            **loading,
+        ),
     )
-    chosen = methods.as_method(method, loaded, **method_settings)
-    compared = list(dict.fromkeys(methods.as_method(name, loaded, **own) for name, own in others))
-    generation: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": sample}
-    if sample:
-        generation |= {"temperature": temperature, "top_p": top_p}
-    for number, group in enumerate(groups):
-        torch.manual_seed(seed)
-        if html is not None:
-            page = ask((loaded, processor), opened[number], prompt, chosen, compare_with=compared, **generation).page
-            answer = page.answers[0]
+    with resumable(output), counted("images", len(groups), quiet or len(groups) == 1) as advance:
+        if output is None:
+            failures = job.show(advance, batch_size, as_json, html)
         else:
-            inputs = prepare(processor, [prompt], [opened[number]], device=loaded.device)
-            (answer,) = decode(loaded, processor, inputs, chosen, settings)
-        if as_json:
-            beams = max(beams, chosen.own_beams)
-            result = {
-                "images": group,
-                "prompt": prompt,
-                "text": answer.text,
-                "thought": answer.thought,
-                "unclosed": answer.unclosed,
-                "model": model,
-                "method": answer.trace.method,
-                "generation": {**generation, "num_beams": beams, "seed": seed},
-                "counters": answer.trace.summary(),
-            }
-            options.print_json(result)
-        else:
-            print(f"{', '.join(group)}: {answer.text}" if len(groups) > 1 else answer.text, flush=True)
-        if answer.unclosed:
-            print(
-                f"No answer: the thought did not end within {max_new_tokens} tokens; use a larger --max-new-tokens.",
-                file=sys.stderr,
-            )
-        if html is not None:
-            several = html.with_name(f"{html.stem}-{number + 1}{html.suffix}")
-            print(f"Wrote {page.write(several if len(groups) > 1 else html)}", file=sys.stderr)
+            failures = job.store(advance, batch_size, output, options.identity(model, **loading), given)
+    if failures and len(groups) == 1:
+        raise RevisitError(failures[0][1])
+    if failures:
+        options.print_failures(failures)
+        raise Incomplete(f"{len(failures)} of {len(groups)} images have no answer; rerun the command to retry.")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One question about the images of each group."""
+
+    model: str
+    prompt: str
+    groups: list[Group]
+    methods: Sequence[tuple[str, dict[str, Any]]]  # the first one answers; the pages compare it with the others
+    decoding: Decoding
+    generation: dict[str, Any]  # as in the output
+    load: Callable[[Image, str], tuple[Model, Processor]]
+
+    def answers(self, missing: Sequence[int], batch_size: int, pages: bool) -> Iterator[list[Any]]:
+        """Yield the numbered groups with the hashes of their images and their answers, pages or errors, batch by batch."""
+        from revisit.models.images import open_images
+        from revisit.models.reader import answer_missing
+
+        start = partial(self.start, pages=pages)
+        return answer_missing(self.groups, missing, batch_size, lambda group: group, open_images, start)
+
+    def start(self, group: Group, images: list[Image], *, pages: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """Load the model; return the functions that open the images of a group and that answer a batch of groups."""
+        import torch
+
+        from revisit import ask
+        from revisit.decoding.decode import decode
+        from revisit.models.prompts import prepare
+        from revisit.models.reader import opener
+        from revisit.video.clip import Sampling
+
+        pair = self.load(images[0], group[0])
+        chosen, *others = (methods.as_method(name, pair[0], **settings) for name, settings in self.methods)
+        torch.manual_seed(self.generation["seed"])
+        seed = int(torch.randint(MAX_SEED, (1,)))
+        sampling = {name: value for name, value in self.generation.items() if name not in ("seed", "num_beams")}
+
+        def answer(groups: Sequence[Group], opened: Sequence[list[Image]]) -> list[Decoded]:
+            inputs = prepare(pair[1], [self.prompt] * len(groups), opened, device=pair[0].device)
+            return decode(*pair, inputs, chosen, self.decoding, seeds=[seed] * len(groups))
+
+        def explain(groups: Sequence[Group], opened: Sequence[list[Image]]) -> Iterator[AnswerPage]:
+            for images in opened:
+                torch.manual_seed(self.generation["seed"])
+                yield ask(pair, images, self.prompt, chosen, compare_with=list(dict.fromkeys(others)), **sampling).page
+
+        open_all = opener(pair[1], Sampling())
+        return lambda group: open_all((group, None)), explain if pages else answer
+
+    def line(self, group: Group, answer: Decoded) -> dict[str, Any]:
+        """Return an answer as JSON values."""
+        return {
+            "images": list(group),
+            "prompt": self.prompt,
+            "text": answer.text,
+            "thought": answer.thought,
+            "unclosed": answer.unclosed,
+            "model": self.model,
+            "method": answer.trace.method,
+            "generation": self.generation,
+            "counters": answer.trace.summary(),
+        }
+
+    def show(self, advance: Advance, batch_size: int, as_json: bool, html: Path | None) -> list[Failure]:
+        """Print the answers and write their pages; return the groups that failed."""
+        several, failures, number = len(self.groups) > 1, list[Failure](), 0
+        for batch in self.answers(range(len(self.groups)), batch_size if html is None else 1, html is not None):
+            for group, _, result in batch:
+                number += 1
+                name = ", ".join(group)
+                if isinstance(result, RevisitError):
+                    failures.append((name, str(result)))
+                    if as_json and several:
+                        options.print_json({"images": list(group), "error": str(result)})
+                    continue
+                answer: Decoded = result if html is None else result.answers[0]
+                if as_json:
+                    options.print_json(self.line(group, answer))
+                else:
+                    print(f"{name}: {answer.text}" if several else answer.text, flush=True)
+                if answer.unclosed:
+                    advice = f"the thought did not end within {self.decoding.max_new_tokens} tokens; use a larger --max-new-tokens."
+                    print(f"No answer: {advice}", file=sys.stderr)
+                if html is not None:
+                    page = html.with_name(f"{html.stem}-{number}{html.suffix}") if several else html
+                    print(f"Wrote {result.write(page)}", file=sys.stderr)
+            advance(len(batch), sum(isinstance(result, RevisitError) for *_, result in batch))
+        return failures
+
+    def store(
+        self, advance: Advance, batch_size: int, output: Path, identity: dict[str, Any], method: Method
+    ) -> list[Failure]:
+        """Add the answers that a folder does not have yet; return the groups that failed."""
+        from revisit.io.results import Results
+        from revisit.models.identity import foreign_code
+
+        settings = {**identity, "prompt": self.prompt, "generation": self.generation, "method": self.methods[0]}
+        settings["code"] = sorted(foreign_code(method))
+        failures: dict[Group, dict[str, Any]] = {}
+        with closing(Results(output / LINES, settings, lambda line: tuple(line["images"]))) as results:
+            missing = results.missing((group, group) for group in self.groups)
+            advance(len(self.groups) - len(missing), 0)
+            for batch in self.answers(missing, batch_size, pages=False):
+                lines = []
+                for group, hash, result in batch:
+                    if isinstance(result, RevisitError):
+                        failures[group] = {"images": list(group), "error": str(result)}
+                    else:
+                        lines.append({**self.line(group, result), "hash": hash})
+                results.append(lines)
+                advance(len(batch), len(batch) - len(lines))
+            results.finish(self.groups, failures)
+        print(f"{len(self.groups) - len(failures)} answers, {len(failures)} failures: {output}")
+        return [(", ".join(group), line["error"]) for group, line in failures.items()]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from revisit.errors import RevisitError
+from revisit.errors import RevisitError, printable
 from revisit.methods import parse_method
 from revisit.models import DESCRIBE
 from revisit.registry import MAX_BEAMS, MAX_SEED, Registry
@@ -74,6 +74,23 @@ def load_for_image(model: str, image: Image, name: str, *, any_image: bool, **op
 
         check_scene(loaded, processor, image, name)
     return loaded, processor
+
+
+def identity(model: str, **options: Any) -> dict[str, Any]:
+    """Return what identifies the answers of a model, without loading it."""
+    from revisit import __version__
+    from revisit.models.config import resolve
+    from revisit.models.identity import fingerprint, model_folder
+
+    return {"revisit": __version__, "model": model, "fingerprint": fingerprint(model_folder(resolve(model))), **options}
+
+
+def print_failures(failures: Sequence[tuple[str, str]], most: int = 10) -> None:
+    """List the first items that failed, with their reasons, on stderr."""
+    for name, reason in failures[:most]:
+        print(f"{printable(name)[-80:]}: {printable(reason)[:300]}", file=sys.stderr)
+    if len(failures) > most:
+        print(f"… and {len(failures) - most:,} more", file=sys.stderr)
 
 
 MODEL = typer.Option(

@@ -16,7 +16,8 @@ from revisit.decoding.generate import beam_count
 from revisit.decoding.method import as_method
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
-from revisit.explain.check import Check, check_text, settings_of
+from revisit.explain.check import check_text, settings_of
+from revisit.explain.checked import Check
 from revisit.explain.lens import patch_words
 from revisit.explain.prefill import watch_prefill
 from revisit.explain.support import answer_text

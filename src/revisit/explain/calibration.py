@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from revisit.decoding.decode import decode
 from revisit.decoding.method import METHODS
@@ -19,6 +18,7 @@ from revisit.errors import RevisitError
 from revisit.explain.check import settings_of
 from revisit.explain.checkable import is_object
 from revisit.explain.support import read_texts, support
+from revisit.explain.sweep import auroc, best_threshold
 from revisit.models import DESCRIBE
 from revisit.models.images import open_image
 from revisit.models.parts import ModelParts
@@ -27,9 +27,6 @@ from revisit.words import category, object_words
 
 if TYPE_CHECKING:
     from revisit.models.types import ImageLike, Model, Processor
-
-Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
 
 
 class Calibration(NamedTuple):
@@ -98,25 +95,3 @@ def candidate_layers(model: Model) -> list[int]:
     """Return the layer that `check` reads, and up to eleven from the first to the last."""
     depth = ModelParts.of(model).depth
     return sorted({settings_of(model)[0], *(n * depth // 10 for n in range(11))})
-
-
-def auroc(scores: Floats, present: Flags) -> float:
-    """Return the probability that a present word scores higher than an absent one; ties count half."""
-    _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
-    n1 = int(present.sum())
-    n0 = len(present) - n1
-    return float((ranks[present].sum() - n1 * (n1 + 1) / 2) / (n1 * n0)) if n1 and n0 else float("nan")
-
-
-def f1(scores: Floats, present: Flags, threshold: float) -> float:
-    """Return the F1 of flagging the words below the threshold as absent."""
-    flagged, absent = scores < threshold, ~present
-    return float(2 * (flagged & absent).sum() / max(1, flagged.sum() + absent.sum()))
-
-
-def best_threshold(scores: Floats, present: Flags) -> float:
-    """Return the threshold with the largest F1, halfway between two scores."""
-    values = np.unique(scores)
-    cuts = [*((values[1:] + values[:-1]) / 2), values[-1] + 1e-9]
-    return float(max(cuts, key=lambda cut: f1(scores, present, cut)))

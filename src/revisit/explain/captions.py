@@ -1,44 +1,61 @@
-"""Check a file of captions against a folder of images; an interrupted run resumes."""
+"""Check a file of captions against a folder of images. Supports are stored, and flags are computed from them for any threshold."""
 
 from __future__ import annotations
 
+import csv
+import heapq
+import io
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from revisit.errors import RevisitError
-from revisit.io.files import LineFile, file_digest, inside, write_text
+from revisit.explain.checkable import Words, need_words
+from revisit.explain.checked import Check, render
+from revisit.io.files import inside, scan_lines, write_json, write_text
 from revisit.io.finder import IDS, ImageFinder
-from revisit.io.records import read_answers
-from revisit.models.config import name_of
-from revisit.models.identity import loaded_fingerprint
-from revisit.models.images import open_image
+from revisit.io.records import Record, plain_cell, read_answers
+from revisit.io.results import Results
+from revisit.models import DESCRIBE
+from revisit.models.images import open_image, reduction
+from revisit.models.reader import answer_missing
+from revisit.registry import Share, validated
 
 if TYPE_CHECKING:
-    from revisit.explain.check import Check
-    from revisit.models.types import Model, Processor
+    from PIL.Image import Image
 
-LINES, PAGE = "checks.jsonl", "index.html"
+    from revisit.models.types import Model, Processor
+    from revisit.video.clip import Visual
+
+LINES, FLAGGED, SUMMARY, PAGE = "checks.jsonl", "flagged.csv", "summary.json", "index.html"
 SHOWN = 100  # texts on the page, those with the least support first
+SIDE = 512  # shorter side of an image on the page
+Key = tuple[int, str]
 
 
 @dataclass(frozen=True)
 class Caption:
-    """One text of a file, with its number, its id, and its image's path and name within the folder of images."""
+    """One text of a file, with its number, its id, its row, and its image or the reason why there is none."""
 
     number: int
     id: str
-    image: Path
-    name: str
     text: str
+    record: Record
+    image: Path | RevisitError
+    name: str  # of the image within the folder
 
     @property
-    def key(self) -> tuple[int, str, str]:
-        """The identity of the caption in the results."""
-        return self.number, self.name, self.text
+    def key(self) -> Key:
+        """The identity of the caption in the results; the image's hash is compared, too."""
+        return self.number, self.text
+
+    @property
+    def images(self) -> list[Path]:
+        """The image, if there is one."""
+        return [] if isinstance(self.image, RevisitError) else [self.image]
 
 
 def read_captions(path: Path, images: Path, field: str | None = None) -> list[Caption]:
@@ -46,106 +63,172 @@ def read_captions(path: Path, images: Path, field: str | None = None) -> list[Ca
     answers, finder = read_answers(path, field=field), ImageFinder(images)
     captions = []
     for number, answer in enumerate(answers, 1):
-        image, *others = finder.find(answer.record)
-        if others:
-            raise RevisitError(f"{answer.where} has {len(others) + 1} images; a text is checked against one.")
-        captions.append(Caption(number, answer.key(IDS) or str(number), image, finder.name(image), answer.text))
+        image: Path | RevisitError
+        try:
+            image, *others = finder.find(answer.record)
+            if others:
+                raise RevisitError(f"{answer.where} has {len(others) + 1} images; a text is checked against one.")
+        except RevisitError as error:
+            image = error
+        name = "" if isinstance(image, RevisitError) else finder.name(image)
+        captions.append(Caption(number, answer.key(IDS) or str(number), answer.text, answer.record, image, name))
+    errors = [caption.image for caption in captions if isinstance(caption.image, RevisitError)]
+    if errors and len(errors) == len(captions):
+        raise errors[0]
     return captions
 
 
 def check_captions(
-    model: tuple[Model, Processor],
+    load: Callable[[Image, str], tuple[Model, Processor]],
     captions: Sequence[Caption],
     out: Path,
-    settings: Mapping[str, Any],
+    identity: Mapping[str, Any],
     *,
-    batch_size: int = 8,
-    advance: Callable[[int], None] = lambda _: None,
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """Check the captions that the folder `out` does not contain yet, with these options of `check_many`.
+    prompt: str | None,
+    words: Words,
+    batch_size: int,
+    advance: Callable[[int, int], None],
+) -> list[dict[str, Any]]:
+    """Check the captions that the folder `out` does not contain yet; return those that failed, with their errors.
 
-    Returns all checks, those with the least support first, and one sentence for each caption that failed. `advance` is called with
-    the number of finished captions.
+    Args:
+        load: Loads the model; called with the first image that can be read and its name, unless nothing is left to check.
+        captions: All captions of the file.
+        out: The folder.
+        identity: What identifies the model.
+        prompt: As for `check_many`.
+        words: As for `check_many`.
+        batch_size: The number of captions in one forward pass.
+        advance: Called with the number of finished captions, and of those that failed.
     """
-    failures: list[str] = []
-    from revisit.explain.check import settings_of  # imports torch
 
-    layer, threshold, _ = settings_of(model[0], settings["threshold"])
-    identity = {"model": name_of(model[0]), "fingerprint": loaded_fingerprint(*model), "layer": layer}
-    with closing(LineFile(inside(out, LINES))) as file:
-        done = _stored(file, {**identity, **settings, "threshold": threshold})
-        left = [caption for caption in captions if done.get(caption.key, {}).get("hash") != image_hash(caption)]
-        for caption in left:
-            done.pop(caption.key, None)  # a check of another image
-        advance(len(captions) - len(left))
-        for start in range(0, len(left), batch_size):
-            batch = left[start : start + batch_size]
-            hashes = {caption.number: image_hash(caption) for caption in batch}
-            for caption, result in _checks(model, batch, settings):
-                if isinstance(result, str):
-                    failures.append(f"Text {caption.number} ({caption.name}): {result}")
-                    continue
-                source = {"image": caption.name, "hash": hashes[caption.number]}
-                line = {"number": caption.number, "id": caption.id, **source, **result.to_dict()}
-                file.append([line])
-                done[caption.key] = line
-            advance(len(batch))
-    kept = [done[caption.key] for caption in captions if caption.key in done]
-    return sorted(kept, key=lambda line: line["least_support"]), failures
+    def probe(caption: Caption) -> list[Image]:
+        need_words(caption.text)
+        if isinstance(caption.image, RevisitError):
+            raise caption.image
+        return [open_image(caption.image)]
+
+    def start(first: Caption, images: list[Image]) -> Any:
+        from revisit.explain.check import checker  # imports torch
+
+        open_pair, check = checker(*load(images[0], str(first.image)), prompt or DESCRIBE, words=words)
+
+        def open_one(caption: Caption) -> list[Visual]:
+            if isinstance(caption.image, RevisitError):
+                raise caption.image
+            return open_pair(((caption.image, None), caption.text))
+
+        return open_one, lambda batch, images: check([((c.image, None), c.text) for c in batch], images)
+
+    failures: dict[Key, dict[str, Any]] = {}
+    settings = {**identity, "prompt": prompt, "words": words}
+    with closing(Results(out / LINES, settings, _key)) as results:
+        missing = results.missing((caption.key, caption.images) for caption in captions)
+        advance(len(captions) - len(missing), 0)
+        for batch in answer_missing(captions, missing, batch_size, lambda caption: caption.images, probe, start):
+            lines, failed = [], 0
+            for caption, hash, result in batch:
+                place = {"number": caption.number, "id": caption.id, "image": caption.name}
+                if isinstance(result, RevisitError):
+                    failed += 1
+                    failures[caption.key] = {**place, "error": str(result)}
+                else:
+                    lines.append({**place, "hash": hash, **_line(result)})
+            results.append(lines)
+            advance(len(batch), failed)
+        results.finish([caption.key for caption in captions], failures)
+    return list(failures.values())
 
 
-def image_hash(caption: Caption) -> str | None:
-    """Return the SHA-256 of a caption's image, or None if it cannot be read; the check then gives the reason."""
-    with suppress(OSError):
-        return file_digest(caption.image)
-    return None
+def _key(line: Mapping[str, Any]) -> Key:
+    return line["number"], line["text"]
 
 
-def _checks(
-    model: tuple[Model, Processor], captions: Sequence[Caption], settings: Mapping[str, Any]
-) -> Iterator[tuple[Caption, Check | str]]:
-    """Yield the check of each caption, or its error message; one bad caption does not affect the others."""
-    from revisit.explain.check import check_many  # imports torch
+def _line(check: Check) -> dict[str, Any]:
+    """Return what is stored of a check: everything but flags, which depend on the threshold of a command."""
+    stored = {name: value for name, value in check.to_dict().items() if name != "flagged"}
+    words = [{name: value for name, value in word.items() if name != "flagged"} for word in stored["words"]]
+    return {**stored, "words": words}
 
+
+# -- results --------------------------------------------------------------------------------------------------------
+
+
+@validated
+def read_checks(folder: str | Path, threshold: Share | None = None) -> list[Check]:
+    """Return the checks in the --out folder of `revisit check FILE`, in the order of the file, without their images.
+
+    Args:
+        folder: The folder.
+        threshold: Words with less support are flagged; by default the model's recommendation.
+    """
+    return [Check.from_dict(line, threshold) for line in stored_lines(Path(folder))]
+
+
+def stored_lines(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lines of all checks in a folder; raise RevisitError if it has none."""
     try:
-        images, texts = [caption.image for caption in captions], [caption.text for caption in captions]
-        yield from zip(
-            captions, list(check_many(model, images, texts, batch_size=len(captions), **settings)), strict=True
-        )
-    except RevisitError as error:
-        if len(captions) == 1:
-            yield captions[0], str(error)
-            return
-        for caption in captions:
-            yield from _checks(model, [caption], settings)
+        yield from (line for _, line in scan_lines(folder / LINES) if line is not None)
+    except OSError:
+        raise RevisitError(f"{folder} has no {LINES}; give the --out folder of `revisit check FILE`.") from None
 
 
-def _stored(file: LineFile, settings: dict[str, Any]) -> dict[tuple[int, str, str], dict[str, Any]]:
-    """Return the checks in a file by number, image and text; raise RevisitError if they have other settings."""
-    stored = next((line["settings"] for line in file.objects if "settings" in line), None)
-    if stored is None:
-        file.append([{"settings": settings}])
-    elif "fingerprint" not in stored:
-        raise RevisitError(f"{file.path} was written by an older version of revisit; use another --out.")
-    elif stored != settings:
-        changed = ", ".join(name for name in settings if stored.get(name) != settings[name])
-        raise RevisitError(f"{file.path} has checks with other settings ({changed}); use another --out.")
-    return {(line["number"], line["image"], line["text"]): line for line in file.objects if "number" in line}
+def write_summary(
+    captions: Sequence[Caption], out: Path, threshold: float | None, failures: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Write flagged.csv, index.html and summary.json from the stored checks; return the summary."""
+    known = {caption.key: caption for caption in captions}
 
+    def checks() -> Iterator[tuple[Caption, Check]]:
+        for line in stored_lines(out):
+            if caption := known.get(_key(line)):
+                yield caption, Check.from_dict(line, threshold)
 
-def write_summary(out: Path, lines: Sequence[dict[str, Any]], captions: Sequence[Caption]) -> None:
-    """Write the page of the texts with the least support."""
-    from revisit.explain.check import Check, render
-
-    files = {caption.number: caption.image for caption in captions}
-    top = lines[:SHOWN]
-    checks = [Check.from_dict(line, [open_image(files[line["number"]])]) for line in top]
-    if checks:
-        flagged_texts = sum(bool(line["flagged"]) for line in lines)
-        words = Counter(word.lower() for line in lines for word in line["flagged"]).most_common(10)
-        often = ", ".join(f"{word} ({count})" for word, count in words)
+    count, without, flagged, words = 0, 0, list[dict[str, Any]](), Counter[str]()
+    for caption, check in checks():
+        count += 1
+        without += not check.checked
+        if texts := [word.text for word in check.flagged()]:
+            words.update(text.lower() for text in texts)
+            own = {"flagged_words": ", ".join(texts), "least_support": check.least_support}
+            flagged.append({**caption.record, **own})
+        threshold = check.threshold
+    _write_table(inside(out, FLAGGED), flagged)
+    summary = {
+        "texts": len(captions),
+        "checked": count,
+        "flagged": len(flagged),
+        "without_words": without,
+        "failed": len(failures),
+        "threshold": threshold,
+        "most_flagged": dict(words.most_common(10)),
+        "failures": list(failures),
+    }
+    write_json(inside(out, SUMMARY), summary)
+    if count:
+        least = heapq.nsmallest(SHOWN, checks(), key=lambda pair: (pair[1].least_support, pair[0].number))
+        often = ", ".join(f"{word} ({number})" for word, number in words.most_common(10))
         lead = (
-            f"{len(lines)} texts, {flagged_texts} of them with flagged words{f', most often: {often}' if often else ''}. "
-            f"Shown: the {len(top)} texts with the least support."
+            f"{count} texts, {len(flagged)} of them with flagged words{f', most often: {often}' if often else ''}. "
+            f"Shown: the {len(least)} texts with the least support."
         )
-        write_text(inside(out, PAGE), render(checks, lead, [f"{line['id']} ({line['image']})" for line in top]))
+        write_text(inside(out, PAGE), render((_with_image(*pair) for pair in least), lead))
+    return summary
+
+
+def _with_image(caption: Caption, check: Check) -> Check:
+    with suppress(RevisitError):  # it was readable when it was checked
+        images = [open_image(image, scale=lambda size: reduction(size, SIDE)) for image in caption.images]
+        return replace(check, images=images)
+    return check
+
+
+def _write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(map(plain_cell, names))
+    for row in rows:
+        values = (row.get(name, "") for name in names)
+        writer.writerow(plain_cell(value) if isinstance(value, str) else value for value in values)
+    write_text(path, out.getvalue())

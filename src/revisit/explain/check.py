@@ -5,99 +5,26 @@
 
 from __future__ import annotations
 
-import json
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from revisit.errors import RevisitError
 from revisit.explain.checkable import Words, need_words, word_test
-from revisit.explain.support import ModelText, Word, read_texts, support
+from revisit.explain.checked import Check
+from revisit.explain.support import ModelText, read_texts, support
 from revisit.models import DESCRIBE
 from revisit.models.config import name_of
-from revisit.models.images import original_size
 from revisit.models.loading import loaded_pair
 from revisit.models.parts import ModelParts
 from revisit.models.prompts import chat_text, check_no_image_tokens, encode, need_question
-from revisit.models.reader import OnError, answer_all, open_visuals, opener, paired
+from revisit.models.reader import OnError, Sources, answer_all, open_visuals, opener, paired
 from revisit.models.types import ImageLike, Model, Processor, Tokenizer, VideoLike
-from revisit.pages.document import asset, check_page, data_uri, fill, static_page, write_page
 from revisit.registry import Count, Share, validated
 from revisit.video.clip import Sampling, Visual
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
 THRESHOLD = 0.05  # for models that recommend none
 TRUSTED = 0.8  # below this AUROC, measured on the model itself, a check carries a warning
-
-
-@dataclass
-class Check:
-    """The words of a text with their support. Notebooks display the text and the image.
-
-    Attributes:
-        text: The text that was checked.
-        words: Its words, in order.
-        threshold: Checkable words with less support are flagged.
-        model: The model whose vision tokens were read.
-        images: The images.
-        notes: Caveats, such as a model without a recommended threshold.
-    """
-
-    text: str
-    words: list[Word]
-    threshold: float
-    model: str
-    images: list[Image]
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def checked(self) -> list[Word]:
-        """The words that belong to the selected set, in the order of the text."""
-        return [word for word in self.words if word.checkable]
-
-    def flagged(self) -> list[Word]:
-        """Return the checked words with less support than the threshold, in the order of the text."""
-        return [word for word in self.checked if word.support < self.threshold]
-
-    @property
-    def least_support(self) -> float:
-        """The smallest support of a checked word; 1 if there is none."""
-        return min((word.support for word in self.checked), default=1.0)
-
-    @classmethod
-    def from_dict(cls, stored: Mapping[str, Any], images: Sequence[Image] = ()) -> Check:
-        """Rebuild a check that `to_dict` returned, with its images."""
-        names = Word.__dataclass_fields__
-        words = [Word(**{name: word[name] for name in names}) for word in stored["words"]]
-        return cls(stored["text"], words, stored["threshold"], stored["model"], list(images), list(stored["notes"]))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the check without its images, ready for JSON."""
-        flagged = self.flagged()
-        return {
-            "text": self.text,
-            "model": self.model,
-            "threshold": self.threshold,
-            "least_support": self.least_support,
-            "flagged": [word.text for word in flagged],
-            "words": [{**vars(word), "flagged": word in flagged} for word in self.words],
-            "notes": self.notes,
-        }
-
-    def save(self, path: str | Path) -> Path:
-        """Write the page (.html); return the path."""
-        return write_page(check_page(path), render([self]))
-
-    def __repr__(self) -> str:
-        words = ", ".join(word.text for word in self.flagged()) or "none"
-        return f"Check({len(self.words)} words, flagged: {words})"
-
-    def _repr_html_(self) -> str:
-        return fragment(self)
 
 
 @validated
@@ -172,20 +99,36 @@ def check_many(
         list(map(need_words, texts))
         open_visuals(items[0], sampling)
     loaded, processor = loaded_pair(model, "check")
-    check_no_image_tokens(processor, "prompt", question)
-    layer, read = settings_of(loaded)[0], opener(processor, sampling)
-
-    def open_pair(pair: tuple[Any, str]) -> list[Visual]:
-        need_words(pair[1])
-        return read(pair[0])
-
-    def check_batch(pairs: Sequence[tuple[Any, str]], batch: Sequence[list[Visual]]) -> Iterator[Check]:
-        prompts = [chat_text(processor, question, group) for group in batch]
-        inputs = encode(processor, prompts, batch, loaded.device)
-        read = read_texts(loaded, processor, inputs, prompts, batch, [text for _, text in pairs], [layer])
-        return (check_text(loaded, processor.tokenizer, text, threshold, words) for text in read)
-
+    open_pair, check_batch = checker(loaded, processor, question, threshold, words, sampling)
     return answer_all(list(zip(items, texts, strict=True)), batch_size, open_pair, check_batch, errors)
+
+
+Pair = tuple[Sources, str]  # images and videos, and a text
+
+
+def checker(
+    model: Model,
+    processor: Processor,
+    prompt: str,
+    threshold: float | None = None,
+    words: Words = "objects",
+    sampling: Sampling = Sampling(),  # noqa: B008 - it is frozen
+) -> tuple[Callable[[Pair], list[Visual]], Callable[[Sequence[Pair], Sequence[list[Visual]]], Iterator[Check]]]:
+    """Return the functions that open the images of a pair, and that check a batch of pairs."""
+    check_no_image_tokens(processor, "prompt", prompt)
+    layer, open_for_model = settings_of(model)[0], opener(processor, sampling)
+
+    def open_pair(pair: Pair) -> list[Visual]:
+        need_words(pair[1])
+        return open_for_model(pair[0])
+
+    def check_batch(pairs: Sequence[Pair], batch: Sequence[list[Visual]]) -> Iterator[Check]:
+        prompts = [chat_text(processor, prompt, group) for group in batch]
+        inputs = encode(processor, prompts, batch, model.device)
+        read = read_texts(model, processor, inputs, prompts, batch, [text for _, text in pairs], [layer])
+        return (check_text(model, processor.tokenizer, text, threshold, words) for text in read)
+
+    return open_pair, check_batch
 
 
 def check_text(
@@ -224,39 +167,3 @@ def settings_of(model: Model, threshold: float | None = None) -> tuple[int, floa
             f"Checks by this model are unreliable: its AUROC for present against absent objects is {auroc:.2f}."
         )
     return layer, recommended if threshold is None else threshold, notes
-
-
-# -- the page -------------------------------------------------------------------------------------------------------
-
-
-def render(checks: Sequence[Check], lead: str = "", names: Sequence[str] = ()) -> str:
-    """Render one page with these checks, in order; `names` are their headings."""
-    flagged = sum(bool(check.flagged()) for check in checks)
-    title = (
-        headline(checks[0]) if len(checks) == 1 else f"{flagged} of the {len(checks)} texts shown have flagged words"
-    )
-    body = "".join(map(fragment, checks, names or [""] * len(checks)))
-    return static_page(title, body, "check.css", lead or f"Checked with {checks[0].model}")
-
-
-def headline(check: Check) -> str:
-    """Return the result of a check in one sentence."""
-    if flagged := [f"‘{word.text}’" for word in check.flagged()]:
-        *others, last = flagged
-        listed = f"{', '.join(others)} or {last}" if others else last
-        return f"The image does not support {listed}"
-    if not check.checked:
-        return "No word was checked"
-    return f"No word is flagged: the image supports {', '.join(f'‘{word.text}’' for word in check.checked)}"
-
-
-def fragment(check: Check, name: str = "") -> str:
-    """Render one check as HTML for a notebook or a page: the image, the text, and a bar for each word."""
-    return fill(
-        "check.html",
-        check=check,
-        name=name,
-        key=f"c{zlib.crc32(json.dumps(check.to_dict()).encode()):08x}",
-        images=[(original_size(image), data_uri(image)) for image in check.images],
-        style=asset("check.css"),
-    )

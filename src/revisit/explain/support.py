@@ -15,6 +15,7 @@ from torch import Tensor
 
 from revisit.errors import RevisitError
 from revisit.explain.checkable import WORD
+from revisit.explain.checked import Word
 from revisit.explain.prefill import PromptStates, force, logit_slices
 from revisit.models.geometry import Layout, layout_of
 from revisit.models.head import Head
@@ -29,37 +30,6 @@ if TYPE_CHECKING:
     from revisit.video.clip import Visual
 
 TOP = 5  # vision tokens whose mean probability is the support of a token
-
-
-@dataclass(frozen=True)
-class Word:
-    """A word of a checked text. Words outside the selected set have a support, but no patch.
-
-    Attributes:
-        text: The word as it appears in the text.
-        start: Index of its first character.
-        end: Index after its last character.
-        support: How far the image supports the word, from 0 to 1.
-        checkable: Whether the word belongs to the set that was selected for checking.
-        vision_token: The vision token that supports it most, from 0.
-        image: The number of the image, or of the frame of a video, that the vision token belongs to, from 1.
-        patch_row: The row of its patch, from 1, if the layout is known.
-        patch_col: The column of its patch, from 1.
-        box: The patch in pixels of the image: left, top, right, bottom.
-        time: The time of the frame in seconds, in a video.
-    """
-
-    text: str
-    start: int
-    end: int
-    support: float
-    checkable: bool
-    vision_token: int
-    image: int = 1
-    patch_row: int | None = None
-    patch_col: int | None = None
-    box: Sequence[float] | None = None
-    time: float | None = None
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import gzip
 import io
@@ -22,6 +23,10 @@ MAX_UNPACKED = 1 << 30  # bytes of a .gz file's content
 # Fields with generated text. `answer` is not among them, because it is as often the gold answer.
 TEXTS = ("text", "caption", "response", "prediction", "model_prediction")
 IDS = ("id", "question_id", "image_id", "index")
+YES_NO = {
+    **dict.fromkeys(("yes", "y", "true", "1"), "yes"),
+    **dict.fromkeys(("no", "n", "false", "0"), "no"),
+}
 IMAGES = ("image", "image_source", "image_file", "image_path", "img_path", "filename", "images")
 
 
@@ -160,6 +165,14 @@ def record(value: Any, where: str) -> Record:
     return Record(value, where)
 
 
+def read_list(value: Any) -> list[Any]:
+    """Return a list, which in a table is the text of a list, or one value as a list of one."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+            value = ast.literal_eval(value)
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
 def folder(data_dir: Path, name: str, *inside: str) -> Path:
     """Return `data_dir/name`, or `data_dir` if that folder does not exist and `data_dir` contains one of the files `inside`."""
     sub = data_dir / name
@@ -242,5 +255,8 @@ def _answer(row: Record, field: str) -> AnswerRow:
 
 
 def plain_cell(text: str) -> str:
-    """Return a text for a CSV cell, quoted if a spreadsheet would read it as a formula."""
+    """Return a text for a CSV cell, quoted if a spreadsheet would read it as a formula; numbers are none."""
+    with suppress(ValueError):
+        float(text)
+        return text
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text

@@ -8,15 +8,33 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from revisit.errors import RevisitError
-from revisit.io.files import LineFile, inside, make_folder, scan_lines, write_bytes, write_json, write_text
+from revisit.io.files import (
+    LineFile,
+    digest,
+    file_digest,
+    inside,
+    make_folder,
+    scan_lines,
+    write_bytes,
+    write_json,
+    write_text,
+)
 from revisit.io.records import read_json
 
 SETTINGS, FAILURES = "settings.json", "failures.jsonl"
 Line = Mapping[str, Any]
+
+
+def content_hash(files: Sequence[str | Path]) -> str | None:
+    """Return a hash of the bytes of files; None if one cannot be read, or is no file."""
+    with suppress(OSError, ValueError):
+        return digest([file_digest(Path(file).expanduser()) for file in files])
+    return None
 
 
 class Results:
@@ -32,7 +50,6 @@ class Results:
         self.path, self.key = path, key
         self._file = LineFile(inside(make_folder(path.parent), path.name), lambda line: (key(line), line.get("hash")))
         self.hashes: dict[Hashable, str] = dict(self._file.objects)
-        self._in_order = False
         try:
             self._check_settings(json.loads(json.dumps(settings)))
         except BaseException:
@@ -49,34 +66,39 @@ class Results:
                 f"{self.path.parent} has results with other settings ({', '.join(changed)}); use another --out."
             )
 
-    def has(self, key: Hashable, hashes: Callable[[], str | None]) -> bool:
-        """Return whether the item has a result, and its images still have the hash that was stored with it."""
-        return key in self.hashes and self.hashes[key] == hashes()
+    def missing(self, items: Iterable[tuple[Hashable, Sequence[str | Path]]]) -> list[int]:
+        """Return the numbers of the items, given as identities and images, without a result for the images as they are now."""
+        return [
+            number
+            for number, (key, images) in enumerate(items)
+            if key not in self.hashes or self.hashes[key] != content_hash(images)
+        ]
 
     def append(self, lines: Sequence[Line]) -> None:
         """Store the results of a batch: all of them or none."""
         if lines:
             self._file.append(lines)
-            self.hashes.update((self.key(line), line["hash"]) for line in lines)
 
-    def finish(self, keys: Iterable[Hashable], failures: Sequence[Line]) -> None:
-        """Put the lines in the order of these items, those of other items last, and list the failures."""
-        failed = inside(self.path.parent, FAILURES)
-        if failures:
-            write_text(failed, "".join(json.dumps(line) + "\n" for line in failures))
-        else:
-            failed.unlink(missing_ok=True)
+    def finish(self, keys: Iterable[Hashable], failures: Mapping[Any, Line]) -> None:
+        """Close the file, put its lines in the order of these items, those of other items last, and list the failures."""
+        self.close()
         places = {}  # item -> offset and length of its last line
         order, offset = [], 0
         for raw, line in scan_lines(self.path):
-            if line is not None:
-                order.append(self.key(line))
-                places[order[-1]] = offset, len(raw)
+            order.append(None if line is None else self.key(line))
+            places[order[-1]] = offset, len(raw)
             offset += len(raw)
-        wanted = list(dict.fromkeys([*(key for key in keys if key in places), *places]))
+        wanted = [
+            key for key in dict.fromkeys([*keys, *order]) if key in places and key is not None and key not in failures
+        ]
         if wanted != order:
             with self.path.open("rb") as file:
                 write_bytes(self.path, b"".join(_read(file, *places[key]) for key in wanted))
+        failed = inside(self.path.parent, FAILURES)
+        if failures:
+            write_text(failed, "".join(json.dumps(line) + "\n" for line in failures.values()))
+        else:
+            failed.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close the file, so that other processes can open it."""

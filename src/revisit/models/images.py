@@ -83,6 +83,14 @@ def original_size(image: Image) -> Size:
     return image.width * scale, image.height * scale
 
 
+def reduction(size: Size, side: int) -> int:
+    """Return the largest power of two that divides both sides and leaves the shorter one at least `side` long."""
+    factor = 1
+    while min(size) >= 2 * factor * side and not any(length % (2 * factor) for length in size):
+        factor *= 2
+    return factor
+
+
 def _read_file(name: str) -> bytes:
     if name.startswith(("http://", "https://")):
         raise RevisitError(f"{name[:200]!r} is a URL, which is not downloaded: save the image first.")

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import zip_longest
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from weakref import WeakKeyDictionary
 
 from PIL import Image as pil
 
 from revisit.errors import RevisitError
-from revisit.models.images import Scale, Size, open_image
+from revisit.io.results import content_hash
+from revisit.models.images import Scale, Size, open_image, reduction
 from revisit.video.clip import Sampling, Visual
 from revisit.video.opening import as_videos, open_video
 
@@ -54,10 +56,7 @@ def scale_for(processor: Processor) -> Scale:
     def scale(size: Size) -> int:
         if min(size) < SMALL or not (side := used_side(processor)):
             return 1
-        factor = 1
-        while min(size) >= 2 * factor * GAP * side and not any(length % (2 * factor) for length in size):
-            factor *= 2
-        return factor
+        return reduction(size, GAP * side)
 
     return scale
 
@@ -90,26 +89,74 @@ def answers(
     batches: Iterable[Sequence[T]],
     open_one: Callable[[T], Opened],
     work: Callable[[Sequence[T], Sequence[Opened]], Iterable[Result]],
+    needed: Callable[[T], bool] = lambda item: True,
 ) -> Iterator[list[tuple[T, Result | RevisitError]]]:
     """Yield batches of items with their results, in order; `work` runs the model on a batch.
 
     An item that cannot be opened or answered has its error as the result. If a whole batch fails, its items are tried one by one.
+    Items that are not `needed` have no result: they only complete the batches of others.
     """
 
-    def attempt(items: Sequence[T], images: Sequence[Opened]) -> Iterator[Result | RevisitError]:
+    def attempt(rows: Mapping[int, tuple[T, Any]]) -> dict[int, Result | RevisitError]:
+        if not any(needed(item) for item, _ in rows.values()):
+            return {}
         try:
-            yield from list(work(items, images))
+            return dict(zip(rows, work(*zip(*rows.values(), strict=True)), strict=True))
         except RevisitError as error:
-            if len(items) == 1:
-                yield _bare(error)
-            else:
-                for item, opened in zip(items, images, strict=True):
-                    yield from attempt([item], [opened])
+            failed = _bare(error)
+        if len(rows) == 1:
+            return dict.fromkeys(rows, failed)
+        return {row: result for n in rows for row, result in attempt({n: rows[n]}).items()}
 
     for batch in open_ahead(batches, open_one):
-        good = [(item, opened) for item, opened in batch if not isinstance(opened, RevisitError)]
-        results = attempt(*zip(*good, strict=True)) if good else iter(())
-        yield [(item, opened if isinstance(opened, RevisitError) else next(results)) for item, opened in batch]
+        results: dict[int, Any] = {n: opened for n, (_, opened) in enumerate(batch) if isinstance(opened, RevisitError)}
+        results |= attempt({n: pair for n, pair in enumerate(batch) if n not in results})
+        items = [item for item, _ in batch]
+        del batch  # the images are not kept while the caller works on the results
+        yield [(items[n], results[n]) for n in sorted(results) if needed(items[n])]
+
+
+def answer_missing(
+    items: Sequence[T],
+    missing: Iterable[int],
+    batch_size: int,
+    images: Callable[[T], Sequence[str | Path]],
+    probe: Callable[[T], Opened],
+    start: Callable[
+        [T, Opened], tuple[Callable[[T], Opened], Callable[[Sequence[T], Sequence[Opened]], Iterable[Result]]]
+    ],
+) -> Iterator[list[tuple[T, str | None, Result | RevisitError]]]:
+    """Yield the items with these numbers, the hashes of their images, and their results, batch by batch.
+
+    Batches are cut from all items, whatever is missing, so that resuming changes nothing. `start` returns what opens and what answers
+    items for `answers`; it loads the model, and is called with the first item that `probe` can open, if there is one.
+    """
+    left = list(missing)
+    while left:
+        item = items[left[0]]
+        try:
+            first = probe(item)
+        except RevisitError as error:
+            yield [(item, None, _bare(error))]
+            del left[0]
+        else:
+            break
+    else:
+        return
+    open_one, work = start(item, first)
+    del first
+
+    def open_hashed(number: int) -> tuple[str | None, Opened]:
+        return content_hash(images(items[number])), open_one(items[number])
+
+    def work_hashed(numbers: Sequence[int], opened: Sequence[tuple[str | None, Opened]]) -> Iterable[Any]:
+        results = work([items[number] for number in numbers], [images for _, images in opened])
+        return zip((hash for hash, _ in opened), results, strict=True)
+
+    needed = frozenset(left)
+    batches = (batch for batch in batched(range(len(items)), batch_size) if not needed.isdisjoint(batch))
+    for batch in answers(batches, open_hashed, work_hashed, needed.__contains__):
+        yield [(items[n], *((None, found) if isinstance(found, RevisitError) else found)) for n, found in batch]
 
 
 def answer_all(

@@ -6,9 +6,7 @@ files of vision-language models use, and is identified by its `id`, or else by i
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -18,16 +16,12 @@ from revisit.eval.benchmarks import chair, language, mmmu
 from revisit.eval.benchmarks.base import Benchmark, Item, Metric, Scores
 from revisit.eval.benchmarks.yes_no import SUFFIXES, Parser, YesNo, score_answers
 from revisit.io.finder import ImageFinder
-from revisit.io.records import Record, read_records
+from revisit.io.records import YES_NO, Record, read_list, read_records
 from revisit.words import WORDS
 
 IDS = ("id", "question_id", "index", "doc_id")
 QUESTIONS = ("question", "text", "prompt", "query")
 LABELS = ("label", "answer", "gt_answer", "ground_truth", "target", "objects", "references", "captions", "caption")
-YES_NO = {
-    **dict.fromkeys(("yes", "y", "true", "1"), "yes"),
-    **dict.fromkeys(("no", "n", "false", "0"), "no"),
-}
 OPTIONS = ("options", "choices")
 LETTERS = "ABCDEFGHIJ"
 
@@ -157,7 +151,7 @@ class OwnCaptions(Own):
         return chair.Chair().version.replace("chair", "captions")
 
     def labelled(self, question: str, label: Any, row: Record) -> tuple[str, dict[str, Any]]:
-        names = [str(name).strip().lower() for name in _texts(label)]
+        names = [str(name).strip().lower() for name in read_list(label)]
         if len(names) == 1 and names[0] not in WORDS:  # a list in one cell, or one caption
             parts = [part.strip() for part in names[0].replace(";", ",").split(",")]
             names = parts if all(part in WORDS for part in parts) else names
@@ -176,21 +170,13 @@ def _first(row: Record, names: tuple[str, ...], default: Any = None) -> Any:
     return next((row[name] for name in names if row.get(name) not in (None, "")), default)
 
 
-def _texts(value: Any) -> list[Any]:
-    """Return a list, which in a table is the text of a list, or one text as a list of one."""
-    if isinstance(value, str) and value.lstrip().startswith("["):
-        with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
-            value = ast.literal_eval(value)
-    return list(value) if isinstance(value, (list, tuple)) else [value]
-
-
 def _options(row: Record) -> dict[str, str]:
     """Return letter -> text."""
     value = _first(row, OPTIONS)
     if isinstance(value, Mapping):
         return {str(letter).upper(): str(text) for letter, text in value.items()}
     if value is not None:
-        return dict(zip(LETTERS, map(str, _texts(value)), strict=False))
+        return dict(zip(LETTERS, map(str, read_list(value)), strict=False))
     options = {letter: str(row[letter]) for letter in LETTERS if row.get(letter) not in (None, "")}
     if len(options) < 2:
         raise RevisitError(
