@@ -1,4 +1,4 @@
-"""Intervals and paired tests for metrics that are ratios of sums over units, computed with scipy and statsmodels.
+"""Intervals and paired tests for metrics that are ratios of sums over units.
 
 Every benchmark metric here is sum(numerators) / sum(denominators) over units (items, or the groups that the metric counts): a plain mean
 has denominators of one, CHAIR_I has hallucinated over all mentions, F1 has 2TP over 2TP + FP + FN. So one bootstrap and one permutation
@@ -8,7 +8,6 @@ test are enough.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -224,31 +223,15 @@ def _bootstrap_mean(strata: Sequence[Floats], statistic: Callable[[Floats], Any]
 
 def _bootstrap(terms: Floats, statistic: Callable[[Floats], Any], resamples: int, seed: int) -> Floats:
     """Return `statistic` of the terms' sums on `resamples` draws of units with replacement; `terms` is (rows, units)."""
-    from scipy.stats import DegenerateDataWarning, bootstrap
-
-    units = terms.shape[-1]
-    constant = [bool((row == row[0]).all()) for row in terms]  # the sum is the same in every draw
-
-    def on_draw(index: NDArray[np.int64], axis: int = -1) -> Any:
-        sums = [
-            np.full(index.shape[:-1], row[0] * units) if same else row[index].sum(axis)
-            for row, same in zip(terms, constant, strict=True)
-        ]
-        return statistic(np.stack(sums))
-
-    with warnings.catch_warnings():
-        # The denominator of a draw may be zero; `_percentiles` ignores its NaN, and scipy's interval is not used.
-        warnings.simplefilter("ignore", DegenerateDataWarning)
-        result = bootstrap(
-            (np.arange(units),),
-            on_draw,
-            n_resamples=resamples,
-            batch=max(1, _BATCH_ELEMENTS // units),
-            vectorized=True,
-            method="percentile",
-            rng=np.random.default_rng(seed),
-        )
-    return np.asarray(result.bootstrap_distribution, dtype=np.float64)
+    rng, units = np.random.default_rng(seed), terms.shape[-1]
+    varied = (terms != terms[:, :1]).any(-1)  # the sums of the other rows are the same in every draw
+    draws = []
+    for first in range(0, resamples, size := max(1, _BATCH_ELEMENTS // terms.size)):
+        index = rng.integers(0, units, (min(size, resamples - first), units))
+        sums = np.repeat(terms[:, :1] * units, len(index), axis=1)  # (rows, draws)
+        sums[varied] = terms[varied][:, index].sum(-1)
+        draws.append(statistic(sums))
+    return np.concatenate(draws)
 
 
 def _permutation(terms: Floats, resamples: int) -> float:

@@ -14,13 +14,13 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from revisit.errors import RevisitError, unknown
 from revisit.eval.benchmarks import language
 from revisit.eval.benchmarks.base import COCO_LICENSE, Benchmark, Item, Metric, PerUnit, Scores, coco_image
+from revisit.eval.benchmarks.io import packaged
 from revisit.eval.benchmarks.io.download import Remote
 from revisit.io import records
 from revisit.io.records import AnswerRow
@@ -222,8 +222,8 @@ def _read_map(path: Path) -> dict[ImageId, set[str]]:
 @functools.cache
 def samples() -> dict[str, list[ImageId]]:
     """Return the lists of val2014 image ids that ship with the package, by name."""
-    text = resources.files("revisit.eval.benchmarks").joinpath("data/coco_val2014_samples.json").read_text("utf-8")
-    return {name: [int(i) for i in sample["ids"]] for name, sample in json.loads(text).items()}
+    stored = json.loads(packaged("coco_val2014_samples.json"))
+    return {name: [int(i) for i in sample["ids"]] for name, sample in stored.items()}
 
 
 class Chair(Benchmark):

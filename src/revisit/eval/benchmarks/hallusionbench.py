@@ -179,19 +179,6 @@ class HallusionBench(Judged):
         record = answer.record
         return item_key(record) if all(field in record for field in FIELDS[:5]) else answer.key()
 
-    def judge_prompt(self, item: Item, answer: str) -> str:
-        """Return a prompt with the three inputs and the three verdicts of the official one, in our words."""
-        row = item.meta["row"]
-        return (
-            "You are grading one answer to a question about an image. Read the question, the reference answer and the "
-            "answer to grade, then decide:\n"
-            "- correct: the answer does not contradict the reference\n"
-            "- incorrect: the answer contradicts the reference\n"
-            "- unclear: the answer does not commit itself\n"
-            f"Reply with that one word.\n\nQuestion: {row['question']}\nReference answer: {row['gt_answer_details']}\n"
-            f"Answer to grade: {answer}\nVerdict:"
-        )
-
     def score_replies(self, items: list[Item], replies: Mapping[str, str]) -> Scores:
         note = f"By {self.judge_model}." if self.judge == "model" else "By the replies of a judge in the answer file."
         return score_labels((i.meta["row"] for i in items), {i.id: judge_label(replies[i.id]) for i in items}, note)

@@ -16,13 +16,14 @@ from typing_extensions import Self
 from revisit import settings
 from revisit.errors import RevisitError, need
 from revisit.eval.benchmarks.base import Benchmark, Item, Scores, ratio
+from revisit.eval.benchmarks.io import packaged
 
 TIMEOUT = 60.0  # seconds
 ATTEMPTS = 5
 
 
 class Judged(Benchmark):
-    """A benchmark that is scored from a judge's replies; subclasses define the judge's prompt and the parsing of its replies.
+    """A benchmark that is scored from a judge's replies; its prompt is a file, and subclasses parse its replies.
 
     Args:
         judge: "none" (no judge), "model" (the model at `judge_url`), or "reviews" (the answer file has the replies of a judge).
@@ -50,8 +51,8 @@ class Judged(Benchmark):
         return f"{self.name}-{self.judge_model if self.judge == 'model' else self.judge}-1"
 
     def judge_prompt(self, item: Item, answer: str) -> str:
-        """Return the judge's prompt about an answer."""
-        raise NotImplementedError  # every judged benchmark defines it
+        """Return the judge's prompt about an answer: `data/NAME_judge.txt`, filled in."""
+        return packaged(f"{self.name}_judge.txt").removesuffix("\n").format(item=item, answer=answer)
 
     def score_replies(self, items: list[Item], replies: Mapping[str, str]) -> Scores:
         """Compute the scores from the judge's replies."""

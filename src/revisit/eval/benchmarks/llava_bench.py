@@ -79,24 +79,18 @@ class LlavaBench(Judged):
         items = []
         for row in questions:
             image, number = row.need_text("image"), row.need("question_id")
-            meta = {"category": row.need("category"), "context": captions[image], "reference": answers[number]}
+            meta = {
+                "category": row.need_choice("category", EMPHASIS),
+                "emphasis": EMPHASIS[row["category"]],
+                "context": captions[image],
+                "reference": answers[number],
+            }
             path = records.find_image(self.home(data_dir), image, "images", ".")
             items.append(Item(str(number), row.need_text("text"), (path,), meta))
         return items
 
     def image_urls(self, image: Path, item: Item) -> tuple[str, ...]:
         return (f"{_URL}/images/{image.name}",)
-
-    def judge_prompt(self, item: Item, answer: str) -> str:
-        m = item.meta
-        return (
-            f"[What the image shows]\n{m['context']}\n\n[Question]\n{item.prompt}\n\n"
-            f"[Answer 1]\n{m['reference']}\n[End of answer 1]\n\n[Answer 2]\n{answer}\n[End of answer 2]\n\n"
-            "Two assistants answered the question about the image, which you know only by the description above. "
-            f"Judge {EMPHASIS[m['category']]}. Give each answer a mark from 1 (worst) to 10 (best), and do not let the order "
-            "of the answers matter. The first line of your reply must hold just the two marks, of answer 1 and answer 2, "
-            "separated by one blank; explain them from the second line on."
-        )
 
     def score_replies(self, items: list[Item], replies: Mapping[str, str]) -> Scores:
         return score_marks((item.id, item.meta["category"], parse_marks(replies[item.id])) for item in items)

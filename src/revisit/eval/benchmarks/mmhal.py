@@ -19,15 +19,7 @@ from revisit.io import records
 FILE = "mmhal-bench_answer_template.json"
 _URL = "https://raw.githubusercontent.com/RLHF-V/RLHF-V/8daac8a8f30df123818ae9d3a0e3f0018497714c/eval/data"
 KINDS = ("attribute", "adversarial", "comparison", "counting", "relation", "environment", "holistic", "other")
-RATINGS = {
-    6: "very informative, with sound analysis or reasoning, and nothing invented",
-    5: "very informative, and nothing invented",
-    4: "somewhat informative, and nothing invented",
-    3: "not informative, and nothing invented",
-    2: "very informative, but something is invented",
-    1: "somewhat informative, but something is invented",
-    0: "not informative, and something is invented",
-}
+RATINGS = range(6, -1, -1)  # data/mmhal_judge.txt describes them
 
 
 def parse_rating(reply: str) -> int | None:
@@ -79,7 +71,7 @@ class MMHal(Judged):
             image = records.find_image(path.parent, f"{name}.jpg", "images", ".")
             meta = {
                 "kind": row.need_choice("question_type", KINDS),
-                "contents": row.need_list("image_content"),
+                "contents": ", ".join(row.need_list("image_content")),
                 "reference": row.need_text("gt_answer"),
                 "url": row.need_text("image_src"),
             }
@@ -88,19 +80,6 @@ class MMHal(Judged):
 
     def image_urls(self, image: Path, item: Item) -> tuple[str, ...]:
         return (item.meta["url"],)
-
-    def judge_prompt(self, item: Item, answer: str) -> str:
-        contents, reference = ", ".join(item.meta["contents"]), item.meta["reference"]
-        ratings = "\n".join(f"Rating: {number}, {meaning}" for number, meaning in RATINGS.items())
-        return (
-            f"[Things in the image]\n{contents}\n\n[Question]\n{item.prompt}\n\n[A person's answer]\n{reference}\n\n"
-            f"[The answer to judge]\n{answer}\n[End of the answer to judge]\n\n"
-            "A model answered the question about the image, which you know only by the two texts above. Judge how informative the "
-            "answer is, and whether it claims anything (a thing, its looks, number, place, action or feeling) that is neither in the "
-            "image nor implied by it. An answer that leaves things out or says that it is not sure invents nothing; the person's "
-            "answer may be incomplete, and reasoning that goes beyond it is welcome as long as it is true. Explain in a few "
-            f"sentences, then end with one of these lines:\n{ratings}"
-        )
 
     def score_replies(self, items: list[Item], replies: Mapping[str, str]) -> Scores:
         return score_ratings((item.id, item.meta["kind"], parse_rating(replies[item.id])) for item in items)

@@ -14,12 +14,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Literal
 
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Benchmark, HubDataset, Item, Metric, Scores, ratio
+from revisit.eval.benchmarks.io import packaged
 from revisit.eval.benchmarks.io.data import Draft
 from revisit.io import records
 from revisit.io.records import Record
@@ -28,9 +28,7 @@ CHOICE_REQUEST = "Answer with the option's letter from the given choices directl
 OPEN_REQUEST = "Answer the question using a single word or phrase."
 
 # From MMMU's data_utils.py: domain -> subjects in the official order.
-DOMAINS: dict[str, list[str]] = json.loads(
-    resources.files("revisit.eval.benchmarks").joinpath("data/mmmu_subjects.json").read_text("utf-8")
-)
+DOMAINS: dict[str, list[str]] = json.loads(packaged("mmmu_subjects.json"))
 # The order in which the official script scores, on which the seeded guesses depend: alphabetical.
 SUBJECTS = tuple(sorted(subject for subjects in DOMAINS.values() for subject in subjects))
 

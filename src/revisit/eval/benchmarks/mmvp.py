@@ -89,12 +89,6 @@ class MMVP(Judged):
     def image_urls(self, image: Path, item: Item) -> tuple[str, ...]:
         return (f"{_URL}/{quote(IMAGES)}/{image.name}",)
 
-    def judge_prompt(self, item: Item, answer: str) -> str:
-        return (
-            f"Question: {item.prompt}\nThe right answer: {item.meta['answer']}\nAn answer that was given: {answer}\n"
-            "Does the given answer choose the right one?"
-        )
-
     def score_replies(self, items: list[Item], replies: Mapping[str, str]) -> Scores:
         return score_pairs((item.id, parse_verdict(replies[item.id])) for item in items)
 

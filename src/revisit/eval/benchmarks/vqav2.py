@@ -8,6 +8,7 @@ different metrics and never replace each other. Data: the official v2 questions 
 from __future__ import annotations
 
 import functools
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from revisit.eval.benchmarks.base import Benchmark, Item, Metric, Scores
+from revisit.eval.benchmarks.io import packaged
 from revisit.eval.benchmarks.io.download import Remote
 from revisit.io import records
 
@@ -35,35 +37,8 @@ _NUMBER_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", 
 _NUMBERS = {"none": "0"} | {word: str(n) for n, word in enumerate(_NUMBER_WORDS)}
 _ARTICLES = {"a", "an", "the"}
 
-# Correct spellings whose apostrophe is put back when it is missing.
-_ONE_APOSTROPHE = """
-ain't aren't can't could've couldn't didn't doesn't don't hadn't hasn't haven't he'd he's how'd how'll how's isn't it'd
-it'll ma'am mightn't might've mustn't must've needn't not've o'clock oughtn't shan't should've shouldn't somebody'll
-somebody's someone'd someone'll someone's something'd something'll that's there'd there're there's they'd they'll
-they're they've 'twas wasn't we've weren't what'll what're what's what've when's where'd where's where've who'd who'll
-who's who've why'll why're why's won't would've wouldn't y'all you'd you'll you're you've
-"""
-# Spellings with two apostrophes: either one may be missing.
-_TWO_APOSTROPHES = """
-couldn't've hadn't've he'd've it'd've mightn't've she'd've shouldn't've somebody'd've someone'd've something'd've
-there'd've they'd've we'd've who'd've wouldn't've you'd've
-"""
-
-
-def _contractions() -> dict[str, str]:
-    table = {word.replace("'", ""): word for word in _ONE_APOSTROPHE.split()}
-    for word in _TWO_APOSTROPHES.split():
-        first, second = word.split("'")[0], word.rsplit("'", 1)[0]
-        table[first + word[len(first) + 1 :]] = word
-        table[second + word[len(second) + 1 :]] = word
-    # Irregular entries, "somebody'd" among them, which the official table gets wrong.
-    table |= {"somebody'd": "somebodyd", "let's": "let's", "she's": "she's"}
-    table |= {"ow's'at": "'ow's'at", "'ows'at": "'ow's'at", "'ow'sat": "'ow's'at"}
-    table |= {"yall'll": "y'all'll", "y'allll": "y'all'll"}
-    return table | dict.fromkeys(("yall'd've", "y'alld've", "y'all'dve"), "y'all'd've")
-
-
-CONTRACTIONS = _contractions()
+# misspelling -> word with its apostrophes, and the irregular entries of the official table
+CONTRACTIONS: dict[str, str] = json.loads(packaged("vqa_contractions.json"))
 
 
 def one_line(text: str) -> str:

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from pathlib import Path, PurePosixPath
 
 from revisit.errors import RevisitError
+from revisit.eval.benchmarks.io import packaged
 from revisit.io.files import file_digest
 
 ATTEMPTS = 5
@@ -51,8 +51,7 @@ class Remote:
 @cache
 def checksums() -> dict[str, str]:
     """Return path below the data folder -> SHA-256."""
-    text = resources.files("revisit.eval.benchmarks").joinpath("data/sha256.json").read_text("utf-8")
-    return dict(json.loads(text))
+    return dict(json.loads(packaged("sha256.json")))
 
 
 def fetch_all(remotes: Iterable[Remote], folder: Path, progress: Progress | None = None) -> None:
