@@ -96,6 +96,19 @@ def test_every_link_leads_somewhere(page: Path) -> None:
     assert dead == []
 
 
+def test_files_named_in_the_architecture_exist() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    found = set(re.findall(r"[\w./-]+/(?:[\w-]+\.\w+)?(?=[\s`:|),])", text)) - {"methods/NAME.py", "OUT/logs/"}
+    assert len(found) > 60
+    places = [ROOT / place for place in (".", "src/revisit", "src/revisit/eval", "src/revisit/step")]
+    assert [name for name in sorted(found) if not any((place / name).exists() for place in places)] == []
+    for name, words in re.findall(r"`(\w+)` (?:within `\w+` )?(?:in|\()\s?`?([\w/]+\.py)`", text):
+        file = next(
+            place / words for place in (*places, ROOT / "src/revisit/eval/benchmarks") if (place / words).exists()
+        )
+        assert re.search(rf"\b{name}\b", file.read_text("utf-8")), (name, words)
+
+
 def test_pages_named_in_the_code_exist() -> None:
     code = [
         file.read_text("utf-8") for file in ROOT.glob("*/**/*.py") if not file.parts[len(ROOT.parts)].startswith(".")
