@@ -27,12 +27,14 @@ import pytest
 import families
 import revisit
 from revisit.decoding.generate import generate
+from revisit.errors import RevisitError
 from revisit.methods.greedy import Greedy
 from revisit.methods.opera import OPERA
 from revisit.methods.revisit import ReVisiT
 from revisit.models.prompts import encode
 from revisit.serve.batcher import Ticket
 from revisit.serve.limits import Limits
+from revisit.serve.server import check_origins
 from servers import Running, as_uri, messages, serving, started, uri
 
 JSON = {"content-type": "application/json"}
@@ -144,6 +146,38 @@ def test_a_seed_reproduces_a_sample_in_any_batch(client: openai.OpenAI) -> None:
     assert alone[0] != alone[1]
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("fields", [{}, {"temperature": 1.5, "seed": 7, "logprobs": True}], ids=["greedy", "sampled"])
+def test_several_choices_equal_requests_of_one(client: openai.OpenAI, stream: bool, fields: Any) -> None:
+    """Choice k is the answer to the seed plus k; prompt tokens count once, and the others are added up."""
+    common: Any = {"model": "tiny", "messages": messages(1), "max_tokens": 8, **fields}
+    single = [
+        client.chat.completions.create(**{**common, **({"seed": 7 + k} if "seed" in fields else {})}) for k in range(3)
+    ]
+    wanted = [answer.choices[0] for answer in single]
+    assert len({choice.message.content for choice in wanted}) == (3 if fields else 1)
+    if stream:
+        chunks = list(
+            client.chat.completions.create(**common, n=3, stream=True, stream_options={"include_usage": True})
+        )
+        pieces = [choice for chunk in chunks for choice in chunk.choices]
+        texts = ["".join(p.delta.content or "" for p in pieces if p.index == k) for k in range(3)]
+        assert [p.index for p in pieces if p.finish_reason] == [0, 1, 2]
+        usage = chunks[-1].usage
+    else:
+        answer = client.chat.completions.create(**common, n=3)
+        assert [choice.index for choice in answer.choices] == [0, 1, 2]
+        for choice, one in zip(answer.choices, wanted, strict=True):
+            assert (choice.logprobs is None) == (one.logprobs is None) == (not fields)
+            tokens = [[entry.token for entry in c.logprobs.content or ()] if c.logprobs else [] for c in (choice, one)]
+            assert tokens[0] == tokens[1]
+        texts, usage = [choice.message.content or "" for choice in answer.choices], answer.usage
+    assert texts == [choice.message.content for choice in wanted]
+    assert usage is not None
+    assert usage.completion_tokens == 24
+    assert usage.prompt_tokens == single[0].usage.prompt_tokens  # type: ignore[union-attr]
+
+
 def test_stop_texts_end_the_answer(client: openai.OpenAI) -> None:
     whole = expected(1, 12, ReVisiT(alpha=0.01))
     stop = whole[4:6]
@@ -239,7 +273,7 @@ def test_bytes_count_when_they_arrive_not_when_they_are_declared() -> None:
         for _ in range(2):
             stack.enter_context(socket.create_connection(server.address)).sendall(head + b" " * 149_500)
         until = time.monotonic() + 200
-        while server.post(messages=messages(1), max_tokens=1).status_code == 200 and time.monotonic() < until:
+        while server.service.held_bytes < 299_000 and time.monotonic() < until:
             time.sleep(0.05)
         assert server.post(messages=messages(1), max_tokens=1).status_code == 429
         stack.close()
@@ -322,6 +356,26 @@ def test_routes(running: Running) -> None:
         reply = httpx.get(f"{running.url}/{path}")
         assert reply.status_code == status
         assert reply.json()["error"]["type"] == "invalid_request_error"
+    for path in ("v1/responses", "v1/completions"):
+        assert "/v1/chat/completions" in running.post(f"/{path}").json()["error"]["message"]
+
+
+def test_pages_of_allowed_origins_can_call_the_server(running: Running) -> None:
+    asks = {"access-control-request-method": "POST", "access-control-request-headers": "authorization, content-type"}
+
+    def allowed(server: Running, origin: str) -> list[str | None]:
+        url, headers = f"{server.url}/v1/chat/completions", {"origin": origin}
+        replies = [httpx.options(url, headers=headers | asks), httpx.post(url, json={}, headers=headers)]
+        return [reply.headers.get("access-control-allow-origin") for reply in replies]
+
+    with serving(origins=["https://a.example"]) as server:
+        assert allowed(server, "https://a.example") == ["https://a.example"] * 2
+        assert allowed(server, "https://b.example") == [None] * 2
+    assert allowed(running, "https://a.example") == [None] * 2
+    check_origins(["https://a.example:8000", "*"], None)
+    for origins in (["*"], ["a.example"], ["https://a.example/page"]):
+        with pytest.raises(RevisitError, match="--allow-origin"):
+            check_origins(origins, "key")
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,11 @@ from revisit.serve import batcher as batcher_module
 from revisit.serve.batcher import Batcher, Ticket
 from revisit.serve.errors import ApiError
 from revisit.serve.limits import Limits
-from revisit.serve.replies import Piece, Reply
+from revisit.serve.replies import Choice, Piece, Reply
 from revisit.serve.requests import ChatRequest
 from revisit.serve.schema import ChatBody
 
-REPLY = Reply("x", "stop", 1, 1)
+REPLY = Reply([Choice("x", "stop", 1)], 1)
 pytestmark = pytest.mark.anyio
 QUESTION = {"model": "m", "messages": [{"role": "user", "content": "?"}]}
 
@@ -158,7 +158,7 @@ async def test_a_failing_request_affects_no_client_that_has_received_nothing() -
     def decode(tickets: Sequence[Ticket]) -> None:
         if poison in tickets:
             for one in set(tickets) & {streamed, whole}:
-                one.stream("x")
+                one.stream(Piece("x"))
             raise RuntimeError("one of them")
         gate(tickets)
 

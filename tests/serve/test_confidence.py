@@ -108,6 +108,35 @@ def test_answers_follow_the_schema(client: openai.OpenAI, method: str, stream: b
     assert reason == "stop"
 
 
+@pytest.mark.parametrize(
+    ("schema", "allowed", "forbidden"),
+    [
+        ({"properties": {"a": {"type": "boolean"}}}, '{"a": true}', '{"a": true, "b": 1}'),
+        ({"properties": {"a": {"type": "boolean"}}, "additionalProperties": True}, '{"a": true, "b": 1}', "{]"),
+        ({"properties": {"a": {}}, "additionalProperties": {"type": "null"}}, '{"b": null}', '{"b": 1}'),
+        (
+            {"properties": {"properties": {"properties": {"a": {}}}}},
+            '{"properties": {"a": 1}}',
+            '{"properties": {"b": 1}}',
+        ),
+        ({"$defs": {"x": {"properties": {"a": {}}}}, "items": {"$ref": "#/$defs/x"}}, '[{"a": 1}]', '[{"b": 1}]'),
+        ({"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]}, '{"a": 1, "b": 2}', "{]"),
+        ({"properties": {"a": {}}, "anyOf": [{"required": ["b"]}, {"required": ["a"]}]}, '{"a": 1, "b": 2}', "{]"),
+        ({"const": {"properties": {"a": 1}}}, '{"properties": {"a": 1}}', "{]"),
+        ({"type": "object"}, '{"any": 1}', "{]"),
+    ],
+)
+def test_objects_have_the_keys_that_their_schema_lists(schema: dict[str, Any], allowed: str, forbidden: str) -> None:
+    llguidance = pytest.importorskip("llguidance")
+    from revisit.serve.processors import grammar
+
+    before, tokenizer = json.dumps(schema), llguidance.LLTokenizer("byte")
+    for text, valid in ((allowed.replace(" ", ""), True), (forbidden.replace(" ", ""), False)):
+        matcher = llguidance.LLMatcher(tokenizer, grammar(schema), log_level=0)
+        assert (matcher.validate_tokens([*text.encode()]) == len(text)) == valid
+    assert json.dumps(schema) == before
+
+
 def test_recursive_schemas_are_followed(client: openai.OpenAI) -> None:
     jsonschema = pytest.importorskip("jsonschema")
     pytest.importorskip("llguidance")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import vocabularies
 from revisit.serve.detokenizer import IncrementalDetokenizer
 
 
@@ -36,6 +39,24 @@ def test_text_ends_before_the_first_stop_text() -> None:
     pieces, row = feed("one. two. three", [" three", ". t"])
     assert "".join(pieces) == "one"
     assert row.stopped
+
+
+@pytest.mark.parametrize("name", vocabularies.names())
+@pytest.mark.parametrize("seed", range(3))
+def test_pieces_of_real_tokens_add_up_to_the_decoded_text(name: str, seed: int) -> None:
+    tokenizer, dice, sizes = vocabularies.load(name), random.Random(seed), list[int]()
+    text = "".join(dice.choice((" a cat", "  two", "\n", " 🦊é", "don't", " .", "naïve ", "日本")) for _ in range(60))
+    tokens = tokenizer.encode(text, add_special_tokens=False)
+    tokens[9:9] = [tokenizer.convert_tokens_to_ids("</s>")]  # special tokens are skipped
+
+    def decode(tokens: Sequence[int]) -> str:
+        sizes.append(len(tokens))
+        return str(tokenizer.decode(tokens, skip_special_tokens=True))
+
+    row = IncrementalDetokenizer(decode)
+    pieces = [*map(row.feed, tokens), row.finish()]
+    assert "".join(pieces) == tokenizer.decode(tokens, skip_special_tokens=True).strip()
+    assert max(sizes) < 20  # long answers take linear time
 
 
 @given(st.text(alphabet="ab é", max_size=30), st.lists(st.text(alphabet="ab é", min_size=1, max_size=4), max_size=3))

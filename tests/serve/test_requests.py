@@ -71,8 +71,64 @@ def test_omitted_fields_have_defaults() -> None:
     assert read(body(png(), temperature=0, top_p=0.5)).decoding == Decoding(max_new_tokens=50)
     # Evaluation kits request 32,768 tokens and send settings that change nothing.
     neutral: Any = {"n": 1, "repetition_penalty": 1.0, "min_p": 0, "tools": [], "tool_choice": "none", "logit_bias": {}}
+    neutral |= {"service_tier": "auto", "prompt_cache_key": "x", "safety_identifier": "x", "store": False, "seed": None}
+    neutral |= {
+        "modalities": ["text"],
+        "chat_template_kwargs": {},
+        "top_k": -1,
+        "skip_special_tokens": True,
+        "stop": "",
+    }
+    neutral |= {"stop_token_ids": [], "min_tokens": 0, "ignore_eos": False, "parallel_tool_calls": True}
     harmless = body(png(), max_tokens=32768, **neutral)
+    harmless["messages"][0]["content"][1]["cache_control"] = {"type": "ephemeral"}
     assert read(harmless).decoding == Decoding(max_new_tokens=50)
+    assert read({**harmless, "top_k": 0}).chat.stop is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(
+            {"modalities": ["audio"]},
+            {"chat_template_kwargs": {"x": 1}},
+            {"skip_special_tokens": False},
+            {"min_tokens": 3},
+        ),
+        *({"stop_token_ids": [1]}, {"ignore_eos": True}, {"top_k": -2}, {"logit_bias": {"1": 5}}),
+    ],
+)
+def test_values_that_would_change_the_answer_are_rejected(change: dict[str, Any]) -> None:
+    assert rejected(body(png(), **change)).param == next(iter(change))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {
+            "parallel_tool_calls": False,
+            "tool_choice": "auto",
+            "tools": [{"type": "function", "function": {"name": "f"}}],
+        },
+        {"functions": [{"name": "f"}], "function_call": "auto"},
+        {"tool_choice": "required"},
+        {"tool_choice": {"type": "function", "function": {"name": "f"}}},
+        {"messages": [{"role": "tool", "tool_call_id": "1", "content": "7"}, {"role": "user", "content": "?"}]},
+    ],
+)
+def test_tools_are_rejected_by_one_sentence(change: dict[str, Any]) -> None:
+    error = rejected(body(**change))
+    assert "tools" in error.message
+    assert "response_format" in error.message
+    assert error.param == next(name for name in ("messages", "tools", "functions", "tool_choice") if name in change)
+
+
+@pytest.mark.parametrize("content", [{"content": None}, {}, {"content": ""}])
+def test_an_assistant_without_content_said_nothing(content: dict[str, Any]) -> None:
+    history = [{"role": "user", "content": "?"}, {"role": "assistant", "tool_calls": [], **content}]
+    chat = read(body(messages=[*history, {"role": "user", "content": "And?"}])).chat
+    assert chat.messages[1].for_template()["content"] == [{"type": "text", "text": ""}]
+    assert "content" in rejected(body(messages=[{"role": "user", "content": None}])).message
 
 
 def test_settings_that_a_request_leaves_out_are_recommended_for_the_model() -> None:
@@ -102,11 +158,12 @@ def test_methods_need_an_image_unless_they_are_plain() -> None:
         (body(max_tokens=0), "max_tokens: Input should be"),
         (body(temperature="hot"), "temperature: Input should be"),
         (body(temperature=float("nan")), "should be a finite number"),
-        (body(n=2), "Only n=1 is supported"),
-        (body(tools=[{}]), "Only tools=[] is supported"),
+        (body(n=17), "n: Input should be less than or equal to 16"),
+        (body(png(), n=2, check=True), "leave out 'n'"),
+        (body(min_p=0.1), "Only min_p=0 is supported"),
         (body(max_token=5), "Did you mean 'max_tokens'"),
         (body(stop=["a"] * 5), "stop: List should have at most 4 items"),
-        (body(stop=""), "stop[0]: String should have at least 1 character"),
+        (body(stop=["a", ""]), "stop[1]: String should have at least 1 character"),
         (body(png(), check={"words": "dogs"}), "check.words: words must be 'objects', 'content' or a list"),
         (body(check=True), "A check needs an image"),
         (body(stream="yes"), "stream: Input should be a valid boolean"),
@@ -176,8 +233,10 @@ def test_a_request_runs_no_file_of_the_server(decoding: Any, tmp_path: Path, mon
             body(png(), max_tokens=50, decoding={"method": "opera", "settings": {"beams": 16, "candidates": 64}}),
             "52,000 rows",
         ),
-        (body(messages=[0] * 3_000_000), "at most 256 items"),
-        (body(metadata={}, **{str(n): 0 for n in range(300_000)}), "fields; at most 64"),
+        (body(messages=[0] * 150_000), "at most 256 items"),
+        (body(messages=[0] * 3_000_000), "200,000 values"),
+        (body(metadata={str(n): [] for n in range(101_000)}), "200,000 values"),
+        (body(**{str(n): 0 for n in range(100_000)}), "fields; at most 64"),
     ],
 )
 def test_sizes_are_bounded_before_any_work(value: dict[str, Any], part: str) -> None:

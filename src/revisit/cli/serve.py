@@ -12,6 +12,9 @@ from revisit.settings import API_KEY as API_KEY_VARIABLE
 HOST = typer.Option("127.0.0.1", help="Address to listen on; an API key is required if other machines can reach it.")
 API_KEY = typer.Option(None, envvar=API_KEY_VARIABLE, help="API key that clients must send.")
 ALLOW_HOST = typer.Option([], help="Host name to accept besides this machine's, or '*' for any. Repeatable.")
+ALLOW_ORIGIN = typer.Option(
+    [], metavar="URL", help="Origin of web pages that may call the server from a browser, or '*' for any. Repeatable."
+)
 LIMITS = typer.Option(
     [], metavar="NAME=NUMBER", help="Change a limit, for example new_tokens=2048 (see docs/security.md). Repeatable."
 )
@@ -33,6 +36,7 @@ def serve(
     api_key: str = API_KEY,
     anonymous: bool = typer.Option(False, "--anonymous", help="Let other machines connect without an API key."),
     allow_host: list[str] = ALLOW_HOST,
+    allow_origin: list[str] = ALLOW_ORIGIN,
     limits: list[str] = LIMITS,
     dtype: str = options.DTYPE,
     device_map: str = options.DEVICE_MAP,

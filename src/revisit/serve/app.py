@@ -6,7 +6,7 @@ import asyncio
 import hmac
 import re
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -18,6 +18,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingRes
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.datastructures import State
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 from revisit.decoding.method import Method
@@ -26,7 +27,7 @@ from revisit.serve.batcher import Batcher, Event, Ticket, timed_out
 from revisit.serve.errors import ApiError, excerpt, server_error
 from revisit.serve.front import Front, Metrics
 from revisit.serve.limits import LOOPBACK, Limits
-from revisit.serve.replies import Json, Piece, Reply, chunk, completion, encode, event, last_chunks
+from revisit.serve.replies import Json, Piece, Reply, chunks, completion, encode, event, first_chunks, last_chunks
 from revisit.serve.requests import ChatRequest, parse_body, read_request, unknown_model
 from revisit.serve.schema import ChatBody, CheckBody
 
@@ -65,9 +66,10 @@ class Service:
         *,
         api_key: str | None = None,
         hosts: Collection[str] = LOOPBACK,
+        origins: Sequence[str] = (),
     ) -> None:
         self.decoder, self.name, self.method, self.limits = decoder, name, method, limits
-        self.api_key, self.hosts = api_key, hosts
+        self.api_key, self.hosts, self.origins = api_key, hosts, origins
         self.page: str | None = None  # served at / by `revisit ui`, whose requests may be recorded
         self.batcher = Batcher(partial(decoder.decode, prompt_limit=limits.prompt_tokens), limits)
         self._readers = ThreadPoolExecutor(READERS, "reader")
@@ -120,7 +122,7 @@ class Service:
                 headers={"cache-control": "no-store"},
             )
         assert isinstance(first, Reply)  # only streamed answers come in pieces
-        request.state.reason, request.state.usage = first.finish, first.usage
+        request.state.reason, request.state.usage = first.choices[0].finish, first.usage
         return Response(encode(completion(ticket.request, first)), media_type="application/json")
 
     async def _admit(self, request: Request, kind: type[ChatBody | CheckBody]) -> Ticket:
@@ -185,7 +187,8 @@ class Service:
         """
         parsed = parse_body(body, kind, self.name)
         chat, text = (parsed.question(), parsed.text) if isinstance(parsed, CheckBody) else (parsed, None)
-        request = read_request(chat, text, default=self.method, limits=self.limits, model=self.decoder.model)
+        model, scale = self.decoder.model, self.decoder.scale
+        request = read_request(chat, text, default=self.method, limits=self.limits, model=model, scale=scale)
         if request.record and self.page is None:
             raise ApiError(400, "This server does not record steps; `revisit ui` does.", param="decoding.record")
         try:
@@ -210,9 +213,11 @@ class Service:
         request = ticket.request
         state.reason = "left"
         try:
-            yield event(chunk(request))
+            for first in first_chunks(request):
+                yield event(first)
             while isinstance(current, Piece):
-                yield event(chunk(request, current))
+                for part in chunks(request, current):
+                    yield event(part)
                 try:
                     current = await asyncio.wait_for(ticket.events.get(), max(0.0, ticket.deadline - time.monotonic()))
                 except asyncio.TimeoutError:
@@ -221,7 +226,7 @@ class Service:
                 state.reason = current.reason
                 yield event(current.body())
                 return
-            state.reason, state.usage = current.finish, current.usage
+            state.reason, state.usage = current.choices[0].finish, current.usage
             for last in last_chunks(request, current):
                 yield event(last)
             yield b"data: [DONE]\n\n"
@@ -250,6 +255,10 @@ def build(service: Service) -> FastAPI:
         }
     )
     app.add_middleware(Front, metrics=metrics)
+    if service.origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=service.origins, allow_methods=["GET", "POST"], allow_headers=["*"]
+        )
 
     @app.exception_handler(ApiError)
     async def reject(request: Request, error: ApiError) -> JSONResponse:
@@ -263,7 +272,8 @@ def build(service: Service) -> FastAPI:
     @app.exception_handler(HTTPException)
     async def unknown_route(request: Request, error: HTTPException) -> JSONResponse:
         route = excerpt(f"{request.method} {request.scope['path']}", 100)
-        return await reject(request, ApiError(error.status_code, f"{route}: {error.detail}."))
+        sentence = f"{route}: {error.detail}; chat requests go to POST /v1/chat/completions."
+        return await reject(request, ApiError(error.status_code, sentence))
 
     @app.exception_handler(ClientDisconnect)
     async def client_left(request: Request, error: ClientDisconnect) -> Response:

@@ -13,8 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from pydantic import JsonValue
-
 from revisit.errors import RevisitError
 from revisit.serve.errors import ApiError, server_error
 from revisit.serve.limits import Limits
@@ -46,6 +44,7 @@ class Ticket:
         self.finished = False
         self.gone = False  # set when nobody waits for the answer any more
         pixels = sum(image.width * image.height for image in request.images)
+        self.pixels = pixels
         self.held_bytes = 3 * pixels + sum(map(sys.getsizeof, (prompt, request.text, request.grammar)))
         self._loop = loop
 
@@ -60,11 +59,11 @@ class Ticket:
         request = self.request
         return request.method, request.chat.check is None, request.text is None, request.record
 
-    def stream(self, text: str, logprobs: Sequence[JsonValue] = (), thought: str = "") -> None:
+    def stream(self, piece: Piece) -> None:
         """Send text that later tokens cannot change, if the client requested a stream."""
-        if self.request.chat.stream and (text or logprobs or thought):
+        if self.request.chat.stream and (piece.text or piece.logprobs or piece.thought):
             self.sent = True
-            self._send(Piece(text, logprobs, thought))
+            self._send(piece)
 
     def finish(self, last: Reply | BaseException) -> None:
         """Send the reply or the error, unless one was sent; details of unexpected errors stay in the server's log."""
@@ -169,18 +168,25 @@ class Batcher:
             first = self.waiting[0]
             size = max(1, self.limits.batch // first.request.method.own_beams)
             until = time.monotonic() + BATCH_WAIT
-            while sum(ticket.batch_key == first.batch_key for ticket in self.waiting) < size and not self._stopping:
+            while not self._stopping:
+                if sum(ticket.request.rows for ticket in self.waiting if ticket.batch_key == first.batch_key) >= size:
+                    break
                 left = until - time.monotonic()
                 if left <= 0:
                     break
                 self._ready.wait(left)
             batch: list[Ticket] = []
             others: list[Ticket] = []
+            pixels = self.limits.image_pixels  # the processor needs several times the memory of its images
             for ticket in self.waiting:
+                rows = ticket.request.rows
                 if ticket.abandoned:
                     ticket.finish(timed_out())
-                elif len(batch) < size and ticket.batch_key == first.batch_key:
+                elif ticket.batch_key == first.batch_key and (
+                    not batch or (rows <= size and rows * ticket.pixels <= pixels)
+                ):
                     batch.append(ticket)
+                    size, pixels = size - rows, pixels - rows * ticket.pixels
                 else:
                     others.append(ticket)
             self.waiting, self.running = others, batch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -23,13 +23,14 @@ from revisit.models.geometry import layout_of
 from revisit.models.outputs import end_tokens
 from revisit.models.parts import ModelParts
 from revisit.models.prompts import check_no_image_tokens, encode, render
+from revisit.models.reader import scale_for
 from revisit.models.thoughts import thoughts_of
 from revisit.pages.answers import AnswerPage, payload
 from revisit.serve.batcher import Abandoned, Ticket
 from revisit.serve.detokenizer import IncrementalDetokenizer
 from revisit.serve.errors import ApiError
 from revisit.serve.processors import Grammar, JsonAnswers, LogProbabilities
-from revisit.serve.replies import Json, Reply
+from revisit.serve.replies import Choice, Json, Piece, Reply
 from revisit.serve.requests import ChatRequest, reasoning_options
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class Decoder:
         self.model, self.processor = model, processor
         self.end = end_tokens(model.generation_config)
         self.thoughts = thoughts_of(model, processor)
+        self.scale = scale_for(processor)
 
     def prompt(self, request: ChatRequest) -> str:
         """Apply the chat template; raise RevisitError for texts that contain an image token."""
@@ -89,12 +91,13 @@ class Decoder:
 
     def decode(self, tickets: Sequence[Ticket], *, prompt_limit: int) -> None:
         """Answer all tickets, or raise; a ticket whose prompt is too long fails alone."""
-        prompts, images = [t.prompt for t in tickets], [list(t.request.images) for t in tickets]
+        rows = [ticket for ticket in tickets for _ in range(ticket.request.rows)]
+        prompts, images = [t.prompt for t in rows], [list(t.request.images) for t in rows]
         inputs = encode(self.processor, prompts, images, self.model.device)
-        texts = self.processor.tokenizer([t.request.text or "" for t in tickets], add_special_tokens=False)["input_ids"]
+        texts = self.processor.tokenizer([t.request.text or "" for t in rows], add_special_tokens=False)["input_ids"]
         prompt_lengths = inputs["attention_mask"].sum(-1).tolist()
         lengths = [length + len(text) for length, text in zip(prompt_lengths, texts, strict=True)]
-        for ticket, length in zip(tickets, lengths, strict=True):
+        for ticket, length in zip(rows, lengths, strict=True):
             if length > prompt_limit:
                 message = f"The request has {length} tokens (images included); at most {prompt_limit} are allowed."
                 ticket.finish(ApiError(400, message, param="messages" if ticket.request.text is None else "text"))
@@ -104,7 +107,7 @@ class Decoder:
         elif fitting:
             run = self._generate if tickets[0].request.text is None else self._check
             with stoppable(self.model, tickets):
-                run(tickets, inputs, lengths)
+                run(rows, inputs, lengths)
 
     @cached_property
     def grammar_tokenizer(self) -> Any:
@@ -115,13 +118,16 @@ class Decoder:
         return from_tokenizer(tokenizer, eos_token=sorted(self.end))
 
     def _generate(self, tickets: Sequence[Ticket], inputs: Inputs, lengths: Sequence[int]) -> None:
-        """Answer the requests of a batch."""
-        requests = [ticket.request for ticket in tickets]
+        """Answer the requests of a batch; each row has a ticket, and the choices of a request follow each other."""
+        requests, first = [ticket.request for ticket in tickets], [tickets.index(ticket) for ticket in tickets]
         method, record, thoughts = requests[0].method, requests[0].record, self.thoughts
         tokenizer = self.processor.tokenizer
         logprobs = LogProbabilities(tokenizer)
         opened = [thoughts is not None and thoughts.open_at_end(ids) for ids in inputs["input_ids"].tolist()]
-        rows = [BatchRow(self, ticket, opened[n], partial(logprobs.entry, n)) for n, ticket in enumerate(tickets)]
+        rows = [
+            BatchRow(self, ticket, n - first[n], opened[n], partial(logprobs.entry, n))
+            for n, ticket in enumerate(tickets)
+        ]
         processors: list[LogitsProcessor] = []
         if any(request.chat.logprobs for request in requests):
             processors.append(logprobs)
@@ -138,18 +144,21 @@ class Decoder:
                 inputs,
                 method,
                 [request.decoding for request in requests],
-                seeds=[request.seed for request in requests],
+                seeds=[wrapped(request.seed + row.number) for request, row in zip(requests, rows, strict=True)],
                 on_token=lambda row, token: rows[row].add(token),
                 processors=processors,
                 record=record,
             )
         images = [list(request.images) for request in requests]
-        for n, (row, answer) in enumerate(zip(rows, answers, strict=True)):
-            with own_errors(row.ticket):
-                if not row.end():
+        for n, ticket in enumerate(tickets):
+            if first[n] != n:
+                continue
+            own = slice(n, n + ticket.request.rows)
+            with own_errors(ticket):
+                if not all(row.end() for row in rows[own]):
                     continue
-                counters = {name: int(count) for name, count in answer.counters().items() if name != "plausible_tokens"}
-                decoding: Json = {"method": method.name, **counters}
+                answer, row = answers[n], rows[n]
+                decoding: Json = {"method": method.name, **counters([answer.counters() for answer in answers[own]])}
                 check = None
                 if states is not None:
                     layout = layout_of(self.model, self.processor, images, inputs, n)
@@ -161,7 +170,8 @@ class Decoder:
                         decoding["page"] = payload(
                             AnswerPage(images[n], "", "", layout, [answer], choice.objects, words)
                         )
-                row.ticket.finish(row.reply(lengths[n], decoding, check))
+                choices = [row.choice() for row in rows[own] for _ in range(ticket.request.copies)]
+                ticket.finish(Reply(choices, lengths[n], decoding, check))
 
     def _check(self, tickets: Sequence[Ticket], inputs: Inputs, lengths: Sequence[int]) -> None:
         """Check the texts of requests, in one forward pass."""
@@ -171,7 +181,8 @@ class Decoder:
         read = read_texts(self.model, self.processor, inputs, prompts, images, texts, [layer])
         for ticket, text, length in zip(tickets, read, lengths, strict=True):
             with own_errors(ticket):
-                ticket.finish(Reply(text.text, "stop", length, 0, check=self._checked(ticket.request, text)))
+                choice = Choice(text.text, "stop", 0)
+                ticket.finish(Reply([choice], length, check=self._checked(ticket.request, text)))
 
     def _checked(self, request: ChatRequest, text: ModelText) -> Json:
         choice = request.chat.check
@@ -184,10 +195,11 @@ class BatchRow:
     """One row of a running batch."""
 
     def __init__(
-        self, decoder: Decoder, ticket: Ticket, thinking: bool, logprobs: Callable[[int, int], JsonValue]
+        self, decoder: Decoder, ticket: Ticket, number: int, thinking: bool, logprobs: Callable[[int, int], JsonValue]
     ) -> None:
         decode = partial(decoder.processor.tokenizer.decode, skip_special_tokens=True)
-        self.decoder, self.ticket, self.thinking, self._logprobs = decoder, ticket, thinking, logprobs
+        self.decoder, self.ticket, self.number = decoder, ticket, number  # of the ticket's rows
+        self.thinking, self._logprobs = thinking, logprobs
         self.tokens = 0
         self.logprobs: list[JsonValue] = []
         self.thought = IncrementalDetokenizer(decode)
@@ -222,13 +234,13 @@ class BatchRow:
             return True
         if thoughts is not None and token in (thoughts.open, thoughts.close):
             self.thinking = token == thoughts.open
-            self.ticket.stream("", thought=self.thought.finish())
+            self._stream("", thought=self.thought.finish())
         elif self.thinking:
-            self.ticket.stream("", thought=self.thought.feed(token))
+            self._stream("", thought=self.thought.feed(token))
         else:
             logprobs = [self._logprobs(token, chat.top_logprobs or 0)] if chat.logprobs else []
             self.logprobs += logprobs
-            self.ticket.stream(self.answer.feed(token), logprobs)
+            self._stream(self.answer.feed(token), logprobs)
         if self.answer.stopped:
             self.finish = "stop"
         elif self.tokens >= self.ticket.request.decoding.max_new_tokens:
@@ -239,20 +251,30 @@ class BatchRow:
         """Send the text that was held back; return False if it failed or was abandoned, which the batcher reports."""
         if self.ticket.finished or (self.finish is None and self.ticket.abandoned):
             return False
-        self.ticket.stream("", thought=self.thought.finish())
-        self.ticket.stream(self.answer.finish())
+        self._stream("", thought=self.thought.finish())
+        self._stream(self.answer.finish())
+        if self.answer.stopped:
+            self.finish = "stop"
         return True
 
-    def reply(self, prompt_tokens: int, decoding: Json, check: Json | None) -> Reply:
+    def _stream(self, text: str, logprobs: Sequence[JsonValue] = (), thought: str = "") -> None:
+        self.ticket.stream(Piece(text, logprobs, thought, self.number))
+
+    def choice(self) -> Choice:
         """Return the finished answer."""
-        return Reply(
-            self.answer.text,
-            self.finish or "length",
-            prompt_tokens,
-            self.tokens,
-            decoding,
-            check,
-            self.logprobs,
-            self.thought.text,
-            len(self.thought.tokens),
+        thought = self.thought
+        return Choice(
+            self.answer.text, self.finish or "length", self.tokens, self.logprobs, thought.text, len(thought.tokens)
         )
+
+
+def wrapped(seed: int) -> int:
+    """Return a seed within 64 bits."""
+    return (seed + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def counters(rows: Sequence[Mapping[str, float]]) -> Json:
+    """Add up the counters of the rows of one request, whose vision tokens are the same."""
+    names = [name for name in rows[0] if name != "plausible_tokens"]
+    added = {name: sum(int(row.get(name, 0)) for row in rows) for name in names}
+    return {**added, "vision_tokens": int(rows[0]["vision_tokens"])}

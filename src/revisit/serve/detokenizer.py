@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+LONGEST = 16  # tokens of one character; after more, its bytes are broken
+
 
 class IncrementalDetokenizer:
     """The text of one answer as its tokens arrive, cut at the first stop text.
 
     `feed` returns the new text that is final. Bytes of unfinished characters and possible beginnings of a stop text are
-    held back.
+    held back. Only the last tokens are decoded again: a token's text depends on the one before it.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = ()) -> None:
@@ -17,6 +19,8 @@ class IncrementalDetokenizer:
         self.tokens: list[int] = []
         self.text = ""
         self.stopped = False
+        self._held = ""  # decoded, and not yet part of the text
+        self._start, self._read = 0, 0  # tokens[_start:_read] are decoded again for what follows them
 
     def feed(self, token: int) -> str:
         """Add a token; return the text that has become final."""
@@ -30,18 +34,22 @@ class IncrementalDetokenizer:
     def _release(self, *, final: bool) -> str:
         if self.stopped:
             return ""
-        text = self.decode(self.tokens).lstrip()
+        known = self.decode(self.tokens[self._start : self._read])
+        new = self.decode(self.tokens[self._start :])[len(known) :]
+        if final or (new and not new.endswith("\ufffd")) or len(self.tokens) - self._read > LONGEST:
+            self._held += new
+            self._start, self._read = self._read, len(self.tokens)
+        text = self._held if self.text else self._held.lstrip()
         stops = [position for stop in self.stops if (position := text.find(stop)) >= 0]
+        end = min(stops, default=len(text))
         if stops:
-            self.stopped, text = True, text[: min(stops)]
+            self.stopped = True
         elif not final:
-            text = text.rstrip("\ufffd").rstrip()  # held back until the next word: an answer does not end in a space
-            text = text[: len(text) - self._stop_prefix(text)].rstrip()
-        else:
-            text = text.rstrip()
-        new = text[len(self.text) :] if text.startswith(self.text) else ""
-        self.text += new
-        return new
+            end = len(text.rstrip()) - self._stop_prefix(text.rstrip())  # an answer does not end in a space
+        released = text[:end].rstrip()
+        self._held = text[len(released) :]
+        self.text += released
+        return released
 
     def _stop_prefix(self, text: str) -> int:
         """Return the length of the longest suffix of the text that a stop text begins with."""

@@ -23,7 +23,8 @@ class Limits(Settings):
     prompt_tokens: PositiveInt = Field(default=8192, description="Longest prompt, images included.")
     new_tokens: PositiveInt = Field(default=1024, description="Longest answer; requests for more get this length.")
     work: PositiveInt = Field(
-        default=65_536, description="Rows that one request may run: tokens × beams × (1 + candidates of a beam)."
+        default=65_536,
+        description="Rows that one request may run: tokens × choices × beams × (1 + candidates of a beam).",
     )
     batch: PositiveInt = Field(default=16, description="Rows decoded together; each beam is a row.")
     queue: PositiveInt = Field(default=512, description="Requests waiting; beyond it, status 429.")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +23,22 @@ if TYPE_CHECKING:
 
 SCHEMA_CHARACTERS = 20_000
 ITEMS = 1_000  # of a list; llguidance's time and memory grow with their number
+# Keywords of JSON Schema: those that hold schemas, or schemas by name, and those that describe the same value once more.
+SCHEMAS = {
+    "items",
+    "prefixItems",
+    "additionalProperties",
+    "contains",
+    "not",
+    "if",
+    "then",
+    "else",
+    "anyOf",
+    "oneOf",
+    "allOf",
+}
+NAMED_SCHEMAS = {"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"}
+COMBINING = {"$ref", "if", "anyOf", "oneOf", "allOf", "dependentSchemas"}
 UNUSABLE = (
     "No answer could be found that follows the JSON schema: check its references ($ref) for a circle, and simplify its patterns "
     "and numbers."
@@ -58,12 +75,42 @@ class LogProbabilities(Repeatable):
         return {"token": text, "logprob": logprob, "bytes": [*text.encode("utf-8", "replace")]}
 
 
+def closed(schema: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
+    """Allow no keys but those that an object's schema lists, unless it has `additionalProperties`; xgrammar and vLLM do the same.
+
+    A schema that describes one object in several places is returned as it is: each of them may list other keys.
+    """
+    whole = copy.deepcopy(schema)
+    nodes = list(_subschemas(whole))
+    several = (node.keys() & COMBINING if "properties" in node else _length(node.get("allOf")) > 1 for node in nodes)
+    if not any(several):
+        for node in nodes:
+            if "properties" in node and "unevaluatedProperties" not in node:
+                node.setdefault("additionalProperties", False)
+    return whole
+
+
+def _subschemas(schema: Any) -> Iterator[dict[str, Any]]:
+    """Yield a schema and all schemas within it, but no constants."""
+    if isinstance(schema, dict):
+        yield schema
+        for key, value in schema.items():
+            by_name = key in NAMED_SCHEMAS and isinstance(value, dict)
+            inner = value.values() if by_name else value if isinstance(value, list) else [value]
+            for one in inner if by_name or key in SCHEMAS else ():
+                yield from _subschemas(one)
+
+
+def _length(value: object) -> int:
+    return len(value) if isinstance(value, list) else 0
+
+
 def grammar(schema: Mapping[str, JsonValue]) -> str:
     """Return llguidance's grammar of a JSON schema; raise RevisitError if it cannot be used."""
     need("llguidance")
     from llguidance import LLMatcher, LLTokenizer
 
-    text = json.dumps(schema)
+    text = json.dumps(closed(schema))
     if len(text) > SCHEMA_CHARACTERS:
         raise RevisitError(f"The JSON schema has more than {SCHEMA_CHARACTERS:,} characters.")
     if any(float(count) > ITEMS for count in re.findall(r'"(?:min|max)Items": ([\d.e+]+)', text)):

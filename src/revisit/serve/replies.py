@@ -24,31 +24,41 @@ class Piece:
     text: str
     logprobs: Sequence[JsonValue] = ()
     thought: str = ""
+    row: int = 0  # of the request
 
 
 @dataclass(frozen=True)
-class Reply:
-    """A finished answer."""
+class Choice:
+    """One finished answer."""
 
     text: str
     finish: str  # "stop" or "length"
-    prompt_tokens: int
     tokens: int
-    decoding: Json = field(default_factory=dict)  # counters of the method
-    check: Json | None = None  # the words with their support, if requested
     logprobs: Sequence[JsonValue] = ()
     thought: str = ""
     thought_tokens: int = 0
 
+
+@dataclass(frozen=True)
+class Reply:
+    """The finished answers to a request."""
+
+    choices: Sequence[Choice]
+    prompt_tokens: int
+    decoding: Json = field(default_factory=dict)  # counters of the method
+    check: Json | None = None  # the words with their support, if requested
+
     @property
     def usage(self) -> Json:
-        """The token counts."""
-        details: Json = {"completion_tokens_details": {"reasoning_tokens": self.thought_tokens}}
+        """The token counts of all choices."""
+        tokens = sum(choice.tokens for choice in self.choices)
+        thought_tokens = sum(choice.thought_tokens for choice in self.choices)
+        details: Json = {"completion_tokens_details": {"reasoning_tokens": thought_tokens}}
         return {
             "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.tokens,
-            "total_tokens": self.prompt_tokens + self.tokens,
-            **(details if self.thought_tokens else {}),
+            "completion_tokens": tokens,
+            "total_tokens": self.prompt_tokens + tokens,
+            **(details if thought_tokens else {}),
         }
 
 
@@ -56,35 +66,45 @@ def completion(request: ChatRequest, reply: Reply) -> Json:
     """Return the whole answer as one object."""
     if request.text is not None:
         return {**(reply.check or {}), **_head(request, "check"), "usage": reply.usage}
-    message: Json = {"role": "assistant", "content": reply.text, "refusal": None}
-    if reply.thought:
-        message["reasoning_content"] = reply.thought
-    choices: list[JsonValue] = [_choice(reply.finish, reply.logprobs, message=message)]
+    choices: list[JsonValue] = []
+    for index, choice in enumerate(reply.choices):
+        message: Json = {"role": "assistant", "content": choice.text, "refusal": None}
+        if choice.thought:
+            message["reasoning_content"] = choice.thought
+        choices.append(_choice(index, choice.finish, choice.logprobs, message=message))
     head = _head(request, "chat.completion")
     return {**head, "choices": choices, "usage": reply.usage, "decoding": reply.decoding, **_check(reply)}
 
 
-def chunk(request: ChatRequest, piece: Piece | None = None) -> Json:
-    """Return a piece of a streamed answer, or the chunk that begins it."""
-    if piece is None:
-        choice = _choice(delta={"role": "assistant", "content": ""})
-    else:
-        delta: Json = {"reasoning_content": piece.thought} if piece.thought else {"content": piece.text}
-        choice = _choice(None, piece.logprobs, delta=delta)
-    return {**_head(request, "chat.completion.chunk"), "choices": [choice]}
+def first_chunks(request: ChatRequest) -> list[Json]:
+    """Return the chunks that begin the streamed answers."""
+    first: Json = {"role": "assistant", "content": ""}
+    return [_chunk(request, _choice(index, delta=first)) for index in range(request.chat.n)]
+
+
+def chunks(request: ChatRequest, piece: Piece) -> list[Json]:
+    """Return a piece of a streamed answer, for every choice that it belongs to."""
+    delta: Json = {"reasoning_content": piece.thought} if piece.thought else {"content": piece.text}
+    indices = range(piece.row * request.copies, (piece.row + 1) * request.copies)
+    return [_chunk(request, _choice(index, None, piece.logprobs, delta=delta)) for index in indices]
 
 
 def last_chunks(request: ChatRequest, reply: Reply) -> list[Json]:
-    """Return the chunk that states why the answer ended and, if requested, one with the token counts and no choices."""
-    head, options = _head(request, "chat.completion.chunk"), request.chat.stream_options
-    end: Json = {**head, "choices": [_choice(reply.finish, delta={})], **_check(reply)}
-    usage: Json = {**head, "choices": [], "usage": reply.usage, "decoding": reply.decoding}
-    return [end, usage] if options is not None and options.include_usage else [end]
+    """Return the chunks that state why the answers ended and, if requested, one with the token counts and no choices."""
+    options = request.chat.stream_options
+    ends = [_choice(index, choice.finish, delta={}) for index, choice in enumerate(reply.choices)]
+    last = [{**_chunk(request, end), **_check(reply)} for end in ends]
+    usage: Json = {**_chunk(request), "usage": reply.usage, "decoding": reply.decoding}
+    return [*last, usage] if options is not None and options.include_usage else last
 
 
-def _choice(finish: str | None = None, logprobs: Sequence[JsonValue] = (), **content: Json) -> Json:
+def _chunk(request: ChatRequest, *choices: Json) -> Json:
+    return {**_head(request, "chat.completion.chunk"), "choices": [*choices]}
+
+
+def _choice(index: int, finish: str | None = None, logprobs: Sequence[JsonValue] = (), **content: Json) -> Json:
     listed: Json | None = {"content": [*logprobs], "refusal": None} if logprobs else None
-    return {"index": 0, **content, "finish_reason": finish, "logprobs": listed}
+    return {"index": index, **content, "finish_reason": finish, "logprobs": listed}
 
 
 def _check(reply: Reply) -> Json:

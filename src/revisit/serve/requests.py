@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import secrets
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +18,7 @@ from revisit import methods
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError, unknown
 from revisit.methods.greedy import Greedy
-from revisit.models.images import image_from_data_uri
+from revisit.models.images import SCALE, Scale, image_from_data_uri, original_size
 from revisit.serve.errors import ApiError, excerpt
 from revisit.serve.limits import Limits
 from revisit.serve.processors import grammar
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from revisit.models.types import Model
 
 DEFAULT_NEW_TOKENS = 256
+VALUES = 200_000  # in a body
+DECODING = threading.Lock()  # one image at a time: decoding needs several times the memory of its pixels
 SETTINGS_CHARACTERS = 2_000  # of a method's settings, written as JSON
 
 
@@ -51,9 +55,21 @@ class ChatRequest:
         """Whether to return the data of the page with the answer."""
         return self.chat.decoding is not None and self.chat.decoding.record
 
+    @property
+    def rows(self) -> int:
+        """The number of sequences to decode: without sampling, all choices are equal."""
+        return self.chat.n if self.decoding.temperature is not None else 1
+
+    @property
+    def copies(self) -> int:
+        """The number of choices that each row is returned as."""
+        return self.chat.n // self.rows
+
 
 def parse_body(body: bytes | bytearray, kind: type[ChatBody | CheckBody], model: str) -> ChatBody | CheckBody:
     """Validate the body of a request for this model, or raise ApiError; nothing is tokenized or decoded yet."""
+    if sum(map(body.count, (b",", b"[", b"{"))) > VALUES:  # before each becomes an object
+        raise ApiError(400, f"The request has more than {VALUES:,} values, or commas and brackets.")
     try:
         parsed = kind.model_validate_json(body)
     except ValidationError as error:
@@ -93,8 +109,12 @@ def read_request(
     default: Method,
     limits: Limits,
     model: Model | str,
+    scale: Scale | None = None,
 ) -> ChatRequest:
-    """Turn a valid body into a request for an answer, or for a check of `text`; raise ApiError if it cannot be fulfilled."""
+    """Turn a valid body into a request for an answer, or for a check of `text`; raise ApiError if it cannot be fulfilled.
+
+    `scale` is the rule by which images are read smaller.
+    """
     sources, choice = chat.images, chat.decoding or DecodingChoice()
     length = min(chat.max_completion_tokens or chat.max_tokens or DEFAULT_NEW_TOKENS, limits.new_tokens)
     method = default
@@ -109,12 +129,15 @@ def read_request(
         unsupported = "'logprobs', 'response_format', 'check' or 'record'"
         sentence = f"{method.name} uses beam search, which does not support {unsupported}; use another method."
         raise ApiError(400, sentence, param="decoding")
-    check_work(method, length, limits)
+    if chat.n > 1 and (chat.check or choice.record or text is not None):
+        raise ApiError(400, "'check' and 'record' are for one answer; leave out 'n'.", param="n")
+    check_work(method, length, chat.n if chat.temperature else 1, limits)
     images: list[Image] = []
     try:
         for source in sources:  # paths and URLs are never opened
-            left = limits.image_pixels - sum(image.width * image.height for image in images)
-            images.append(_pixels(image_from_data_uri(source, max_pixels=left)))
+            left = limits.image_pixels - sum(math.prod(original_size(image)) for image in images)
+            with DECODING:
+                images.append(_pixels(image_from_data_uri(source, max_pixels=left, scale=scale)))
     except RevisitError as error:
         raise ApiError(400, str(error), param="messages" if text is None else "image") from None
     return ChatRequest(
@@ -132,6 +155,7 @@ def _pixels(image: Image) -> Image:
     """Return a copy without the file and its metadata, which can be larger than the pixels."""
     copy = pil.new("RGB", image.size)
     copy.paste(image)
+    copy.info[SCALE] = image.info[SCALE]
     return copy
 
 
@@ -182,17 +206,18 @@ def make_method(name: str, settings: Mapping[str, JsonValue], model: Model | str
         raise ApiError(400, str(error), param="decoding") from None
 
 
-def check_work(method: Method, tokens: int, limits: Limits) -> None:
-    """Reject a request whose beams do not fit a batch, or that would run more rows than allowed."""
-    if method.own_beams > limits.batch:
-        raise ApiError(400, f"{method.own_beams} beams; at most {limits.batch} are allowed.", param="decoding")
+def check_work(method: Method, tokens: int, choices: int, limits: Limits) -> None:
+    """Reject a request whose beams or choices do not fit a batch, or that would run more rows than allowed."""
+    for name, rows, param in (("beams", method.own_beams, "decoding"), ("choices", choices, "n")):
+        if rows > limits.batch:
+            raise ApiError(400, f"{rows} {name}; at most {limits.batch} are allowed.", param=param)
     links = getattr(method, "methods", (method,))  # of a chain
-    rows = tokens * method.own_beams * (1 + getattr(method, "candidates", 0))
+    rows = tokens * choices * method.own_beams * (1 + getattr(method, "candidates", 0))
     rows += sum(getattr(link, "description_tokens", 0) for link in links)
     if rows > limits.work:
         raise ApiError(
             400,
-            f"The request could run {rows:,} rows (tokens × beams × (1 + candidates)); at most {limits.work:,} are allowed: "
-            "request fewer tokens, beams or candidates.",
+            f"The request could run {rows:,} rows (tokens × choices × beams × (1 + candidates)); at most {limits.work:,} are allowed: "
+            "request fewer tokens, choices, beams or candidates.",
             param="decoding",
         )

@@ -20,22 +20,47 @@ from pydantic import (
 
 from revisit.explain.checkable import need_words
 from revisit.models import DESCRIBE, prompts
+from revisit.serve.errors import ApiError
 
 FIELDS = 64  # in one object; valid ones have far fewer
 IMAGES = 8
 CHARACTERS = 65_536  # in all texts of a request
-IGNORED = {"user", "metadata", "store"}
+CHOICES = 16
+IGNORED = {
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "safety_identifier",
+}
 # Clients send these although they change nothing; any other value is rejected.
 NEUTRAL: dict[str, object] = {
-    "n": 1,
     "frequency_penalty": 0,
     "presence_penalty": 0,
     "repetition_penalty": 1,
+    "length_penalty": 1,
     "min_p": 0,
-    "tools": [],
-    "tool_choice": "none",
+    "min_tokens": 0,
     "logit_bias": {},
+    "modalities": ["text"],
+    "chat_template_kwargs": {},
+    "skip_special_tokens": True,
+    "stop_token_ids": [],
+    "ignore_eos": False,
 }
+# Of tool calls: what each field may be without asking for one; None for any value.
+WITHOUT_TOOLS: dict[str, tuple[object, ...] | None] = {
+    "tools": ([],),
+    "functions": ([],),
+    "tool_choice": ("none", "auto"),
+    "function_call": ("none", "auto"),
+    "parallel_tool_calls": None,
+}
+NO_TOOLS = (
+    "This server does not support tools; for an answer in a fixed form, use 'response_format' with a JSON schema."
+)
 
 
 class Body(BaseModel):
@@ -69,15 +94,15 @@ class ImageUrl(Body, extra="ignore"):
     url: str  # a data URI
 
 
-class TextPart(Body):
-    """A text."""
+class TextPart(Body, extra="ignore"):
+    """A text; other fields, such as `cache_control`, are ignored."""
 
     type: Literal["text"]
     text: str
 
 
-class ImagePart(Body):
-    """An image."""
+class ImagePart(Body, extra="ignore"):
+    """An image; other fields are ignored."""
 
     type: Literal["image_url"]
     image_url: Annotated[ImageUrl, BeforeValidator(lambda value: {"url": value} if isinstance(value, str) else value)]
@@ -95,6 +120,16 @@ class ChatMessage(Body, extra="ignore"):
         Field(min_length=1, max_length=64),
         BeforeValidator(lambda value: [{"type": "text", "text": value}] if isinstance(value, str) else value),
     ]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_tools(cls, value: object) -> object:
+        role = value.get("role") if isinstance(value, dict) else None
+        if role in ("tool", "function"):
+            raise ApiError(400, NO_TOOLS, param="messages")
+        if isinstance(value, dict) and role == "assistant" and value.get("content") is None:  # it only called tools
+            return {**value, "content": ""}
+        return value
 
     def for_template(self) -> prompts.Message:
         """Return the message in the form that chat templates expect."""
@@ -157,9 +192,14 @@ class ChatBody(Body):
     max_completion_tokens: int | None = Field(None, ge=1)  # overrides max_tokens
     temperature: float | None = Field(None, ge=0, le=2)  # 0 or unset: greedy decoding
     top_p: float | None = Field(None, ge=0, le=1)
-    top_k: int | None = Field(None, ge=1, le=1 << 20)
+    top_k: Annotated[
+        int | None, Field(ge=1, le=1 << 20), BeforeValidator(lambda value: None if value in (0, -1) else value)
+    ] = None
+    n: int = Field(1, ge=1, le=CHOICES)
     seed: int | None = Field(None, ge=-(1 << 63), le=(1 << 63) - 1)
-    stop: Annotated[list[StopText] | None, Field(max_length=4), OneOrMore] = None
+    stop: Annotated[
+        list[StopText] | None, Field(max_length=4), OneOrMore, BeforeValidator(lambda value: value or None)
+    ] = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     decoding: DecodingChoice | None = None
@@ -175,8 +215,11 @@ class ChatBody(Body):
     def _without_neutral_fields(cls, value: object) -> object:
         if not isinstance(value, dict):
             return value
-        neutral = {name for name, same in NEUTRAL.items() if value.get(name) in (None, same)}
-        return {name: field for name, field in value.items() if name not in IGNORED | neutral}
+        given = {name: field for name, field in value.items() if field is not None and name not in IGNORED}
+        for name, allowed in WITHOUT_TOOLS.items():
+            if given.pop(name, None) not in (None, *(allowed or ())) and allowed:
+                raise ApiError(400, NO_TOOLS, param=name)
+        return {name: field for name, field in given.items() if name not in NEUTRAL or field != NEUTRAL[name]}
 
     @field_validator("check", mode="before")
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import signal
 import socket
@@ -11,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from revisit import methods
-from revisit.errors import RevisitError, need
+from revisit.errors import RevisitError, need, short
 from revisit.serve.limits import LOOPBACK, Limits
 
 
@@ -30,6 +31,15 @@ def allowed_hosts(host: str, more: Sequence[str] = ()) -> tuple[str, ...]:
     """
     any_name = host in ("0.0.0.0", "::") and not more
     return ("*",) if any_name else (*LOOPBACK, host.lower(), *(name.lower() for name in more))
+
+
+def check_origins(origins: Sequence[str], api_key: str | None) -> None:
+    """Raise RevisitError for what a browser never sends as an origin, and for any page together with a key."""
+    for origin in origins:
+        if origin == "*" and api_key:
+            raise RevisitError("--allow-origin '*' would let any page use the key; list the pages' origins instead.")
+        if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
+            raise RevisitError(f"--allow-origin must be an origin such as https://example.org, not {short(origin)}.")
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -53,6 +63,7 @@ def serve(
     api_key: str | None = None,
     anonymous: bool = False,
     allow_host: Sequence[str] = (),
+    allow_origin: Sequence[str] = (),
     name: str | None = None,
     **load_options: Any,
 ) -> None:
@@ -65,6 +76,7 @@ def serve(
     if page and not api_key and host not in LOOPBACK:
         api_key = secrets.token_urlsafe(24)
     check_exposure(host, api_key, anonymous)
+    check_origins(allow_origin, api_key)
     with listen(host, port) as listening:
         methods.get(method, **(settings or {}))  # a wrong setting fails before the model is loaded
 
@@ -82,6 +94,7 @@ def serve(
             limits,
             api_key=api_key or None,
             hosts=allowed_hosts(host, allow_host),
+            origins=allow_origin,
         )
         app, (_, bound_port) = build(service), listening.getsockname()[:2]
         address = f"http://{f'[{host}]' if ':' in host else host}:{bound_port}"
