@@ -71,16 +71,8 @@ def _coco(folder: Path, scenes: dict[int, Scene]) -> None:
     captions: list[dict[str, object]] = []
     for image_id, drawn in scenes.items():
         for item in drawn.items:
-            boxes.append(
-                {
-                    "id": len(boxes) + 1,
-                    "image_id": image_id,
-                    "category_id": item.category.id,
-                    "bbox": list(item.bbox),
-                    "area": int(item.pixels()[1].sum()),
-                    "iscrowd": 0,
-                }
-            )
+            ids = {"id": len(boxes) + 1, "image_id": image_id, "category_id": item.category.id}
+            boxes.append({**ids, "bbox": list(item.bbox), "area": int(item.pixels()[1].sum()), "iscrowd": 0})
         for k in range(5):
             written = text.caption(drawn, Dice(f"{drawn.key}/caption/{k}"))
             captions.append({"id": len(captions) + 1, "image_id": image_id, "caption": written})
@@ -105,14 +97,8 @@ def _pope(folder: Path, scenes: dict[int, Scene]) -> None:
             absent = [noun for noun in candidates if noun not in drawn.nouns][: len(present)]
             for pair in zip(present, absent, strict=True):
                 for noun, label in zip(pair, ("yes", "no"), strict=True):
-                    rows.append(
-                        {
-                            "question_id": len(rows) + 1,
-                            "image": file_name(image_id),
-                            "text": text.presence_question(BY_NOUN[noun]),
-                            "label": label,
-                        }
-                    )
+                    ids = {"question_id": len(rows) + 1, "image": file_name(image_id)}
+                    rows.append({**ids, "text": text.presence_question(BY_NOUN[noun]), "label": label})
         _write_lines(folder / f"coco_pope_{setting}.json", rows)
 
 
@@ -137,21 +123,12 @@ def _hallusion(folder: Path, scenes: dict[int, Scene]) -> None:
             name = f"VD/scene/{set_id}_{figure}.png"
             render(version).save(folder / name)
             for question_id, noun in enumerate((old, new)):
-                there = noun in version.nouns
-                rows.append(
-                    {
-                        "category": "VD",
-                        "subcategory": "scene",
-                        "visual_input": str(figure + 1),
-                        "set_id": str(set_id),
-                        "figure_id": str(figure),
-                        "question_id": str(question_id),
-                        "question": text.presence_question(BY_NOUN[noun]),
-                        "gt_answer_details": text.presence_answer(BY_NOUN[noun], there),
-                        "gt_answer": str(int(there)),
-                        "filename": f"./{name}",
-                    }
-                )
+                there, category = noun in version.nouns, BY_NOUN[noun]
+                ids = {"set_id": str(set_id), "figure_id": str(figure), "question_id": str(question_id)}
+                row = {"category": "VD", "subcategory": "scene", "visual_input": str(figure + 1), **ids}
+                row["question"] = text.presence_question(category)
+                row["gt_answer_details"] = text.presence_answer(category, there)
+                rows.append({**row, "gt_answer": str(int(there)), "filename": f"./{name}"})
     _write(folder / "HallusionBench.json", rows)
 
 
@@ -185,15 +162,8 @@ def _vqa(folder: Path, scenes: dict[int, Scene]) -> None:
         for k, (question_type, kind, question, answer) in enumerate(_vqa_turns(drawn, dice)):
             ids = {"image_id": image_id, "question_id": image_id * 1000 + k}
             questions.append({**ids, "question": question})
-            annotations.append(
-                {
-                    **ids,
-                    "question_type": question_type,
-                    "answer_type": kind,
-                    "multiple_choice_answer": answer,
-                    "answers": _ten_answers(kind, answer, dice),
-                }
-            )
+            types = {"question_type": question_type, "answer_type": kind, "multiple_choice_answer": answer}
+            annotations.append({**ids, **types, "answers": _ten_answers(kind, answer, dice)})
     _write(folder / "v2_OpenEnded_mscoco_val2014_questions.json", {"questions": questions})
     _write(folder / "v2_mscoco_val2014_annotations.json", {"annotations": annotations})
 
@@ -205,15 +175,7 @@ def _mmmu(folder: Path, scenes: dict[int, Scene]) -> None:
         question, options, right = text.multiple_choice(drawn, Dice(f"{drawn.key}/mmmu"))
         subject = "Color" if "color" in question else "Object"
         number[subject] += 1
-        rows.append(
-            {
-                "id": f"validation_{subject}_{number[subject]}",
-                "question": question,
-                "options": options,
-                "answer": chr(65 + right),
-                "question_type": "multiple-choice",
-                "subject": subject,
-                "images": [f"val2014/{file_name(image_id)}"],
-            }
-        )
+        row = {"id": f"validation_{subject}_{number[subject]}", "question": question, "options": options}
+        row |= {"answer": chr(65 + right), "question_type": "multiple-choice", "subject": subject}
+        rows.append({**row, "images": [f"val2014/{file_name(image_id)}"]})
     _write_lines(folder / "questions.jsonl", rows)

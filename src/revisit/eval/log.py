@@ -49,6 +49,11 @@ class Answer(Frozen):
     seconds: float = 0.0
     finish: Literal["stop", "length"] = "stop"
 
+    @classmethod
+    def to(cls, item: Item, **fields: Any) -> Answer:
+        """Return an answer to this item."""
+        return cls(id=item.id, item=item.hash, prompt=item.prompt, **fields)
+
 
 class Request(Frozen):
     """The items that a command needs in a log, and where it ran."""

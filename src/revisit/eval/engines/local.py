@@ -130,10 +130,8 @@ class LocalEngine(Engine):
             raise RevisitError(f"The device ran out of memory with {size} answers at once: {advice}.") from error
         share = round((time.perf_counter() - started) / len(items), 6)
         return [
-            Answer(
-                id=item.id,
-                item=item.hash,
-                prompt=item.prompt,
+            Answer.to(
+                item,
                 text=row.text,
                 thought=row.thought,
                 tokens=row.tokens,

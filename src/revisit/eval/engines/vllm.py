@@ -157,10 +157,8 @@ class VllmEngine(Engine):
         thoughts = find_thoughts(self.processor.tokenizer, self.described.config.model_type)
         texts = read_outputs(self.processor, thoughts, [output.prompt_token_ids for output in outputs], tokens)
         return [
-            Answer(
-                id=item.id,
-                item=item.hash,
-                prompt=item.prompt,
+            Answer.to(
+                item,
                 text=found.text,
                 thought=found.thought,
                 tokens=row,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
@@ -84,7 +84,42 @@ def anchor(title: str) -> str:
     return "".join(c if c.isalnum() else "-" for c in title.lower()).strip("-")
 
 
-# -- markdown ------------------------------------------------------------------------------------------------------
+# -- markup --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Markup:
+    """How a format writes the cells of a table: templates for best and second values and small text, and its special characters."""
+
+    best: str
+    second: str
+    small: str
+    special: Mapping[str, str]
+
+    def text(self, text: str) -> str:
+        """Escape a text."""
+        return "".join(self.special.get(character, character) for character in text)
+
+    def cell(self, cell: Cell | str) -> str:
+        """Write a cell in one line."""
+        if isinstance(cell, str):
+            return self.text(cell)
+        text = (("{}", self.best, self.second)[cell.rank]).format(self.text(cell.text))
+        return f"{text} {self.small.format(self.text(cell.small))}" if cell.small else text
+
+
+MARKDOWN = Markup("**{}**", "<u>{}</u>", "{}", {"|": "\\|", "*": "\\*", "\n": " "})
+LATEX = Markup(
+    r"\textbf{{{}}}",
+    r"\underline{{{}}}",
+    r"{{\footnotesize {}}}",
+    {
+        **{character: f"\\{character}" for character in "&%$#_{}"},
+        **{mark: f"$^{digit}$" for digit, mark in zip("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹", strict=True)},
+        **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\n": ", "},
+        **{"↑": r"$\uparrow$", "↓": r"$\downarrow$", "±": r"$\pm$", "−": "$-$", "α": r"$\alpha$", "×": r"$\times$"},
+    },
+)
 
 
 def to_markdown(document: Document) -> str:
@@ -108,35 +143,18 @@ def _block_markdown(block: Block) -> str:
 
 def table_markdown(table: Table) -> str:
     """Write a table as markdown, under its caption."""
-    heads = [
-        f"{group}: {head}" if group else head for group, head in zip(column_groups(table), table.heads, strict=True)
-    ]
+    heads = [f"{group}: {head}" if group else head for group, head in grouped_heads(table)]
     rule = ["---"] * table.left + ["---:"] * (len(heads) - table.left)
-    rows = [[_cell_markdown(cell) for cell in row] for row in table.rows]
+    rows = [map(MARKDOWN.cell, row) for row in table.rows]
     body = "\n".join("| " + " | ".join(line) + " |" for line in (heads, rule, *rows))
     caption = table.caption.replace("*", "\\*")
     return "\n\n".join(filter(None, (caption, body if rows else "")))
 
 
-def column_groups(table: Table) -> list[str]:
-    """Return the title of the group above each column, empty if there is none."""
+def grouped_heads(table: Table) -> list[tuple[str, str]]:
+    """Return each heading after the title of the group above it, which is empty if there is none."""
     groups = [""] * table.left + [title for title, count in table.groups for _ in range(count)]
-    return groups + [""] * (len(table.heads) - len(groups))
-
-
-def _cell_markdown(cell: Cell | str) -> str:
-    if isinstance(cell, str):
-        return _escape_markdown(cell)
-    text = _escape_markdown(cell.text)
-    text = {1: f"**{text}**", 2: f"<u>{text}</u>"}.get(cell.rank, text)
-    return f"{text} {_escape_markdown(cell.small)}" if cell.small else text
-
-
-def _escape_markdown(text: str) -> str:
-    return text.replace("|", "\\|").replace("*", "\\*").replace("\n", " ")
-
-
-# -- LaTeX ---------------------------------------------------------------------------------------------------------
+    return list(zip(groups + [""] * (len(table.heads) - len(groups)), table.heads, strict=True))
 
 
 def to_latex(document: Document) -> str:
@@ -146,41 +164,24 @@ def to_latex(document: Document) -> str:
 
 
 def _table_latex(table: Table) -> str:
-    groups = " & ".join(rf"\multicolumn{{{count}}}{{c}}{{{_escape_latex(title)}}}" for title, count in table.groups)
-    heads = " & ".join(map(_escape_latex, table.heads))
-    rows = [" & ".join(map(_cell_latex, row)) + r" \\" for row in table.rows]
+    groups = " & ".join(rf"\multicolumn{{{count}}}{{c}}{{{LATEX.text(title)}}}" for title, count in table.groups)
+    lines = [" & ".join(map(LATEX.cell, line)) + r" \\" for line in (table.heads, *table.rows)]
     return "\n".join(
         [
             r"\begin{table}[t]",
             r"\centering",
-            rf"\caption{{{_escape_latex(table.caption)}}}",
+            rf"\caption{{{LATEX.text(table.caption)}}}",
             rf"\begin{{tabular}}{{{'l' * table.left}{'r' * (len(table.heads) - table.left)}}}",
             r"\toprule",
             *([f"{'& ' * table.left}{groups} \\\\"] if groups else []),
-            rf"{heads} \\",
+            lines[0],
             r"\midrule",
-            *rows,
+            *lines[1:],
             r"\bottomrule",
             r"\end{tabular}",
             r"\end{table}",
         ]
     )
-
-
-def _cell_latex(cell: Cell | str) -> str:
-    if isinstance(cell, str):
-        return _escape_latex(cell)
-    text = _escape_latex(cell.text)
-    text = {1: rf"\textbf{{{text}}}", 2: rf"\underline{{{text}}}"}.get(cell.rank, text)
-    small = _escape_latex(cell.small.replace("\n", ", "))
-    return rf"{text} {{\footnotesize {small}}}" if small else text
-
-
-def _escape_latex(text: str) -> str:
-    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    special |= {mark: f"$^{digit}$" for digit, mark in zip("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹", strict=True)}
-    special |= {"↑": r"$\uparrow$", "↓": r"$\downarrow$", "±": r"$\pm$", "−": "$-$", "α": r"$\alpha$", "×": r"$\times$"}
-    return "".join(special.get(c, "\\" + c if c in "&%$#_{}" else c) for c in text)
 
 
 # -- HTML ----------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text as Styled
 
-from revisit.eval.report.document import Cell, Section, Table, Text, column_groups, section_markdown, table_markdown
+from revisit.eval.report.document import Cell, Section, Table, Text, grouped_heads, section_markdown, table_markdown
 
 
 def print_section(section: Section, console: Console | None = None) -> None:
@@ -34,7 +34,7 @@ def print_table(table: Table, console: Console | None = None) -> None:
     if table.caption:
         console.print(table.caption, markup=False, highlight=False, style="dim")
     drawn = RichTable(box=SIMPLE_HEAD, padding=0)
-    for number, (group, head) in enumerate(zip(column_groups(table), table.heads, strict=True)):
+    for number, (group, head) in enumerate(grouped_heads(table)):
         title = f"{group}\n{head}" if group else head
         drawn.add_column(title, justify="left" if number < table.left else "right", overflow="fold")
     for row in table.rows:
