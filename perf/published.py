@@ -28,16 +28,15 @@ from revisit.models.families import resolve_layers
 class Published(ReVisiT):
     """Decode with a cache of all vision rows over the whole vocabulary."""
 
-    def begin(self, run: Any) -> Any:
-        mask = run.find_vision_tokens()
-        layers = resolve_layers(self.layers, run.parts.depth, run.parts.tied)
-        capture = run.capture(mask, layers)
+    def begin(self, prompt: Any, passes: Any) -> Any:
+        layers = resolve_layers(self.layers, prompt.parts.depth, prompt.parts.tied)
+        capture = passes.capture(layers)
         cache: Tensor | None = None
 
         def refine(input_ids: Tensor, logits: Tensor) -> Tensor:
             nonlocal cache
             if cache is None:
-                head, (item,) = run.finish_capture(capture).module, capture.items
+                head, (item,) = capture.head(passes.raw).module, capture.items
                 cache = torch.stack([head(item.by_layer[layer]) for layer in layers]).flatten(0, 1)  # (|J|·N, V)
             logp = logits.float().log_softmax(-1)  # (1, V)
             ordered = torch.sort(logp, descending=True).values

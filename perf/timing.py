@@ -41,8 +41,8 @@ class Timed(Method):
     def settings(self) -> dict[str, Any]:
         return self.inner.settings()
 
-    def begin(self, run: Any) -> Any:
-        refine = self.inner.begin(run)
+    def begin(self, prompt: Any, passes: Any) -> Any:
+        refine = self.inner.begin(prompt, passes)
         step = 0
 
         def timed(input_ids: Tensor, logits: Tensor) -> Tensor:

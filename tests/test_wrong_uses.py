@@ -137,7 +137,7 @@ def closed(*, copied: bool = False) -> Image.Image:
 class Nameless(revisit.Method):
     power: float = 1.5
 
-    def begin(self, run: Any) -> Any:
+    def begin(self, prompt: Any, passes: Any) -> Any:
         return lambda input_ids, logits: logits * self.power
 
 

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from revisit import Method
 from revisit.decoding.loop import Loop
-from revisit.decoding.method import StepFunction
-from revisit.decoding.run import Run
+from revisit.decoding.method import Step, StepResult
 from revisit.forward.attention import Call
+from revisit.forward.passes import Passes
+from revisit.forward.prompt import Prompt
 
 
 class AttentionPenalty(Method):
@@ -23,51 +24,48 @@ class AttentionPenalty(Method):
     name = "attention-penalty"
     summary = "penalize attention on a single word of the answer"
 
-    def watch(self, run: Run) -> Tensor:
+    def watch(self, prompt: Prompt, passes: Passes) -> Tensor:
         """Return the attention (rows,) on each row's most attended word of the answer, in any head; every forward updates it."""
-        run.find_vision_tokens()
-        peak = torch.zeros(len(run.input_ids), device=run.input_ids.device)  # (rows,)
-        prompt = run.input_ids.shape[1]
+        peak = torch.zeros(len(prompt.ids), device=prompt.ids.device)  # (rows,)
+        start = prompt.ids.shape[1]
 
         def attention_hook(call: Call) -> None:
-            if call.layer == run.parts.depth - 1 and call.key.shape[2] > prompt + 1:
-                answer = call.last_attention()[..., prompt:-1]  # (rows, heads, words before the newest)
+            if call.key.shape[2] > start + 1:
+                answer = call.last_attention()[..., start:-1]  # (rows, heads, words before the newest)
                 peak.copy_(answer.amax((1, 2)))
 
-        run.watch_attention(attention_hook, "AttentionPenalty")
+        passes.on_attention(attention_hook, layers=[prompt.parts.depth - 1])
         return peak
 
-    def begin(self, run: Run) -> StepFunction:
+    def begin(self, prompt: Prompt, passes: Passes) -> Step:
         """Penalize each beam in transformers' own loop."""
-        peak = self.watch(run)
+        peak = self.watch(prompt, passes)
         paid = torch.zeros_like(peak)  # the penalty of each beam so far
-        run.on_reorder(lambda rows: paid.copy_(paid[rows]))
+        passes.on_reorder(lambda rows: paid.copy_(paid[rows]))
 
-        def step(input_ids: Tensor, logits: Tensor) -> Tensor:
+        def step(input_ids: Tensor, logits: Tensor) -> StepResult:
             penalty = self.weight * peak.maximum(paid) - self.weight * paid  # only what is new
             paid.copy_(peak.maximum(paid))
-            return logits - penalty[:, None]
+            return StepResult(logits - penalty[:, None], comparable=True)  # not normalized: the penalty would be lost
 
         return step
 
-    def decode(self, run: Run, loop: Loop) -> object:
+    def decode(self, prompt: Prompt, passes: Passes, loop: Loop) -> object:
         """Run transformers' loop with beams, and otherwise a loop that can go back."""
-        if run.beams:
-            return loop(self.begin(run))
-        peak, ids, rollbacks = self.watch(run), run.input_ids, 0
+        if prompt.beams:
+            return loop()
+        peak, ids, rollbacks = self.watch(prompt, passes), prompt.ids, 0
         done = torch.zeros_like(peak, dtype=torch.bool)
         known: dict[int, Tensor] = {}  # length -> (rows, V) scores of the next token
         while True:
-            logits = run.forward(ids)
-            known[ids.shape[1]] = loop.scores(ids, logits)
-            run.recorder.note_plain(ids, logits)
+            known[ids.shape[1]] = loop.scores(ids, loop.forward(ids))
             target = ids.shape[1] - self.back
             if target in known and rollbacks < self.times and bool((peak > self.limit).all()):
                 rollbacks += 1
                 known[target] = known[target].scatter(1, ids[:, target, None], -torch.inf)
                 ids, done = ids[:, :target], torch.zeros_like(done)
-                run.crop(target)
-            token = known[ids.shape[1]].argmax(-1).masked_fill(done, run.generation_config.pad_token_id or 0)
+                loop.crop(target)
+            token = known[ids.shape[1]].argmax(-1).masked_fill(done, prompt.config.pad_token_id or 0)
             ids = torch.cat([ids, token[:, None]], dim=1)
             done |= loop.ended(ids)
             if bool(done.all()):

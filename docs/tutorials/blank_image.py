@@ -11,11 +11,10 @@ class BlankImage(Contrastive):
     name = "blank-image"
     summary = "contrast with the same prompt and an empty image"
 
-    def begin(self, run):
-        has_image = run.find_vision_tokens().any(-1)  # (rows,)
-        empty = changed_pixels(run, lambda pixels, draw: pixels * 0, seed=0)
+    def begin(self, prompt, passes):
+        empty = passes.contrast(changed_pixels(prompt, lambda pixels, draw: pixels * 0, seed=0), self.mode)
 
         def combine(logits, blank, step):
             return contrast(logits, blank, self.alpha, self.beta)
 
-        return self.contrasted(run, self.branch(run, empty), has_image, combine)
+        return self.contrasted(prompt, empty, combine)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from revisit.decoding.generate import generate as generate
     from revisit.decoding.method import Method as Method
     from revisit.decoding.method import MethodLike as MethodLike
+    from revisit.decoding.method import StepResult as StepResult
     from revisit.decoding.trace import Trace as Trace
     from revisit.errors import RevisitError as RevisitError
     from revisit.eval.benchmarks.base import Benchmark as Benchmark
@@ -37,7 +38,7 @@ __version__ = "0.3.0"
 # module -> public names; `import revisit` imports none of them
 _PUBLIC = {
     "revisit.decoding.generate": ("generate",),
-    "revisit.decoding.method": ("Method", "MethodLike"),
+    "revisit.decoding.method": ("Method", "MethodLike", "StepResult"),
     "revisit.decoding.trace": ("Trace",),
     "revisit.errors": ("RevisitError",),
     "revisit.eval.benchmarks.base": ("Benchmark",),

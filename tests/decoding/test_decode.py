@@ -11,11 +11,12 @@ import torch
 from revisit import methods
 from revisit.decoding import decode as module
 from revisit.decoding.decode import Decoded, ItemDraw, RowSampling, decode, decode_prompts
-from revisit.decoding.method import StepFunction
-from revisit.decoding.run import Run
+from revisit.decoding.method import Step
 from revisit.decoding.settings import Decoding
 from revisit.embedded.scenes import render, scene
 from revisit.errors import RevisitError
+from revisit.forward.passes import Passes
+from revisit.forward.prompt import Prompt
 from revisit.methods.greedy import Greedy
 from revisit.models.devices import widest_float
 from revisit.models.loading import load
@@ -158,7 +159,7 @@ class FirstRowToken0(Greedy):
 
     name = "first-row-token-0"
 
-    def begin(self, run: Run) -> StepFunction:
+    def begin(self, prompt: Prompt, passes: Passes) -> Step:
         def step(input_ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
             scores = logits.clone()
             scores[0, 1:] = -torch.inf

@@ -86,15 +86,14 @@ def test_captured_states_are_the_models_hidden_states(family: str) -> None:
     seen: dict[str, Any] = {}
 
     class Spy(ReVisiT):
-        def begin(self, run: Any) -> Any:
-            mask = run.find_vision_tokens()
+        def begin(self, prompt: Any, passes: Any) -> Any:
             for missing in (-1, parts.depth + 1):
                 with pytest.raises(RevisitError, match="does not exist"):
-                    run.capture(mask, (missing,))
-            capture = run.capture(mask, layers)
+                    passes.capture((missing,))
+            capture = passes.capture(layers)
 
             def step(input_ids: Any, logits: Any) -> Any:
-                run.finish_capture(capture)
+                capture.head(passes.raw)
                 seen["items"] = capture.items
                 return logits
 
@@ -480,10 +479,10 @@ class Broken(revisit.Method):
 
     name = "broken"
 
-    def begin(self, run: Any) -> Any:
+    def begin(self, prompt: Any, passes: Any) -> Any:
         def step(input_ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
             scores = logits.clone()
-            if input_ids.shape[1] >= run.input_ids.shape[1] + 2:
+            if input_ids.shape[1] >= prompt.ids.shape[1] + 2:
                 scores[1, slice(None) if self.empty else 3] = -torch.inf if self.empty else torch.nan
             return scores
 

@@ -14,9 +14,10 @@ import families
 import revisit
 from revisit import Greedy, Method
 from revisit.decoding.loop import Loop
-from revisit.decoding.method import METHODS, StepFunction
-from revisit.decoding.run import Run
+from revisit.decoding.method import METHODS, Step
 from revisit.errors import RevisitError
+from revisit.forward.passes import Passes
+from revisit.forward.prompt import Prompt
 
 TUTORIAL = f"{Path(__file__).parents[2] / 'docs' / 'tutorials' / 'attention_penalty.py'}:AttentionPenalty"
 NEW = 6
@@ -40,19 +41,18 @@ class OwnLoop(Method):
 
     name = "own-loop"
 
-    def decode(self, run: Run, loop: Loop) -> Tensor:
-        ids = run.input_ids
+    def decode(self, prompt: Prompt, passes: Passes, loop: Loop) -> Tensor:
+        ids = prompt.ids
         while True:
-            logits = run.forward(ids)
+            logits = loop.forward(ids)
             if self.candidates:  # look ahead and forget
                 for token in logits.topk(self.candidates).indices.T:
-                    run.forward(torch.cat([ids, token[:, None]], dim=1))
-                    run.crop(ids.shape[1])
-            if self.back and ids.shape[1] - self.back >= run.input_ids.shape[1]:
-                run.crop(ids.shape[1] - self.back)
-                again = run.forward(ids)
+                    loop.forward(torch.cat([ids, token[:, None]], dim=1))
+                    loop.crop(ids.shape[1])
+            if self.back and ids.shape[1] - self.back >= prompt.ids.shape[1]:
+                loop.crop(ids.shape[1] - self.back)
+                again = loop.forward(ids)
                 torch.testing.assert_close(again, logits, atol=1e-4, rtol=1e-4)
-            run.recorder.note_plain(ids, logits)
             ids = torch.cat([ids, loop.scores(ids, logits).argmax(-1, keepdim=True)], dim=1)
             if bool(loop.ended(ids).all()):
                 return ids
@@ -97,17 +97,17 @@ def test_steps_back_that_are_not_possible_raise() -> None:
     class Further(OwnLoop):
         name = "further"
 
-        def decode(self, run: Run, loop: Loop) -> Tensor:
-            run.forward(run.input_ids)
-            run.crop(3)
-            return run.input_ids
+        def decode(self, prompt: Prompt, passes: Passes, loop: Loop) -> Tensor:
+            loop.forward(prompt.ids)
+            loop.crop(3)
+            return prompt.ids
 
     class Again(OwnLoop):
         name = "again"
 
-        def decode(self, run: Run, loop: Loop) -> Tensor:
-            run.forward(run.input_ids)
-            return run.forward(run.input_ids)
+        def decode(self, prompt: Prompt, passes: Passes, loop: Loop) -> Tensor:
+            loop.forward(prompt.ids)
+            return loop.forward(prompt.ids)
 
     with pytest.raises(RevisitError, match="the length must be between"):
         revisit.generate(model, **inputs("llava"), method=Further(), max_new_tokens=2)
@@ -126,13 +126,13 @@ class Follow(Method):
 
     name = "follow"
 
-    def begin(self, run: Run) -> StepFunction:
-        seen: dict[str, Tensor] = {"ids": run.input_ids}
+    def begin(self, prompt: Prompt, passes: Passes) -> Step:
+        seen: dict[str, Tensor] = {"ids": prompt.ids}
 
         def reorder(rows: Tensor) -> None:
             seen["ids"] = seen["ids"][rows]
 
-        run.on_reorder(reorder)
+        passes.on_reorder(reorder)
 
         def step(input_ids: Tensor, logits: Tensor) -> Tensor:
             assert input_ids[:, : seen["ids"].shape[1]].tolist() == seen["ids"].tolist()
@@ -181,7 +181,7 @@ def test_a_loop_that_returns_nothing_raises_one_sentence() -> None:
     class Forgetful(Method):
         name = "forgetful"
 
-        def decode(self, run: Run, loop: Loop) -> Tensor:
+        def decode(self, prompt: Prompt, passes: Passes, loop: Loop) -> Tensor:
             return None  # type: ignore[return-value]
 
     model, _ = families.build("llava")

@@ -144,19 +144,19 @@ class NoBegin(Method):
 class Nothing(Method):
     name = "nothing"
 
-    def begin(self, run):
-        run.find_vision_tokens()
+    def begin(self, prompt, passes):
+        prompt.vision
 
 class Short(Method):
     name = "short"
 
-    def begin(self, run):
+    def begin(self, prompt, passes):
         return lambda input_ids, logits: logits[:, :5]
 
 class Array(Method):
     name = "array"
 
-    def begin(self, run):
+    def begin(self, prompt, passes):
         return lambda input_ids, logits: logits.numpy()
 """
 

@@ -227,7 +227,7 @@ class NaN(revisit.Method):
 
     name = "nan"
 
-    def begin(self, run: Any) -> Any:
+    def begin(self, prompt: Any, passes: Any) -> Any:
         return lambda _input_ids, logits: logits.index_fill(
             0, torch.zeros(1, dtype=torch.long, device=logits.device), torch.nan
         )

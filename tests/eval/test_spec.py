@@ -83,7 +83,7 @@ class Base(revisit.Greedy):
     @staticmethod
     def shape(): return numpy.ones(3)
     @decorate
-    def begin(self, run): return functools.partial(max, 4)
+    def begin(self, prompt, passes): return functools.partial(max, 4)
 class Own(Base):
     name = "own"
 """

@@ -81,6 +81,6 @@ def test_columns_need_the_whole_prompt() -> None:
     key = torch.zeros(1, 1, 5, 2)
     call = Call(0, torch.zeros(1, 1, 1, 2), key, key, None, 1.0, None)
     mask = torch.tensor([[True, False, True]])
-    assert call.columns(mask, 1).tolist() == [[False, True, False, True, False]]
+    assert call.columns(mask).tolist() == [[True, False, True, False, False]]
     with pytest.raises(RevisitError, match="sliding window"):
-        call.columns(mask, 3)
+        call.columns(mask.repeat(1, 2))

@@ -10,7 +10,7 @@ import torch
 import families
 import revisit
 from revisit import M3ID, Trace
-from revisit.forward.branch import merge
+from revisit.forward.contrast import merge
 from revisit.forward.states import saved_positions
 
 

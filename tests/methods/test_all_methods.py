@@ -25,8 +25,8 @@ from decoding_cases import (
 import families
 import revisit
 from revisit import M3ID, SID, VCD, Chain, DeCo, DoLa, ReVisiT, RevisitError, Trace
-from revisit.decoding import run
 from revisit.decoding.method import Method
+from revisit.forward import passes
 from revisit.methods import code
 
 
@@ -367,7 +367,7 @@ def test_calls_that_outgrow_a_sliding_window_raise(method: Method, monkeypatch: 
 
 @pytest.mark.parametrize("name", ["pai", "sid", "avisc", "middle_layers", "vaf", "only", "sadt", "opera"])
 def test_a_model_without_the_attention_interface_raises(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "watching", lambda *_: nullcontext())  # no hook is ever called
+    monkeypatch.setattr(passes, "watching", lambda *_: nullcontext())  # no hook is ever called
     method = {**METHODS, "opera": revisit.OPERA(beams=2)}[name]
     with pytest.raises(RevisitError, match="computes its attention without transformers' attention interface"):
         decode("llava", single("llava", 0), method, num_beams=method.own_beams)

@@ -253,7 +253,9 @@ def call(q: int, columns: int, ramp: float) -> Call:
 def attended(made: Call, scores: Tensor) -> Tensor:
     """(q, heads · d)"""
     q = scores.shape[2]
-    return made.attend(scores)(torch.zeros(1, q, 2, 2, dtype=torch.float64))[0].flatten(1)
+    output = torch.zeros(1, q, 2, 2, dtype=torch.float64)
+    made.attend(scores)(output)
+    return output[0].flatten(1)
 
 
 def test_middle_layers_gives_the_released_numbers() -> None:

@@ -19,8 +19,9 @@ import revisit
 from revisit import OPERA, Method, RevisitError
 from revisit.decoding.decode import decode
 from revisit.decoding.loop import Loop
-from revisit.decoding.run import Run
 from revisit.decoding.settings import Decoding
+from revisit.forward.passes import Passes
+from revisit.forward.prompt import Prompt
 from revisit.methods import opera
 from revisit.paper import latency
 
@@ -168,19 +169,19 @@ class OwnBeams(Method):
 
     name = "own-beams"
 
-    def decode(self, run: Run, loop: Loop) -> Any:
-        beams, step, back = [opera.Beams.start(run)], 0, self.back
+    def decode(self, prompt: Prompt, passes: Passes, loop: Loop) -> Any:
+        beams, step, back = [opera.Beams.start(prompt)], 0, self.back
         while not bool(beams[step].done.all()):
-            ids = beams[step].ids(run.input_ids)
-            log_probs = run.forward(ids).log_softmax(-1)
-            beams[step + 1 :] = [beams[step].step(loop.scores(ids, log_probs), run, loop)]
+            ids = beams[step].ids(prompt.ids)
+            log_probs = loop.forward(ids).log_softmax(-1)
+            beams[step + 1 :] = [beams[step].step(loop.scores(ids, log_probs), prompt, loop)]
             step += 1
             if back and step == 3:
                 back, step = False, 1
-                run.crop(run.input_ids.shape[1])
+                loop.crop(prompt.ids.shape[1])
             else:
-                run.reorder(beams[step].rows.flatten())
-        return opera.best_answers(run, [beams[step]] * len(beams[step].done))
+                loop.reorder(beams[step].rows.flatten())
+        return opera.best_answers(prompt, [beams[step]] * len(beams[step].done))
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,9 @@ from revisit import CODE, ICD, M3ID, PAI, RITUAL, SID, VCD, AvisC, Chain
 from revisit.decoding.contrastive import contrast
 from revisit.decoding.method import Method
 from revisit.decoding.prompt_edits import around_image
-from revisit.forward.attention import Call
-from revisit.methods import as_method, avisc, code, icd, m3id, pai, ritual, sid, vcd
+from revisit.forward.attention import Watch, newest_column
+from revisit.forward.states import Pass
+from revisit.methods import as_method, avisc, code, icd, m3id, pai, ritual, vcd
 from revisit.models import families as table
 
 ROW = 1  # the prompt whose image is not square
@@ -336,7 +337,7 @@ def test_a_wholly_blanked_image_does_not_leak(family: str) -> None:
 
 def test_the_newest_visible_column() -> None:
     seen = torch.tensor([[1, 1, 0, 0], [0, 1, 1, 1], [0, 0, 0, 0], [1, 0, 0, 0]]).bool()
-    assert sid.newest_column(seen).flatten().tolist() == [1, 3, 3, 0]
+    assert newest_column(seen).flatten().tolist() == [1, 3, 3, 0]
 
 
 class LargestIntegers(TorchDispatchMode):
@@ -355,11 +356,11 @@ class LargestIntegers(TorchDispatchMode):
 
 def test_hiding_columns_makes_no_integer_tensor_of_all_queries_and_columns() -> None:
     q = n = 40
-    call = Call(3, torch.zeros(2, 1, q, 4), torch.zeros(2, 1, n, 4), torch.zeros(2, 1, n, 4), None, 1.0, None)
+    states, second = torch.zeros(2, 1, n, 4), Pass(slice(1, 2))
     hidden = torch.zeros(1, n).bool()
     hidden[0, :5] = True
     with LargestIntegers() as largest:
-        seen = sid.visible_without(call, slice(1, 2), hidden)
+        seen = Watch({}, lambda _: None, None, second).masked(None, hidden, states, states)
     assert largest.numbers < q * n
     causal = torch.ones(q, n).tril().bool()
     assert torch.equal(seen[0, 0], causal)

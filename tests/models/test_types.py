@@ -51,12 +51,12 @@ def test_every_mapped_type_is_accounted_for() -> None:
 class KeepStates(ReVisiT):
     """ReVisiT that stores the final vision states of the first item in `kept`."""
 
-    def begin(self, run: Any) -> Any:
-        refine = super().begin(run)
-        capture = run.capture(run.find_vision_tokens(), (run.parts.depth,))
+    def begin(self, prompt: Any, passes: Any) -> Any:
+        refine = super().begin(prompt, passes)
+        capture = passes.capture((prompt.parts.depth,))
 
         def keep(input_ids: Any, logits: Any) -> Any:
-            kept["states"] = capture.items[0].by_layer[run.parts.depth]
+            kept["states"] = capture.items[0].by_layer[prompt.parts.depth]
             return refine(input_ids, logits)
 
         return keep

@@ -27,13 +27,16 @@ from transformers.generation import logits_process
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GENERATION_MODES_MAPPING, GenerateDecoderOnlyOutput
 
+from revisit.decoding.method import Method, Step, StepResult
 from revisit.decoding.options import check_options
 from revisit.decoding.processors import OtherProcessors
 from revisit.decoding.recorder import EndedRows, Recorder
-from revisit.decoding.run import Run
 from revisit.decoding.speculation import Speculation
 from revisit.decoding.trace import Trace
 from revisit.errors import RevisitError, brief
+from revisit.forward.contrast import Contrasted
+from revisit.forward.passes import Passes, advance
+from revisit.forward.prompt import CACHE, Prompt
 from revisit.models import families
 from revisit.models.families import PIXELS
 from revisit.models.parts import check_context, describe
@@ -44,7 +47,7 @@ if TYPE_CHECKING:
     from transformers import StoppingCriteria
     from transformers.generation.utils import GenerateOutput
 
-    from revisit.decoding.method import Method, StepFunction
+PER_TOKEN = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids")
 
 
 def decode_call(
@@ -82,117 +85,227 @@ def decode_call(
         )
     embeds = model_kwargs.get("inputs_embeds")
     check_context(model, max(input_ids.shape[1], 0 if embeds is None else embeds.shape[1]))
+    name = " + ".join(type(link).__name__ for link in method.links or (method,))
+    record = trace is not None and trace.record and not method.links
+    prompt = Prompt(model, input_ids, inputs, model_kwargs, config, name, record, processor, vision_mask)
     with ExitStack() as stack, _translate_errors(model, config):
         ended = EndedRows(criteria, input_ids.shape[1], config.num_beams > 1)
-        recorder = Recorder(Trace() if trace is None else trace, method, len(input_ids), ended, stack)
-        run = Run(method, model, input_ids, model_kwargs, inputs, config, recorder, stack, vision_mask, processor)
-        find_phase(run, method)  # also checks methods with a loop of their own
         if stop_strings is not None:
-            ended.append(StopStringCriteria(run.processor.tokenizer, stop_strings))  # type: ignore[arg-type]
-        loop = Loop(run, mode, LogitsProcessorList(processors), arguments)
-        return loop.finish(method.decode(run, loop))
+            ended.append(StopStringCriteria(prompt.processor.tokenizer, stop_strings))  # type: ignore[arg-type]
+        recorder = Recorder(trace, method, prompt, ended, stack)
+        loop = Loop(method, prompt, Passes(prompt, stack), recorder, mode, LogitsProcessorList(processors), arguments)
+        return loop.finish(method.decode(prompt, loop.passes, loop))
+
+
+class Link:
+    """A method in one call: its step and its phase. Calling it takes a step of all rows, checks it and has it recorded."""
+
+    def __init__(self, method: Method, step: Step, prompt: Prompt, recorder: Recorder) -> None:
+        if not callable(step):
+            raise RevisitError(
+                f"The method {method.name!r} cannot decode: its begin(prompt, passes) must return a function of (input_ids, logits), not "
+                f"{type(step).__name__}."
+            )
+        self.name, self.step, self.prompt, self.recorder = method.name, step, prompt, recorder
+        self.in_phase = find_phase(prompt, method)
+
+    def __call__(self, input_ids: Tensor, logits: Tensor) -> Tensor:
+        """Return the scores of the method's step.  (rows, length), (rows, V) -> (rows, V)"""
+        return self.take(input_ids, logits, self.step(input_ids, logits))
+
+    def take(self, input_ids: Tensor, logits: Tensor, result: Tensor | StepResult) -> Tensor:
+        """Return the scores of what a step returned: only where the method acted and in its phase."""
+        result = result if isinstance(result, StepResult) else StepResult(result)
+        scores = result.scores
+        shape = scores.shape if isinstance(scores, Tensor) else None  # known without waiting for the device
+        if shape != logits.shape:
+            raise RevisitError(
+                f"The method {self.name!r} must return logits of the same shape, {tuple(logits.shape)}, not "
+                f"{type(scores).__name__ if shape is None else tuple(shape)}."
+            )
+        if scores is not logits:
+            if result.acted is not None:
+                scores = scores.where(result.acted[:, None].to(scores.device), logits)
+            if self.prompt.beams and not result.comparable:  # the logits of beams are already normalized
+                scores = scores.log_softmax(-1)
+        in_phase = None if self.in_phase is None else self.in_phase(input_ids)  # (rows,)
+        self.recorder.note(input_ids, logits, result._replace(scores=scores), in_phase)
+        return scores if in_phase is None else scores.where(in_phase[:, None], logits)
 
 
 class Loop:
-    """The decoding loop of one call: transformers' own, and its parts for methods with a loop of their own."""
+    """The decoding loop of one call: transformers' own, and the parts of it for methods with a loop of their own.
+
+    Attributes:
+        output: Of the model, in the last `forward`.
+    """
 
     def __init__(
         self,
-        run: Run,
+        method: Method,
+        prompt: Prompt,
+        passes: Passes,
+        recorder: Recorder,
         mode: GenerationMode,
         others: LogitsProcessorList,
         arguments: dict[str, Any],
     ) -> None:
-        self.run = run
-        self._function = getattr(type(run.model), GENERATION_MODES_MAPPING[mode])
+        self.method, self.prompt, self.passes, self.recorder = method, prompt, passes, recorder
+        self._function = getattr(type(prompt.model), GENERATION_MODES_MAPPING[mode])
         self._options: dict[str, Any] = {"synced_gpus": bool(arguments.get("synced_gpus"))}
         self._streamer = arguments.get("streamer")
         self._speculates = mode == GenerationMode.ASSISTED_GENERATION
-        self.scores = OtherProcessors(run, others, checks_drafts=self._speculates)
+        self._others = OtherProcessors(passes, prompt.config, others, checks_drafts=self._speculates)
         if self._speculates:
             self._options |= {name: arguments.get(name) for name in ("assistant_model", "inputs_tensor")}
+        self.output: Any = None
+        self._kwargs = dict(prompt.prepared)  # keyword arguments for the next `forward`
+        self._length = 0  # tokens per row at the last call of `forward`
+        self._link = Link(method, lambda _, logits: logits, prompt, recorder)  # of a method with a loop of its own
 
-    def __call__(self, step: StepFunction) -> GenerateOutput | Tensor:
-        """Run transformers' loop with `step` before all other logits processors."""
-        run, step = self.run, checked(self.run, self.run.method, step)
+    def __call__(self) -> GenerateOutput | Tensor:
+        """Run transformers' loop with the method's step before all other logits processors."""
+        passes, recorder = self.passes, self.recorder
+        link = self._begin(self.method, recorder)
         if self._speculates:
-            run.loop_model = Speculation(run, self.scores.repeatable)
+            passes.model = Speculation(self.prompt, self._others.repeatable, recorder.accept)
 
         def first(input_ids: Tensor, logits: Tensor) -> Tensor:
-            run.raw = logits
+            passes.check_attention()
+            passes.raw, passes.ended = logits, recorder.ended.before(input_ids)
             if self._speculates:
-                run.recorder.mark()  # the counters are rolled back if the previous token is rejected
-            return step(input_ids, logits)
+                recorder.mark()  # the counters are rolled back if the previous token is rejected
+            return link(input_ids, logits)
 
         output: GenerateOutput | Tensor = self._function(
-            run.loop_model,
-            run.input_ids,
-            logits_processor=LogitsProcessorList([first, self.scores]),
-            stopping_criteria=run.recorder.ended,
-            generation_config=run.generation_config,
+            passes.model,
+            self.prompt.ids,
+            logits_processor=LogitsProcessorList([first, self._others]),
+            stopping_criteria=recorder.ended,
+            generation_config=self.prompt.config,
             **self._options,
             **({} if self._streamer is None else {"streamer": self._streamer}),
-            **run.model_kwargs,
+            **self.prompt.prepared,
         )
         self._streamer = None
         return output
 
+    def _begin(self, method: Method, recorder: Recorder) -> Link:
+        """Begin the methods of a chain, or a single method."""
+        if not method.links:
+            return Link(method, method.begin(self.prompt, self.passes), self.prompt, recorder)
+        for inner in method.links:
+            if type(inner).decode is not Method.decode:
+                raise RevisitError(f"Chain: {inner.name} has its own decoding loop; use it alone.")
+        links = [self._begin(inner, recorder.link(inner)) for inner in method.links]
+
+        def step(input_ids: Tensor, logits: Tensor) -> StepResult:
+            scores = logits
+            for link in links:
+                scores = link(input_ids, scores)
+            return StepResult(scores, comparable=True)
+
+        return Link(method, step, self.prompt, recorder)
+
+    # -- for methods with a loop of their own -------------------------------------------------------------------------
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """Run the model on the tokens that the KV cache does not hold yet.
+
+        Args:
+            input_ids: (rows, length) the prompt and all tokens chosen so far; longer than at the last `forward` or `crop`.
+
+        Returns:
+            The model's own logits for the next token.  (rows, V), float32
+        """
+        model, prompt = self.passes.model, self.prompt
+        if not self._length:
+            if not input_ids.shape[1]:
+                raise RevisitError(
+                    f"{prompt.method} has its own decoding loop, which needs the prompt as input_ids, not as inputs_embeds."
+                )
+            output = model._prefill(input_ids, prompt.config, self._kwargs)
+        else:
+            new = input_ids.shape[1] - self._length
+            if new < 1:
+                raise RevisitError("loop.forward needs at least one new token: append one, or crop first.")
+            output, self._kwargs = advance(model, input_ids, self._kwargs, new, new)
+        self.passes.check_attention()
+        self.output, self._length = output, input_ids.shape[1]
+        raw: Tensor = output.logits[:, -1].to(copy=True, dtype=torch.float32, device=input_ids.device)
+        return raw
+
+    def crop(self, length: int) -> None:
+        """Step back to the first `length` tokens of each row, in the KV cache and in the trace too."""
+        drop, prompt = self._length - length, self.prompt
+        if drop < 0 or length < prompt.ids.shape[1]:
+            raise RevisitError(
+                f"loop.crop({length}): the length must be between {prompt.ids.shape[1]} (the "
+                f"prompt) and {self._length} (all tokens run so far)."
+            )
+        cache = self._kwargs.get(CACHE)
+        try:
+            if isinstance(self.passes.model, Contrasted):
+                raise NotImplementedError("it also holds the rows of a contrasted pass")
+            if cache is not None:
+                cache.crop(-drop)
+        except (AttributeError, NotImplementedError, RuntimeError, ValueError) as error:
+            raise RevisitError(
+                f"{prompt.method} steps back, which the KV cache of {describe(prompt.model)} does "
+                f"not support ({error}): use the default cache, or another method."
+            ) from error
+        for name in PER_TOKEN:
+            if isinstance(value := self._kwargs.get(name), Tensor):
+                self._kwargs[name] = value[..., : value.shape[-1] - drop]
+        self._length = length
+        self.recorder.step_back(length)
+
+    def reorder(self, rows: Tensor) -> None:
+        """Continue row i from row rows[i], which belongs to the same item.  (rows,)"""
+        wrapper = self.passes.wrapped()
+        if (cache := self._kwargs.get(CACHE)) is not None:
+            self._kwargs[CACHE] = wrapper._reorder_cache(cache, rows)
+
+    def scores(self, input_ids: Tensor, logits: Tensor, result: Tensor | StepResult | None = None) -> Tensor:
+        """Record a step, and return its scores after the other logits processors.
+
+        Args:
+            input_ids: (rows, length).
+            logits: (rows, V) the model's own.
+            result: What the method makes of them; by default nothing.
+        """
+        self.passes.raw = logits
+        scores = self._link.take(input_ids, logits, logits if result is None else result)
+        return self._others(input_ids, scores)
+
     def ended(self, input_ids: Tensor) -> Tensor:
         """Return which rows end with their newest token, by any stopping criterion.  -> (rows,)"""
-        return self.run.recorder.ended(input_ids, None)
+        return self.recorder.ended(input_ids, None)
+
+    # -- the end ------------------------------------------------------------------------------------------------------
 
     def finish(self, output: GenerateOutput | Tensor) -> GenerateOutput | Tensor:
         """Complete the trace, and return the output of a method's `decode` in the requested form."""
-        if isinstance(output, Tensor) and self.run.generation_config.return_dict_in_generate:
+        if isinstance(output, Tensor) and self.prompt.config.return_dict_in_generate:
             output = GenerateDecoderOnlyOutput(sequences=output)  # type: ignore[arg-type]
         sequences = output if isinstance(output, Tensor) else getattr(output, "sequences", None)
         if sequences is None:
             raise RevisitError(
-                f"The method {self.run.method.name!r} must return token ids from its decode(run, loop), not {type(output).__name__}."
+                f"The method {self.method.name!r} must return token ids from its decode, not {type(output).__name__}."
             )
         if self._streamer is not None:  # the method has a loop of its own
-            for token in sequences[0, self.run.input_ids.shape[1] :].cpu():
+            for token in sequences[0, self.prompt.ids.shape[1] :].cpu():
                 self._streamer.put(token[None])
             self._streamer.end()
         tokenizer = None
-        if self.run.trace.record:
+        if self.recorder.trace is not None and self.recorder.trace.record:
             with suppress(RevisitError):  # without a processor, recorded tokens have no text
-                tokenizer = self.run.processor.tokenizer
-        self.run.recorder.finish(sequences, tokenizer)
+                tokenizer = self.prompt.processor.tokenizer
+        self.recorder.finish(sequences, tokenizer)
         return output
 
 
-def checked(run: Run, method: Method, step: StepFunction) -> StepFunction:
-    """Wrap the step of a method: check its results, count it if it does not count itself, and apply the method's phase."""
-    if not callable(step):
-        raise RevisitError(
-            f"The method {method.name!r} cannot decode: its begin(run) must return a function of (input_ids, logits), not "
-            f"{type(step).__name__}."
-        )
-    in_phase = find_phase(run, method)
-
-    def checked_step(input_ids: Tensor, logits: Tensor) -> Tensor:
-        run.recorder.counted = False
-        run.check_attention()
-        scores = step(input_ids, logits)
-        shape = scores.shape if isinstance(scores, Tensor) else None  # known without waiting for the device
-        if shape != logits.shape:
-            raise RevisitError(
-                f"The method {method.name!r} must return logits of the same shape, {tuple(logits.shape)}, not "
-                f"{type(scores).__name__ if shape is None else tuple(shape)}."
-            )
-        if not run.recorder.counted:
-            run.recorder.note_scores(input_ids, logits, scores)
-        if in_phase:
-            rows = in_phase(input_ids)
-            run.recorder.note_phase(rows, input_ids, logits)
-            scores = scores.where(rows[:, None], logits)
-        return scores
-
-    return checked_step
-
-
-def find_phase(run: Run, method: Method) -> Callable[[Tensor], Tensor] | None:
+def find_phase(prompt: Prompt, method: Method) -> Callable[[Tensor], Tensor] | None:
     """Return a function from input_ids to the mask of rows in the method's phase, (rows,); None if all rows always are."""
     if method.phase == "both":
         return None
@@ -200,11 +313,11 @@ def find_phase(run: Run, method: Method) -> Callable[[Tensor], Tensor] | None:
         raise RevisitError(
             f"{method.name} changes the model's forward pass, so it cannot be limited to the {method.phase}: leave out phase."
         )
-    thoughts = thoughts_of(run.model, run.processor)
+    thoughts = thoughts_of(prompt.model, prompt.processor)
     if thoughts is None:
-        opening, closing = families.of(run.model.config.model_type).thought
+        opening, closing = families.of(prompt.model.config.model_type).thought
         raise RevisitError(
-            f"The tokenizer of {describe(run.model)} has no tokens {opening} and {closing} for thoughts: leave out phase."
+            f"The tokenizer of {describe(prompt.model)} has no tokens {opening} and {closing} for thoughts: leave out phase."
         )
     return thoughts.inside if method.phase == "thought" else lambda input_ids: ~thoughts.inside(input_ids)
 

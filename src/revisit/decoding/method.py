@@ -5,9 +5,9 @@ This module does not import torch, so that listing the names of methods stays fa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field
 
@@ -21,12 +21,38 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from revisit.decoding.loop import Loop
-    from revisit.decoding.run import Run
     from revisit.decoding.trace import Trace
+    from revisit.forward.passes import Passes
+    from revisit.forward.prompt import Prompt
+    from revisit.forward.states import VisionStates
     from revisit.models.types import Model, Processor
+    from revisit.step.interface import StepOutput
 
-# (input_ids (rows, length), logits (rows, V)) -> scores (rows, V)
-StepFunction = Callable[["Tensor", "Tensor"], "Tensor"]
+
+class StepResult(NamedTuple):
+    """What a step returns if scores alone are not enough.
+
+    Attributes:
+        scores: (rows, V) the scores to decode by.
+        other: (rows, V) logits that the method contrasted with, for the record.
+        acted: (rows,) the rows in which it acted; the others keep their logits. None for all.
+        layers: The layers that it reads.
+        layer: (rows,) index into `layers` of the layer that each row used.
+        comparable: Whether beams may be compared by the scores as they are; otherwise they are normalized.
+        detail: The output of ReVisiT's step, and the vision states of each item.
+    """
+
+    scores: Tensor
+    other: Tensor | None = None
+    acted: Tensor | None = None
+    layers: tuple[int, ...] = ()
+    layer: Tensor | None = None
+    comparable: bool = False
+    detail: tuple[StepOutput, Sequence[VisionStates]] | None = None
+
+
+# (input_ids (rows, length), logits (rows, V)) -> scores (rows, V), alone or in a result
+Step = Callable[["Tensor", "Tensor"], "Tensor | StepResult"]
 
 
 def _distinct(layers: tuple[int, ...]) -> tuple[int, ...]:
@@ -48,7 +74,7 @@ class Method(Settings):
         ...     power: float = 1.5
         ...     name = "sharpen"
         ...
-        ...     def begin(self, run):
+        ...     def begin(self, prompt, passes):
         ...         return lambda input_ids, logits: logits * self.power
 
     Args:
@@ -89,32 +115,38 @@ class Method(Settings):
             raise RevisitError(f"{type(self).__name__} takes its settings by name, not by position: {args[0]!r:.80}.")
         super().__init__(**settings)
 
-    def begin(self, run: Run) -> StepFunction:
+    def begin(self, prompt: Prompt, passes: Passes) -> Step:
         """Prepare one call of `generate`.
 
         Args:
-            run: The call: the prompt, the model's parts, and hooks for reading or changing the running model.
+            prompt: Everything that is known before the first token: ids, vision positions, pixels, the model's parts.
+            passes: Functions that read or change the running model, and further passes to contrast with.
 
         Returns:
             A function that takes (input_ids, raw logits) at every step, before any other logits processor, and returns the
-            scores to decode by, of the logits' shape.
+            scores to decode by, of the logits' shape, alone or in a `StepResult`.
         """
         raise RevisitError(
-            f"The method {self.name!r} cannot decode: its class {type(self).__name__} has no begin(run)."
+            f"The method {self.name!r} cannot decode: its class {type(self).__name__} has no begin(prompt, passes)."
         )
 
-    def decode(self, run: Run, loop: Loop) -> GenerateOutput | Tensor:
+    def decode(self, prompt: Prompt, passes: Passes, loop: Loop) -> GenerateOutput | Tensor:
         """Decode one call of `generate`. Override it only for a loop of your own, for example one that steps back.
 
         Args:
-            run: The call, with `run.forward`, `run.crop` and `run.reorder` to drive the model.
-            loop: `loop(step)` runs transformers' own loop; `loop.scores` and `loop.ended` apply its processors and stopping
-                criteria.
+            prompt: As for `begin`.
+            passes: As for `begin`.
+            loop: `loop()` runs transformers' own loop with the step of `begin`; its other methods are the parts of a loop.
 
         Returns:
             The prompt and the answer of every row, (rows, length), or what transformers' loop returned.
         """
-        return loop(self.begin(run))
+        return loop()
+
+    @property
+    def links(self) -> tuple[Method, ...]:
+        """The methods of a chain, whose steps are applied in this order; empty for a single method."""
+        return ()
 
     @classmethod
     def official(cls, **overrides: Any) -> Self:
@@ -202,8 +234,8 @@ MethodLike = Method | type[Method] | str | Mapping[str, Any]
 
 
 def _check_begin(cls: type[Method], where: str) -> None:
-    if cls.begin is Method.begin and cls.decode is Method.decode:
-        raise RevisitError(f"{where} cannot decode: it must have a method begin(self, run).")
+    if cls.begin is Method.begin and cls.decode is Method.decode and cls.links is Method.links:
+        raise RevisitError(f"{where} cannot decode: it must have a method begin(self, prompt, passes).")
 
 
 METHODS = Registry("method", "revisit.methods", Method, _check_begin)

@@ -7,11 +7,11 @@ step: by the model's own scores.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from transformers import (
+    GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
     PrefixConstrainedLogitsProcessor,
@@ -20,8 +20,7 @@ from transformers import (
 )
 from transformers.generation import logits_process
 
-if TYPE_CHECKING:
-    from revisit.decoding.run import Run
+from revisit.forward.passes import Passes
 
 # The processors of transformers that keep state or call a function of the user's.
 CALLED_ONCE = (
@@ -46,8 +45,15 @@ class OtherProcessors(LogitsProcessor):  # type: ignore[misc]
     On a GPU, the model's own scores are always computed: reading whether a row needs them would make the host wait.
     """
 
-    def __init__(self, run: Run, processors: Sequence[LogitsProcessor], *, checks_drafts: bool = False) -> None:
-        self.run = run
+    def __init__(
+        self,
+        passes: Passes,
+        config: GenerationConfig,
+        processors: Sequence[LogitsProcessor],
+        *,
+        checks_drafts: bool = False,
+    ) -> None:
+        self.passes, self.config = passes, config
         self.repeatable = LogitsProcessorList(filter(_is_repeatable, processors))
         self.once: list[tuple[LogitsProcessorList, LogitsProcessorList]] = []  # and the repeatable ones before each
         self.last = LogitsProcessorList()  # the repeatable ones after these
@@ -57,17 +63,16 @@ class OtherProcessors(LogitsProcessor):  # type: ignore[misc]
             else:
                 self.once.append((self.last, LogitsProcessorList([processor])))
                 self.last = LogitsProcessorList()
-        config = run.generation_config
         predictable = not config.do_sample and getattr(config, "assistant_ensemble_weight", None) is None
         self._follows = checks_drafts and predictable and bool(self.once)
         self._expected: Tensor | None = None  # (1, length) the tokens of the next step that counts
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # type: ignore[override]
-        if not self.once and not self.last and not self.run.generation_config.do_sample:
+        if not self.once and not self.last and not self.config.do_sample:
             return scores
         if self._expected is not None and not torch.equal(input_ids, self._expected):
             return scores  # this position follows a drafted token that has just been rejected
-        plain = self.run.raw
+        plain = self.passes.raw
         for before, processor in self.once:
             scores, plain = before(input_ids, scores), before(input_ids, plain)  # type: ignore[arg-type]
             scores, plain = self._call_once(processor, input_ids, scores, plain)
@@ -89,7 +94,7 @@ class OtherProcessors(LogitsProcessor):  # type: ignore[misc]
         """
         kept = scores > -torch.inf
         down = (plain.amax(-1, keepdim=True) - scores.amax(-1, keepdim=True) + GAP).clamp(min=0)  # (rows, 1)
-        down = torch.where(kept.any(-1, keepdim=True) & down.isfinite() & (not self.run.beams), down, 0.0)
+        down = torch.where(kept.any(-1, keepdim=True) & down.isfinite() & (self.config.num_beams == 1), down, 0.0)
         plain = processor(input_ids, scores.where(kept, plain - down))  # type: ignore[arg-type]
         return plain.masked_fill(~kept, -torch.inf), plain.where(kept, plain + down)
 

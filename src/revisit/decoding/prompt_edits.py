@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from revisit.decoding.run import Run
 from revisit.errors import RevisitError
 from revisit.forward.pixels import prompt_inputs
+from revisit.forward.prompt import Prompt
 from revisit.models import families
 from revisit.models.prompts import Message, render
 from revisit.models.types import Processor
@@ -50,20 +50,20 @@ def without_image(ids: Tensor, vision: Tensor, edges: families.Edges) -> Edit:
     return (~image_span(ids, vision, edges)).nonzero().squeeze(-1)
 
 
-def edited(run: Run, mask: Tensor, edit_item: EditItem, *, pixels: bool) -> dict[str, Any]:
+def edited(prompt: Prompt, edit_item: EditItem, *, pixels: bool) -> dict[str, Any]:
     """Return the inputs of the prompt with every item that has an image edited, padded on the left.
 
     Other inputs with one entry per token follow the edit; with `pixels=False`, all other inputs are dropped.
     """
-    ids = run.input_ids[:: run.rows_per_item]  # (items, T)
+    ids = prompt.ids[:: prompt.rows_per_item]  # (items, T)
     if ids.shape[1] == 0:
         raise RevisitError(
-            f"{type(run.method).__name__} rewrites the prompt, which was passed as inputs_embeds: pass input_ids and the image instead."
+            f"{prompt.method} rewrites the prompt, which was passed as inputs_embeds: pass input_ids and the image instead."
         )
-    inputs = prompt_inputs(run)
+    inputs = prompt_inputs(prompt)
     edits = []
     for number, (row, seen, real) in enumerate(
-        zip(ids, mask[:: run.rows_per_item], run.real_tokens(mask)[:: run.rows_per_item], strict=True)
+        zip(ids, prompt.vision[:: prompt.rows_per_item], prompt.real[:: prompt.rows_per_item], strict=True)
     ):
         columns = real.nonzero().squeeze(-1)
         if bool(seen.any()):
@@ -71,8 +71,8 @@ def edited(run: Run, mask: Tensor, edit_item: EditItem, *, pixels: bool) -> dict
             columns = torch.where(edit >= 0, columns[edit.clamp_min(0)], edit)
         edits.append(columns)
     if min(map(len, edits)) == 0:
-        raise RevisitError(f"{type(run.method).__name__}: the prompt has no text, only an image; add a question.")
-    pad_id = run.generation_config.pad_token_id
+        raise RevisitError(f"{prompt.method}: the prompt has no text, only an image; add a question.")
+    pad_id = prompt.config.pad_token_id
     padding = -1 - pad_id if isinstance(pad_id, int) and pad_id >= 0 else -1
     pad_left = partial(pad_sequence, batch_first=True, padding_side="left")
     source = pad_left(edits, padding_value=padding)  # (items, longest)
@@ -93,33 +93,33 @@ def edited(run: Run, mask: Tensor, edit_item: EditItem, *, pixels: bool) -> dict
 # -- a method's words in a prompt ------------------------------------------------------------------------------------
 
 
-def image_edges(run: Run) -> families.Edges:
+def image_edges(prompt: Prompt) -> families.Edges:
     """Return the tokens around an image in this model's prompts; raise RevisitError if they are unknown."""
-    family = families.of(run.model.config.model_type)
-    edges = families.edges(run.processor.tokenizer, family) if family.image_edges else families.Edges()
+    family = families.of(prompt.model.config.model_type)
+    edges = families.edges(prompt.processor.tokenizer, family) if family.image_edges else families.Edges()
     if family.image_edges is None or (family.image_edges and not edges.marks):
         raise RevisitError(
-            f"{type(run.method).__name__} needs the tokens that open and close an image in the prompts of {type(run.model).__name__}. They "
+            f"{prompt.method} needs the tokens that open and close an image in the prompts of {type(prompt.model).__name__}. They "
             "are not declared for this model family, or its tokenizer does not mark them as special: use another method."
         )
     return edges
 
 
-def prompt_without_image(run: Run, mask: Tensor) -> dict[str, Any]:
-    """Return the inputs of the prompt without its image; `mask` are the vision positions (rows, T)."""
-    edges = image_edges(run)
-    return edited(run, mask, lambda _, ids, vision: without_image(ids, vision, edges), pixels=False)
+def prompt_without_image(prompt: Prompt) -> dict[str, Any]:
+    """Return the inputs of the prompt without its image."""
+    edges = image_edges(prompt)
+    return edited(prompt, lambda _, ids, vision: without_image(ids, vision, edges), pixels=False)
 
 
-def text_ids(run: Run, ids: Sequence[int]) -> Tensor:
+def text_ids(prompt: Prompt, ids: Sequence[int]) -> Tensor:
     """Return token ids as a tensor (n,); raise RevisitError for one that is outside the vocabulary or marks an image."""
-    size = run.model.get_input_embeddings().weight.shape[0]
+    size = prompt.model.get_input_embeddings().weight.shape[0]
     for token in ids:
-        if not 0 <= token < size or token in run.parts.vision_ids:
+        if not 0 <= token < size or token in prompt.parts.vision_ids:
             raise RevisitError(
-                f"{type(run.method).__name__}: its words contain token {token}, which is not a text token of this model (0 to {size - 1})."
+                f"{prompt.method}: its words contain token {token}, which is not a text token of this model (0 to {size - 1})."
             )
-    return run.input_ids.new_tensor(ids)
+    return prompt.ids.new_tensor(ids)
 
 
 def around_image(

@@ -1,4 +1,4 @@
-"""Counters and records of a running decode.
+"""Counters and per-step records for one `generate()` call.
 
 Counters stay on the device while the call runs and are read when it ends, so that counting never makes the host wait.
 Records of every step (`Trace(record=True)`) are read step by step.
@@ -8,20 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import StoppingCriteria, StoppingCriteriaList
 
+from revisit.decoding.method import Method, StepResult
 from revisit.decoding.trace import RowTrace, StepRecord, Trace, add_text
 from revisit.errors import RevisitError
+from revisit.forward.prompt import Prompt
+from revisit.forward.states import VisionStates
 from revisit.models.types import Tokenizer
-
-if TYPE_CHECKING:
-    from revisit.decoding.method import Method
-    from revisit.forward.states import VisionStates
-    from revisit.step.interface import RowDetail, StepOutput
+from revisit.step.interface import RowDetail
 
 FLUSH_STEPS = 1024  # steps whose counters stay on the device before they are read
 COUNTERS = ("sizes", "applied", "changed", "seen", "ended", "in_phase", "unusable")  # (rows,) each
@@ -52,14 +51,18 @@ class EndedRows(StoppingCriteriaList):  # type: ignore[misc]
 
 
 class Recorder:
-    """Records the steps of a method in its trace. A chain has one recorder for the whole and one for each of its methods."""
+    """Records the steps of a method in a trace, if there is one, and checks their scores.
 
-    def __init__(self, trace: Trace, method: Method, rows: int, ended: EndedRows, stack: ExitStack) -> None:
-        self.trace, self.ended, self.stack = trace, ended, stack
-        trace.method = {"name": method.name, **method.settings()}
-        trace.rows = [RowTrace() for _ in range(rows)]
-        trace.layers, trace.links, trace.drafted, trace.accepted = (), [], 0, 0
-        self.counted = False  # whether the current step has been counted
+    A chain has one recorder for the whole and one for each of its methods.
+    """
+
+    def __init__(self, trace: Trace | None, method: Method, prompt: Prompt, ended: EndedRows, stack: ExitStack) -> None:
+        self.trace, self.name, self.prompt, self.ended, self.stack = trace, method.name, prompt, ended, stack
+        if trace is not None:
+            trace.method = {"name": method.name, **method.settings()}
+            trace.rows = [RowTrace(vision_tokens=count) for count in prompt.vision_counts()]
+            trace.layers, trace.links, trace.drafted, trace.accepted = (), [], 0, 0
+        self._candidates = 0 if trace is None else trace.candidates  # of a record
         self._unread: list[dict[str, Tensor | None]] = []  # COUNTERS of each step
         self._unusable: set[int] = set()  # rows in which the method left no token, or returned NaN
         self._links: list[Recorder] = []
@@ -68,108 +71,68 @@ class Recorder:
 
     def link(self, method: Method) -> Recorder:
         """Return a recorder for one method of a chain, which counts steps without recording them."""
-        trace = Trace()
-        self.trace.links.append(trace)
-        self._links.append(Recorder(trace, method, len(self.trace.rows), self.ended, self.stack))
+        trace = None if self.trace is None else Trace()
+        if self.trace is not None and trace is not None:
+            self.trace.links.append(trace)
+        self._links.append(Recorder(trace, method, self.prompt, self.ended, self.stack))
         return self._links[-1]
 
     # -- one step ---------------------------------------------------------------------------------------------------
 
-    def count(
-        self,
-        input_ids: Tensor,
-        sizes: Tensor | None = None,
-        applied: Tensor | None = None,
-        changed: Tensor | None = None,
-        seen: Tensor | None = None,
-    ) -> None:
-        """Count one step of all rows. The (rows,) tensors are read later, and nothing is computed on the device.
+    def note(self, input_ids: Tensor, base: Tensor, result: StepResult, in_phase: Tensor | None = None) -> None:
+        """Check, count, and on request record a step of all rows that turned the logits `base` (rows, V) into a result.
 
-        A plausible set is not counted if its size is 0 or the row has no image (`seen` is false).
+        Rows outside the method's phase (`in_phase` (rows,) is false) are counted as such. Counters stay on the device. A step that
+        returned the logits themselves, without saying where it acted, had no effect.
         """
-        self.counted = True
-        if len(self._unread) == FLUSH_STEPS:
-            self.flush()
-        ended = self.ended.before(input_ids)
-        self._unread.append({"sizes": sizes, "applied": applied, "changed": changed, "seen": seen, "ended": ended})
-
-    def note_scores(
-        self,
-        input_ids: Tensor,
-        base: Tensor,
-        scores: Tensor,
-        other: Tensor | None = None,
-        acted: Tensor | None = None,
-        layer: Tensor | None = None,
-    ) -> None:
-        """Check, count, and on request record a step of all rows that turned the logits `base` into `scores`.
-
-        Args:
-            input_ids: (rows, length).
-            base: (rows, V) logits before the method.
-            scores: (rows, V) scores after it; a row's plausible set is where they are finite.
-            other: (rows, V) logits that were contrasted with.
-            acted: (rows,) whether the method acted on each row; on all by default.
-            layer: (rows,) index into the trace's layers of the layer that each row used.
-        """
-        sizes = scores.isfinite().sum(-1)
-        applied = sizes > 1 if acted is None else acted.to(sizes.device) & (sizes > 1)
-        changed = (scores.argmax(-1) != base.argmax(-1)) & applied
-        self.count(input_ids, sizes, applied, changed)
-        if scores is not base:
-            self._check_scores(base, scores)
-        if not self.trace.record:
-            return
-        acts, chosen = applied.tolist(), None if layer is None else layer.tolist()
-        for row in self._active(input_ids):
-            contrast = other[row] if other is not None and acts[row] else None
-            record = self._of_scores(input_ids, base[row], scores[row], contrast)
-            record.layer = self.trace.layers[chosen[row]] if chosen is not None and acts[row] else None
-            self.trace.rows[row].records.append(record)
-
-    def note_plain(self, input_ids: Tensor, logits: Tensor) -> None:
-        """Count, and on request record, a step that returned the logits (rows, V) unchanged."""
-        self.count(input_ids)
-        for row in self._active(input_ids) if self.trace.record else ():
-            self.trace.rows[row].records.append(self._of_scores(input_ids, logits[row], logits[row], None))
-
-    def note_step(
-        self, input_ids: Tensor, output: StepOutput, items: Sequence[VisionStates], rows_per_item: int
-    ) -> None:
-        """Count, and on request record, a step of ReVisiT; `rows_per_item` consecutive rows belong to one item."""
-        self.count(input_ids, output.sizes, output.applied, output.changed, output.seen)
-        for row in self._active(input_ids) if self.trace.record else ():
-            detail, scores = output.details[row], output.scores[row]
-            if detail is None:  # the row was left unchanged
-                record = self._of_scores(input_ids, scores, scores, None)
-            else:
-                record = self._of_detail(input_ids, detail, items[row // rows_per_item])
-            self.trace.rows[row].records.append(record)
-
-    def note_phase(self, in_phase: Tensor, input_ids: Tensor, logits: Tensor) -> None:
-        """Count the last step as outside the phase for the rows where `in_phase` (rows,) is false."""
-        self._unread[-1]["in_phase"] = in_phase
-        if not self.trace.record:
-            return
-        acts, number = in_phase.tolist(), self._number(input_ids)
-        for row in self._active(input_ids):
-            if not acts[row]:
-                records = [record for record in self.trace.rows[row].records if record.step < number]
-                plain = self._of_scores(input_ids, logits[row], logits[row], None)
-                self.trace.rows[row].records = [*records, plain]
-
-    def _check_scores(self, base: Tensor, scores: Tensor) -> None:
-        """Raise RevisitError for rows in which the method left no token or returned NaN; on a GPU, when the call ends."""
-        after, before = (values.amax(-1) > -torch.inf for values in (scores, base))  # (rows,), false with any NaN
-        self._unread[-1]["unusable"] = unusable = after < before.to(after.device)
-        if unusable.is_cpu and bool(unusable.any()):
+        scores, detail, trace = result.scores, result.detail, self.trace
+        step: dict[str, Tensor | None] = {"in_phase": in_phase}
+        if detail is not None:
+            output = detail[0]
+            step |= {"sizes": output.sizes, "applied": output.applied, "changed": output.changed, "seen": output.seen}
+        elif trace is not None and (scores is not base or result.acted is not None):
+            step["sizes"] = sizes = scores.isfinite().sum(-1)
+            step["applied"] = applied = sizes > 1
+            if result.acted is not None:
+                step["applied"] = applied = result.acted.to(sizes.device) & applied
+            step["changed"] = (scores.argmax(-1) != base.argmax(-1)) & applied
+        if detail is None and scores is not base:
+            step["unusable"] = unusable_rows(base, scores)
+        if trace is not None or step.get("unusable") is not None:
+            if len(self._unread) == FLUSH_STEPS:
+                self.flush()
+            self._unread.append({**step, "ended": self.ended.before(input_ids)})
+        if (unusable := step.get("unusable")) is not None and unusable.is_cpu:
             self.flush()
             self._raise_unusable()
+        if trace is not None:
+            trace.layers = trace.layers or result.layers
+            if trace.record:
+                self._record(input_ids, base, result, in_phase, step.get("applied"))
+
+    def _record(
+        self, input_ids: Tensor, base: Tensor, result: StepResult, in_phase: Tensor | None, applied: Tensor | None
+    ) -> None:
+        """Append the records of the rows that have not ended."""
+        assert self.trace is not None
+        acts = [False] * len(input_ids) if applied is None else applied.tolist()
+        inside = [True] * len(input_ids) if in_phase is None else in_phase.tolist()
+        layers = None if result.layer is None else result.layer.tolist()
+        for row in self._active(input_ids):
+            scores = result.scores[row] if inside[row] else base[row]
+            if result.detail is not None and inside[row] and (detail := result.detail[0].details[row]) is not None:
+                record = self._of_detail(input_ids, detail, result.detail[1][row // self.prompt.rows_per_item])
+            else:
+                acted = inside[row] and acts[row]
+                other = result.other[row] if result.other is not None and acted else None
+                record = self._of_scores(input_ids, base[row], scores, other)
+                record.layer = result.layers[layers[row]] if layers is not None and acted else None
+            self.trace.rows[row].records.append(record)
 
     def _raise_unusable(self) -> None:
         if self._unusable:
             raise RevisitError(
-                f"The method {self.trace.method['name']!r} returned NaN, or -inf for every token, for row {min(self._unusable)} of the "
+                f"The method {self.name!r} returned NaN, or -inf for every token, for row {min(self._unusable)} of the "
                 "batch: check its formula for infinities that are subtracted and for divisions by 0, or use other settings."
             )
 
@@ -178,6 +141,8 @@ class Recorder:
     def mark(self) -> None:
         """Keep the counters as they are before a step whose token may be rejected."""
         self.flush()
+        if self.trace is None:
+            return
         self._marks.append([row.copy() for row in self.trace.rows])
         for link in self._links:
             link.mark()
@@ -185,6 +150,8 @@ class Recorder:
     def accept(self, tokens: int) -> None:
         """Undo the steps since the last call of `accept`, except the first `tokens`."""
         self.flush()
+        if self.trace is None:
+            return
         self.trace.drafted += len(self._marks) - 1
         self.trace.accepted += tokens - 1
         if tokens < len(self._marks):
@@ -196,7 +163,7 @@ class Recorder:
     def step_back(self, length: int) -> None:
         """Step back to `length` tokens per row: steps stay counted, and records of later tokens are dropped."""
         self.ended.forget()
-        for row in self.trace.rows:
+        for row in () if self.trace is None else self.trace.rows:
             row.records = [record for record in row.records if record.step <= length - self.ended.prompt_length + 1]
 
     # -- the end ----------------------------------------------------------------------------------------------------
@@ -206,13 +173,17 @@ class Recorder:
         columns = [read_together([step.get(name) for step in self._unread]) for name in COUNTERS]
         self._unread = []
         for sizes, applied, changed, seen, ended, in_phase, unusable in zip(*columns, strict=True):
-            for number, row in enumerate(self.trace.rows):
+            for number in range(len(self.prompt.ids)):
+                inside = in_phase is None or in_phase[number]
                 if ended is not None and ended[number]:
                     continue
-                row.step_count += 1
-                if unusable is not None and unusable[number]:
+                if inside and unusable is not None and unusable[number]:
                     self._unusable.add(number)
-                if in_phase is not None and not in_phase[number]:
+                if self.trace is None:
+                    continue
+                row = self.trace.rows[number]
+                row.step_count += 1
+                if not inside:
                     row.outside += 1
                     continue
                 row.applied += applied is not None and applied[number]
@@ -228,7 +199,7 @@ class Recorder:
         for recorder in (self, *self._links):
             recorder.flush()
             recorder._raise_unusable()
-        if not self.trace.record or self.ended.beams:
+        if self.trace is None or not self.trace.record or self.ended.beams:
             return
         for row, tokens in zip(self.trace.rows, sequences[:, self.ended.prompt_length :].tolist(), strict=True):
             for record in row.records:
@@ -253,7 +224,7 @@ class Recorder:
         outside = ~scores.isfinite()
         size = int((~outside).sum())
         before, after = (x.masked_fill(outside, -torch.inf).softmax(-1) for x in (base.float(), scores.float()))
-        order = with_favorite(after.topk(min(size, self.trace.candidates)).indices, before.argmax())
+        order = with_favorite(after.topk(min(size, self._candidates)).indices, before.argmax())
         contrasted = (
             None if other is None else other.float().masked_fill(outside, -torch.inf).softmax(-1)[order].tolist()
         )
@@ -270,7 +241,7 @@ class Recorder:
     def _of_detail(self, input_ids: Tensor, detail: RowDetail, states: VisionStates) -> StepRecord:
         """Return the record of one step of ReVisiT, with the vision token that it selected."""
         final = detail.final.softmax(-1)
-        best = final.argsort(descending=True, stable=True)[: self.trace.candidates]
+        best = final.argsort(descending=True, stable=True)[: self._candidates]
         order = with_favorite(best, detail.base.argmax())
         record = StepRecord(
             step=self._number(input_ids),
@@ -288,6 +259,14 @@ class Recorder:
             record.divergences = detail.divergences.float().cpu().view(len(states.layers), states.tokens)
             record.weight = detail.weight
         return record
+
+
+def unusable_rows(base: Tensor, scores: Tensor) -> Tensor | None:
+    """Return the rows in which a method left no token or returned NaN, (rows,); on a CPU, None if there are none."""
+    usable = scores.amax(-1) > -torch.inf  # false with any NaN
+    if usable.is_cpu and bool(usable.all()):
+        return None
+    return usable < (base.amax(-1) > -torch.inf).to(usable.device)
 
 
 def with_favorite(order: Tensor, favorite: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ affect how many tokens are accepted, never which ones.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -17,18 +17,19 @@ from torch import Tensor
 from transformers import LogitsProcessorList
 from transformers.generation.candidate_generator import AssistedCandidateGenerator, EarlyExitCandidateGenerator
 
-from revisit.decoding.run import Run
 from revisit.errors import RevisitError, brief
-from revisit.forward.branch import ModelWrapper
+from revisit.forward.contrast import ModelWrapper
+from revisit.forward.prompt import Prompt
 from revisit.forward.states import hooks_paused
 from revisit.models.parts import describe
 
 
 class Speculation(ModelWrapper):
-    """A wrapper of the model for assisted generation: drafts without the method, and counts accepted steps only."""
+    """A wrapper of the model for assisted generation: drafts without the method, and reports how many tokens were accepted."""
 
-    def __init__(self, run: Run, processors: LogitsProcessorList) -> None:
-        super().__init__(run)
+    def __init__(self, prompt: Prompt, processors: LogitsProcessorList, accept: Callable[[int], None]) -> None:
+        super().__init__(prompt.model, [])
+        self._inputs, self._accept = prompt.inputs, accept
         self._processors = processors  # for drafts: those of the call that keep no state, without the method
 
     def _get_candidate_generator(self, **arguments: Any) -> Any:
@@ -56,7 +57,7 @@ class Speculation(ModelWrapper):
         if not isinstance(generator, AssistedCandidateGenerator):
             yield
             return
-        inputs, assistant, prompt = generator.assistant_kwargs, generator.assistant_model, self._run.inputs
+        inputs, assistant, prompt = generator.assistant_kwargs, generator.assistant_model, self._inputs
         if assistant is not self._model:  # it encodes the image and computes the positions itself
             accepted = inspect.signature(assistant.forward).parameters
             dropped = {"mm_encoder_outputs", "position_ids", *(name for name in prompt if name not in accepted)}
@@ -86,5 +87,5 @@ class Speculation(ModelWrapper):
             decoder.layers, decoder.config.num_hidden_layers = layers, depth
 
     def _update_model_kwargs_for_generation(self, *args: Any, num_new_tokens: int = 1, **kwargs: Any) -> Any:
-        self._run.recorder.accept(num_new_tokens)
+        self._accept(num_new_tokens)
         return self._model._update_model_kwargs_for_generation(*args, num_new_tokens=num_new_tokens, **kwargs)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from revisit.forward.states import Capture, Hooks, forced_inputs, last_logits, no_image, saved_positions
+from revisit.forward.states import Capture, Hooks, forced_inputs, last_logits, saved_positions
 from revisit.models.head import Head, head_device
-from revisit.models.parts import ModelParts, check_context, vision_mask
+from revisit.models.parts import ModelParts, check_context, no_image, vision_mask
 from revisit.step.reference import CHUNK_NUMBERS
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -21,7 +21,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMa
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from revisit.errors import RevisitError
-from revisit.forward.states import paused
+from revisit.forward.states import Pass, paused
 from revisit.models.head import multiply
 from revisit.models.parts import ModelParts, describe
 
@@ -37,7 +37,7 @@ _here = threading.local()  # .hooks: the hooks of this thread
 
 @dataclass
 class Call:
-    """The arguments of one layer's attention, before the kernel runs."""
+    """The arguments of one layer's attention for one pass, before the kernel runs. Its columns begin with the prompt's."""
 
     layer: int
     query: Tensor  # (rows, heads, q, d)
@@ -48,6 +48,7 @@ class Call:
     scaling: float
     softcap: float | None
     extra_term: str = ""  # the kernel's argument that its softmax adds to the scores
+    hidden: Tensor | None = None  # (rows, columns) columns to hide from every query; set by `hide`
 
     def scores(self, first: int = -1) -> Tensor:
         """Return the scores of queries from `first` on, before the softmax, -inf where masked.  -> (rows, heads, q, columns), float32"""
@@ -73,59 +74,135 @@ class Call:
         """Return the attention of the last query in every head.  -> (rows, heads, columns), float32"""
         return self.scores()[:, :, 0].softmax(-1)
 
-    def attend(self, scores: Tensor, where: Tensor | None = None) -> Callable[[Tensor], Tensor]:
-        """Return a function that changes the kernel's output: the last queries of the first rows attend by these scores.
+    def attend(self, scores: Tensor, where: Tensor | None = None) -> Callable[[Tensor], None]:
+        """Return a function that changes the kernel's output: the last queries attend by these scores.
 
         Args:
             scores: Before the softmax.  (rows, heads, q, columns)
             where: The queries to change; None for all.  (rows, q) bool
         """
-        rows, _, q, _ = scores.shape
+        q = scores.shape[2]
         weights = scores.softmax(-1).unflatten(1, (self.value.shape[1], -1))  # (rows, key heads, group, q, columns)
-        grouped = weights.flatten(2, 3) @ self.value[:rows].to(scores.dtype)  # (rows, key heads, group · q, d)
+        grouped = weights.flatten(2, 3) @ self.value.to(scores.dtype)  # (rows, key heads, group · q, d)
         attended = grouped.unflatten(2, (-1, q)).flatten(1, 2).transpose(1, 2)  # (rows, q, heads, d)
 
-        def change(output: Tensor) -> Tensor:
+        def change(output: Tensor) -> None:
             new = attended.to(output.dtype)
-            output[:rows, -q:] = new if where is None else new.where(where[..., None, None], output[:rows, -q:])
-            return output
+            output[:, -q:] = new if where is None else new.where(where[..., None, None], output[:, -q:])
 
         return change
 
-    def columns(self, prompt: Tensor, shift: int) -> Tensor:
-        """Turn a mask over prompt positions (rows, T) into one over key columns; `shift` columns precede the prompt."""
+    def columns(self, prompt: Tensor) -> Tensor:
+        """Turn a mask over prompt positions (rows, T) into one over key columns."""
         total = self.key.shape[2]
-        if total < shift + prompt.shape[1]:
+        if total < prompt.shape[1]:
             raise RevisitError(
                 f"Decoder layer {self.layer} no longer attends to the whole prompt (a sliding window), so the image's columns in its "
                 "attention are unknown: use a shorter prompt, or a method that does not use attention."
             )
-        return nn.functional.pad(prompt.to(self.key.device), (shift, total - shift - prompt.shape[1]))
+        return nn.functional.pad(prompt.to(self.key.device), (0, total - prompt.shape[1]))
 
     def visible(self) -> Tensor:
         """Return the columns that each query may attend to.  -> (rows or 1, 1, q, columns) bool"""
-        if self.mask is not None:
-            return self.mask if self.mask.dtype == torch.bool else self.mask > torch.finfo(self.mask.dtype).min / 2
-        q, columns = self.query.shape[2], self.key.shape[2]
-        seen = torch.ones(q, columns, dtype=torch.bool, device=self.query.device)
-        return seen[None, None] if q == 1 else seen.tril()[None, None]
+        return visible(self.mask, self.query, self.key)
 
-    def hide(self, visible: Tensor) -> None:
-        """Restrict the columns that queries attend to.  (rows, 1, q, columns) bool"""
-        if self.mask is None or self.mask.dtype == torch.bool:
-            self.mask = visible
+    def hide(self, columns: Tensor) -> None:
+        """Hide columns (rows, columns) from every query, except from one that sees nothing else: it keeps its newest column."""
+        self.hidden = columns
+
+
+def visible(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor:
+    """Return the columns that each query may attend to.  -> (rows or 1, 1, q, columns) bool"""
+    if mask is not None:
+        return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    q, columns = query.shape[2], key.shape[2]
+    seen = torch.ones(q, columns, dtype=torch.bool, device=query.device)
+    return seen[None, None] if q == 1 else seen.tril()[None, None]
+
+
+def without_columns(seen: Tensor, hidden: Tensor) -> Tensor:
+    """Hide columns (rows, n) from all queries; one that would see nothing keeps its newest column.  (rows, 1, q, n) bool"""
+    left = seen & ~hidden[:, None, None, :]
+    if seen.shape[2] == 1:
+        return left  # a single query is a text token, which attends to itself
+    newest = newest_column(seen)  # (rows, 1, q, 1)
+    kept = left.gather(-1, newest) | (~left.any(-1, keepdim=True) & seen.gather(-1, newest))
+    return left.scatter(-1, newest, kept)
+
+
+def newest_column(seen: Tensor) -> Tensor:
+    """Return the last visible column of each query; the last of all if none is visible.  (..., n) bool -> (..., 1)"""
+    from_the_end = seen.flip(-1).view(torch.uint8).argmax(-1, keepdim=True)
+    return seen.shape[-1] - 1 - from_the_end
+
+
+# Called before the kernel; may hide columns, and may return a function that changes the kernel's output (rows, q, heads, d) in place.
+AttentionHook = Callable[[Call], Callable[[Tensor], None] | None]
+
+
+@dataclass(eq=False)
+class Watch:
+    """One hook: the modules, layers and pass whose attention it gets."""
+
+    modules: dict[int, int]  # id of an attention module -> its layer
+    hook: AttentionHook
+    layers: Collection[int] | None  # None for all
+    of: Pass | None  # None for all rows
+    # The last mask, the columns hidden in it, and the result: most layers of a forward share one mask.
+    masks: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None)
+
+    def call(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **terms: Any
+    ) -> Call | None:
+        """Return the part of a layer's attention that the hook gets; None if it gets nothing."""
+        layer = self.modules.get(id(module))
+        if layer is None or (self.layers is not None and layer not in self.layers):
+            return None
+        if self.of is None:
+            return Call(layer, query, key, value, mask, **terms)
+        if self.of.live is None:
+            return None
+        own, shift = self.of.of, self.of.shift
+        key, value = (own(x)[:, :, shift:] if shift else own(x) for x in (key, value))
+        if mask is not None:
+            mask = (mask if len(mask) == 1 else own(mask))[..., shift:]
+        return Call(layer, own(query), key, value, mask, **terms)
+
+    def masked(self, mask: Tensor | None, hidden: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """Return the mask of the whole batch with columns hidden in the rows of this pass."""
+        before, columns, after = self.masks
+        if after is not None and before is mask and columns is hidden and after.device == query.device:
+            return after
+        seen = visible(mask, query, key).expand(len(query), -1, -1, -1)
+        columns = hidden.to(query.device)
+        if self.of is None:
+            changed = without_columns(seen, columns)
         else:
-            self.mask = torch.where(visible, 0.0, torch.finfo(self.mask.dtype).min).to(self.mask.dtype)
+            columns = nn.functional.pad(columns, (self.of.shift, 0))
+            columns = nn.functional.pad(columns, (0, seen.shape[-1] - columns.shape[-1]))
+            changed = self.of.put(seen, without_columns(self.of.of(seen), columns))
+        if mask is not None and mask.dtype != torch.bool:
+            changed = torch.where(changed, 0.0, torch.finfo(mask.dtype).min).to(mask.dtype)
+        self.masks = mask, hidden, changed
+        return changed
 
-
-# Called before the kernel; may change the call's mask, and may return a function that changes the kernel's output
-# (rows, q, heads, d).
-AttentionHook = Callable[[Call], Callable[[Tensor], Tensor] | None]
+    def own(self, output: Tensor) -> Tensor:
+        """Return the rows of this pass in the kernel's output, as a view."""
+        return output if self.of is None else self.of.of(output)
 
 
 @contextlib.contextmanager
-def watching(parts: ModelParts, attention_hook: AttentionHook, method_name: str) -> Iterator[None]:
-    """Call the hook before every attention call of this thread in this model's decoder, within the context."""
+def watching(
+    parts: ModelParts,
+    attention_hook: AttentionHook,
+    method_name: str,
+    layers: Collection[int] | None = None,
+    of: Pass | None = None,
+) -> Iterator[None]:
+    """Call the hook before the attention of these layers, by default of all, in this thread and model, within the context.
+
+    With `of`, it gets the rows and columns of this pass, in forwards that contain it.
+    """
     candidates = (getattr(layer, "self_attn", None) or getattr(layer, "attention", None) for layer in parts.layers)
     attentions = [(n, m) for n, m in enumerate(candidates) if isinstance(m, nn.Module) and hasattr(m, "config")]
     modules = {id(module): number for number, module in attentions}
@@ -136,13 +213,13 @@ def watching(parts: ModelParts, attention_hook: AttentionHook, method_name: str)
             f"{describe(parts.model)} have one: use another method, or a model without linear attention or other recurrent layers."
         )
     hooks = _here.__dict__.setdefault("hooks", [])
-    entry = (modules, attention_hook)
+    watch = Watch(modules, attention_hook, layers, of)
     with contextlib.ExitStack() as stack:
         for config in configs.values():
             _enter(config, method_name, parts)
             stack.callback(_leave, config)
-        hooks.append(entry)
-        stack.callback(hooks.remove, entry)
+        hooks.append(watch)
+        stack.callback(hooks.remove, watch)
         yield
 
 
@@ -187,18 +264,21 @@ def _with_hooks(name: str) -> Callable[..., Any]:
         scaling = kwargs.get("scaling")
         scaling = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
         extra_term = next((term for term in EXTRA_TERMS if kwargs.get(term) is not None), "")
+        softcap = kwargs.get("softcap")
         afterwards = []
-        for modules, attention_hook in () if paused() else getattr(_here, "hooks", ()):
-            if id(module) in modules:
-                softcap = kwargs.get("softcap")
-                call = Call(modules[id(module)], query, key, value, attention_mask, scaling, softcap, extra_term)
-                change = attention_hook(call)
-                attention_mask = call.mask
-                if change is not None:
-                    afterwards.append(change)
+        for watch in () if paused() else getattr(_here, "hooks", ()):
+            terms = {"scaling": scaling, "softcap": softcap, "extra_term": extra_term}
+            call = watch.call(module, query, key, value, attention_mask, **terms)
+            if call is None:
+                continue
+            change = watch.hook(call)
+            if call.hidden is not None:
+                attention_mask = watch.masked(attention_mask, call.hidden, query, key)
+            if change is not None:
+                afterwards.append((watch, change))
         output, weights = kernel(module, query, key, value, attention_mask, **kwargs)
-        for change in afterwards:
-            output = change(output)
+        for watch, change in afterwards:
+            change(watch.own(output))
         return output, weights
 
     return attend

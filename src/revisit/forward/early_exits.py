@@ -8,7 +8,6 @@ so a copy of the weight, packed for such products, is kept there as long as the 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import cast
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from revisit.errors import RevisitError
-from revisit.forward.states import Hooks, normed
+from revisit.forward.states import Hooks, Pass, normed
 from revisit.models.head import Head
 from revisit.models.parts import ModelParts, describe
 
@@ -54,23 +53,12 @@ def packed_product(head: nn.Linear, rows: Tensor) -> Tensor:
 
 
 class EarlyExits:
-    """The logits (rows, layers, V) of the chosen hidden states, for every forward that contains the clean rows.
-
-    The clean rows are the first `rows` of the batch; a contrasted branch may follow them. Forwards for which `ignore()` is
-    true do not contain them.
-    """
+    """The logits (rows, layers, V) of the chosen hidden states of a pass, for every forward that contains it."""
 
     def __init__(
-        self,
-        parts: ModelParts,
-        layers: tuple[int, ...],
-        rows: int,
-        stack: ExitStack,
-        *,
-        final_norm: bool,
-        ignore: Callable[[], bool],
+        self, parts: ModelParts, layers: tuple[int, ...], of: Pass, stack: ExitStack, *, final_norm: bool
     ) -> None:
-        self.parts, self.layers, self.rows, self.ignore = parts, layers, rows, ignore
+        self.parts, self.layers, self.of = parts, layers, of
         self.norm = parts.final_norm if final_norm else None
         self.logits: Tensor | None = None
         self._head: Head | None = None  # known from the first step on
@@ -78,9 +66,9 @@ class EarlyExits:
         self._shape: torch.Size | None = None
         self._rows: Tensor | None = None  # all rows of the product, if the packed weight computes it
         self._final: Tensor | None = None  # (d,) final state of the first row, to find the transform of the logits
-        hooks = Hooks(stack)
+        states, hooks = Hooks(stack, of=of), Hooks(stack)
         for layer in layers:
-            hooks.state(parts, layer, partial(self._keep, layer))
+            states.state(parts, layer, partial(self._keep, layer))
         hooks.before(parts.head, self._before_head)
         hooks.after(parts.head, self._after_head)
 
@@ -102,15 +90,14 @@ class EarlyExits:
         return self._head.transformed(early.to(logits.device))
 
     def _keep(self, layer: int, hidden: Tensor) -> None:
-        if not self.ignore():
-            self._states[layer] = hidden[: self.rows, -1]
+        self._states[layer] = hidden[:, -1]
 
     def _before_head(self, hidden: Tensor) -> Tensor | None:
         """Append the early states to the head's rows.  (batch, positions, d) -> (n, d)"""
-        if self.ignore() or len(self._states) < len(self.layers):
+        if self.of.live is None or len(self._states) < len(self.layers):
             return None
         self._shape = hidden.shape
-        self._final = hidden[0, -1]
+        self._final = self.of.of(hidden)[0, -1]
         states = [self._states[layer].to(hidden.device) for layer in self.layers]  # layers may be on several devices
         early = torch.stack(states, dim=1)  # (rows, layers, d)
         self._states.clear()
@@ -123,13 +110,13 @@ class EarlyExits:
         return rows  # (batch·positions + rows·layers, d)
 
     def _after_head(self, output: Tensor) -> Tensor | None:
-        if self.ignore() or self._shape is None:
+        if self._shape is None:
             return None
         if self._rows is not None:
             head = cast("nn.Linear", self.parts.head)
             output, self._rows = packed_product(head, self._rows), None
         count = self._shape[:-1].numel()  # of the head's own rows
         shape, self._shape = self._shape, None
-        self.logits = output[count:].unflatten(0, (self.rows, len(self.layers)))  # (rows, layers, V)
+        self.logits = output[count:].unflatten(0, (-1, len(self.layers)))  # (rows, layers, V)
         logits: Tensor = output[:count].unflatten(0, shape[:-1])
         return logits

@@ -14,14 +14,13 @@ import torch
 from torch import Tensor
 
 from revisit.errors import RevisitError
+from revisit.forward.prompt import Prompt
 from revisit.forward.states import run_lengths
 from revisit.models.families import PACKED, PIXELS
 from revisit.models.parts import describe
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
-
-    from revisit.decoding.run import Run
 
 Change = Callable[[Tensor, torch.Generator], Tensor]
 DrawTransform = Callable[[torch.Generator, tuple[int, int]], Callable[[Tensor], Tensor]]
@@ -38,43 +37,47 @@ def _content(pixels: Tensor) -> bytes:
     return pixels.detach().to("cpu", torch.float32).contiguous().numpy().tobytes()
 
 
-def changed_pixels(run: Run, change: Change, seed: int) -> dict[str, Any]:
+def changed_pixels(prompt: Prompt, change: Change, seed: int) -> dict[str, Any]:
     """Return the inputs of the prompt with the pixels of every image, or of every tile, changed.
 
     `change` takes float32 numbers on the CPU. Equal tiles get equal changes, also within one image.
     """
-    inputs = prompt_inputs(run)
-    for name, pixels in pixel_inputs(run).items():
-        images, axis = split_images(run, name, pixels)
-        sizes = _sizes(run, pixels) if pixels.ndim == 4 and axis == 0 else [None] * len(images)
+    inputs = prompt_inputs(prompt)
+    for name, pixels in pixel_inputs(prompt).items():
+        images, axis = split_images(prompt, name, pixels)
+        sizes = _sizes(prompt, pixels) if pixels.ndim == 4 and axis == 0 else [None] * len(images)
         pieces = [_change(image, change, seed, size) for image, size in zip(images, sizes, strict=True)]
         inputs[name] = torch.cat(pieces, dim=axis).to(pixels.device, pixels.dtype)
     return inputs
 
 
-def transformed_images(run: Run, mask: Tensor, draw: DrawTransform, seed: int) -> dict[str, Any]:
+def transformed_images(prompt: Prompt, draw: DrawTransform, seed: int) -> dict[str, Any]:
     """Return the inputs of the prompt with every image transformed, all tiles of an image in the same way.
 
     `draw` takes a generator and the image's (height, width), and returns a function of (n, channels, height, width).
     Tiles are assembled first if their layout is known; otherwise each is transformed on its own.
     """
-    inputs = prompt_inputs(run)
-    for name, pixels in pixel_inputs(run).items():
-        grids = run.inputs.get(PACKED.get(name, ""))
-        if split_images(run, name, pixels)[1] != 0:
-            raise _unknown_layout(run)
+    inputs = prompt_inputs(prompt)
+    for name, pixels in pixel_inputs(prompt).items():
+        grids = prompt.inputs.get(PACKED.get(name, ""))
+        if split_images(prompt, name, pixels)[1] != 0:
+            raise _unknown_layout(prompt)
         tiled = pixels.ndim == 4
-        counts = tiles_of_images(len(pixels), mask[:: run.rows_per_item]) if tiled else entries_per_image(pixels, grids)
-        sizes = _sizes(run, pixels)
+        counts = (
+            tiles_of_images(len(pixels), prompt.vision[:: prompt.rows_per_item])
+            if tiled
+            else entries_per_image(pixels, grids)
+        )
+        sizes = _sizes(prompt, pixels)
         pieces, first = [], 0
         for number, image in enumerate(pixels.split(counts)):
             numbers = image.detach().to("cpu", torch.float32)
             if grids is not None and pixels.ndim == 2:
-                views, pack = packed_views(run, numbers, grids[number])
+                views, pack = packed_views(prompt, numbers, grids[number])
             elif numbers.ndim == 3 or grids is not None:
-                raise _unknown_layout(run)
+                raise _unknown_layout(prompt)
             else:
-                views, pack = tile_views(run, numbers, sizes[first])
+                views, pack = tile_views(prompt, numbers, sizes[first])
             generator = torch.Generator().manual_seed(content_seed(views[0], seed))
             transform = draw(generator, (views[0].shape[-2], views[0].shape[-1]))
             pieces.append(pack([transform(view) for view in views]))
@@ -83,12 +86,12 @@ def transformed_images(run: Run, mask: Tensor, draw: DrawTransform, seed: int) -
     return inputs
 
 
-def pixel_inputs(run: Run) -> dict[str, Tensor]:
+def pixel_inputs(prompt: Prompt) -> dict[str, Tensor]:
     """Return the pixels of the prompt by the name of their input."""
-    pixels = {name: value for name in PIXELS if isinstance(value := run.inputs.get(name), Tensor)}
+    pixels = {name: value for name in PIXELS if isinstance(value := prompt.inputs.get(name), Tensor)}
     if not pixels:
         raise RevisitError(
-            f"{type(run.method).__name__} changes the pixels of the image, but the prompt of {describe(run.model)} has none: pass "
+            f"{prompt.method} changes the pixels of the image, but the prompt of {describe(prompt.model)} has none: pass "
             "what the processor returned (pixel_values), not embeddings or encoder outputs."
         )
     return pixels
@@ -103,33 +106,24 @@ def tiles_of_images(entries: int, mask: Tensor) -> list[int]:
     return [run // per_tile for run in runs]
 
 
-def check_empty_cache(run: Run) -> None:
-    """Raise RevisitError if the call's KV cache holds a part of the prompt, which the contrasted run would lack."""
-    cache = run.model_kwargs.get("past_key_values")
-    if cache is not None and cache.get_seq_length() > 0:
-        raise RevisitError(
-            f"{type(run.method).__name__} contrasts two runs of the whole prompt, but the KV cache passed as past_key_values already "
-            "holds a part of it: start from an empty cache."
-        )
-
-
-def prompt_inputs(run: Run) -> dict[str, Any]:
-    """Return the arguments of the call that describe the prompt: no generation settings, cache or positions."""
-    check_empty_cache(run)
-    settings = run.generation_config.to_dict()
+def prompt_inputs(prompt: Prompt) -> dict[str, Any]:
+    """Return the arguments of the call that describe a prompt with an image: no generation settings, cache or positions."""
+    _ = prompt.vision  # raises if there is no image
+    prompt.check_empty_cache()
+    settings = prompt.config.to_dict()
     skip = {"past_key_values", "position_ids", "inputs", "generation_config", "input_ids"}
-    inputs = {name: value for name, value in run.inputs.items() if name not in settings and name not in skip}
-    if run.input_ids.shape[1]:
-        inputs["input_ids"] = run.input_ids[:: run.rows_per_item]
+    inputs = {name: value for name, value in prompt.inputs.items() if name not in settings and name not in skip}
+    if prompt.ids.shape[1]:
+        inputs["input_ids"] = prompt.ids[:: prompt.rows_per_item]
     return inputs
 
 
-def split_images(run: Run, name: str, pixels: Tensor) -> tuple[tuple[Tensor, ...], int]:
+def split_images(prompt: Prompt, name: str, pixels: Tensor) -> tuple[tuple[Tensor, ...], int]:
     """Return the images, or their tiles, of a pixel input, and the axis along which they are concatenated."""
-    slices = run.inputs.get("target_sizes")  # MiniCPM-V: patches of each slice, concatenated to one strip
+    slices = prompt.inputs.get("target_sizes")  # MiniCPM-V: patches of each slice, concatenated to one strip
     if slices is not None and pixels.ndim == 4 and len(pixels) == 1:
         return pixels.split((slices.prod(-1) * pixels.shape[-2]).tolist(), dim=-1), -1
-    return pixels.split(entries_per_image(pixels, run.inputs.get(PACKED.get(name, "")))), 0
+    return pixels.split(entries_per_image(pixels, prompt.inputs.get(PACKED.get(name, "")))), 0
 
 
 def entries_per_image(pixels: Tensor, grid: Tensor | None) -> list[int]:
@@ -139,10 +133,10 @@ def entries_per_image(pixels: Tensor, grid: Tensor | None) -> list[int]:
     return [1] * pixels.shape[0]
 
 
-def _unknown_layout(run: Run) -> RevisitError:
+def _unknown_layout(prompt: Prompt) -> RevisitError:
     return RevisitError(
-        f"{type(run.method).__name__} transforms the image, and the pixel layout of "
-        f"{describe(run.model)} is unknown: use another method."
+        f"{prompt.method} transforms the image, and the pixel layout of "
+        f"{describe(prompt.model)} is unknown: use another method."
     )
 
 
@@ -150,13 +144,13 @@ def _unknown_layout(run: Run) -> RevisitError:
 Views = tuple[list[Tensor], Callable[[list[Tensor]], Tensor]]
 
 
-def packed_views(run: Run, pixels: Tensor, grid: Tensor) -> Views:
+def packed_views(prompt: Prompt, pixels: Tensor, grid: Tensor) -> Views:
     """Return the view of an image whose patches Qwen-VL's processors have packed: (t · h · w, channels · time · patch · patch)."""
-    vision = getattr(run.model.config, "vision_config", None)
+    vision = getattr(prompt.model.config, "vision_config", None)
     names = ("patch_size", "temporal_patch_size", "spatial_merge_size")
     patch, time, merge = (getattr(vision, name, None) for name in names)
     if not isinstance(patch, int) or not isinstance(time, int) or not isinstance(merge, int):
-        raise _unknown_layout(run)
+        raise _unknown_layout(prompt)
     t, h, w = (int(n) for n in grid.tolist())
     # (t, h/merge, w/merge, merge, merge, channels, time, patch, patch)
     packed = pixels.view(t, h // merge, w // merge, merge, merge, -1, time, patch, patch)
@@ -169,7 +163,7 @@ def packed_views(run: Run, pixels: Tensor, grid: Tensor) -> Views:
     return [laid.reshape(t * time, -1, h * patch, w * patch)], pack
 
 
-def tile_views(run: Run, pixels: Tensor, size: list[int] | None) -> Views:
+def tile_views(prompt: Prompt, pixels: Tensor, size: list[int] | None) -> Views:
     """Return the views of tiles or frames (..., channels, height, width), without padded tiles and margins.
 
     If the model declares the layout of its tiles (LLaVA-NeXT, LLaVA-OneVision), they are assembled to the image, and the
@@ -179,7 +173,7 @@ def tile_views(run: Run, pixels: Tensor, size: list[int] | None) -> Views:
     used = [number for number, tile in enumerate(every) if pixels.ndim < 5 or bool(tile.any())]
     height, width = size if pixels.ndim == 4 and size is not None else pixels.shape[-2:]
     tiles = every[used][..., :height, :width]
-    shape = _tile_grid(run.model.config, size) if pixels.ndim == 5 and size is not None else None
+    shape = _tile_grid(prompt.model.config, size) if pixels.ndim == 5 and size is not None else None
     assembled = shape is not None and shape[0] * shape[1] + 1 == len(used) > 2
 
     def pack(views: list[Tensor]) -> Tensor:
@@ -210,9 +204,9 @@ def _tile_grid(config: PretrainedConfig, size: list[int]) -> tuple[int, int] | N
     return int(rows), int(columns)
 
 
-def _sizes(run: Run, pixels: Tensor) -> list[list[int] | None]:
+def _sizes(prompt: Prompt, pixels: Tensor) -> list[list[int] | None]:
     """Return (height, width) of each image in the pixels, which may be padded; None where it is not declared."""
-    sizes = run.inputs.get("image_sizes")
+    sizes = prompt.inputs.get("image_sizes")
     if sizes is None or len(sizes) != len(pixels):
         return [None] * len(pixels)
     return [torch.as_tensor(size).tolist() for size in sizes]
@@ -233,15 +227,15 @@ def _change(image: Tensor, change: Change, seed: int, size: list[int] | None = N
     return change(image, torch.Generator().manual_seed(content_seed(image, seed)))
 
 
-def item_digests(run: Run, mask: Tensor) -> list[str]:
+def item_digests(prompt: Prompt) -> list[str]:
     """Return a digest of each item's images: equal for equal pixels, whatever the batch.
 
     Unless every item has one image, the digest also depends on the rest of the batch.
     """
-    items, digests = len(mask) // run.rows_per_item, []
+    items, digests = len(prompt.ids) // prompt.rows_per_item, []
     for name in PIXELS:
-        pixels = run.inputs.get(name)
-        for image in split_images(run, name, pixels)[0] if isinstance(pixels, Tensor) else ():
+        pixels = prompt.inputs.get(name)
+        for image in split_images(prompt, name, pixels)[0] if isinstance(pixels, Tensor) else ():
             tiles = [tile for tile in image[0] if tile.any()] if image.ndim == 5 else [image]  # without padding
             digests.append(hashlib.blake2b(b"".join(map(_content, tiles)), digest_size=16).hexdigest())
     return digests if len(digests) == items else [f"{item} of {digests}" for item in range(items)]

@@ -49,13 +49,36 @@ def paused() -> bool:
     return bool(getattr(_here, "paused", False))
 
 
+@dataclass
+class Pass:
+    """One of the forward passes that run at each step of a call: the main one, or one that is contrasted with it.
+
+    Several passes may share a forward of the model, as rows of one batch.
+    """
+
+    live: slice | None  # its rows in the running forward; None if the forward does not contain it
+    shift: int = 0  # columns of padding before its prompt in the KV cache
+
+    def of(self, values: Tensor) -> Tensor:
+        """Return the rows of this pass.  (all rows, ...) -> (rows, ...)"""
+        return values if self.live is None or len(values) == self.live.stop - self.live.start else values[self.live]
+
+    def put(self, values: Tensor, own: Tensor) -> Tensor:
+        """Return values with the rows of this pass replaced.  (all rows, ...), (rows, ...) -> (all rows, ...)"""
+        if self.live is None or len(values) == len(own):
+            return own
+        return torch.cat([values[: self.live.start], own, values[self.live.stop :]])
+
+
 class Hooks:
     """Forward hooks that act in the thread that created them, until they are released or the stack closes.
 
-    `force_eager` disables compiled code until then, because it would bypass the hooks.
+    With `of`, they act in forwards that contain this pass, and get its rows only. `force_eager` disables compiled code until then,
+    because it would bypass the hooks.
     """
 
-    def __init__(self, stack: ExitStack, *, force_eager: bool = False) -> None:
+    def __init__(self, stack: ExitStack, *, of: Pass | None = None, force_eager: bool = False) -> None:
+        self._of = of
         self._thread = threading.get_ident()
         self._handles: list[RemovableHandle] = []
         self._eager = force_eager
@@ -71,7 +94,7 @@ class Hooks:
         ) -> tuple[Any, dict[str, Any]] | None:
             if not self._applies():
                 return None
-            changed = callback(args[0] if args else kwargs["hidden_states"])
+            changed = self._call(callback, args[0] if args else kwargs["hidden_states"])
             if changed is None:
                 return None
             return ((changed, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": changed})
@@ -89,7 +112,7 @@ class Hooks:
                 return None
             states: Any = output[0] if isinstance(output, tuple) else getattr(output, "last_hidden_state", output)
             flat = states.ndim == 2 and bool(args) and args[0].ndim == 3
-            changed = callback(states.view(args[0].shape) if flat else states)
+            changed = self._call(callback, states.view(args[0].shape) if flat else states)
             if changed is None:
                 return None
             changed = changed.flatten(0, 1) if flat else changed
@@ -139,8 +162,15 @@ class Hooks:
 
         self._handles.append(decoder.register_forward_pre_hook(hook, with_kwargs=True))
 
+    def _call(self, callback: StateHook, states: Tensor) -> Tensor | None:
+        if self._of is None:
+            return callback(states)
+        changed = callback(self._of.of(states))
+        return None if changed is None else self._of.put(states, changed)
+
     def _applies(self) -> bool:
-        return threading.get_ident() == self._thread and not paused()
+        contained = self._of is None or self._of.live is not None
+        return contained and threading.get_ident() == self._thread and not paused()
 
     def release(self) -> None:
         """Remove every hook."""
@@ -245,11 +275,11 @@ class Capture:
         rows_per_item: int,
         stack: ExitStack,
         *,
+        of: Pass | None = None,
         final_norm: bool = False,
         cache: Cache | None = None,
-        ignore: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.parts, self.layers, self.rows_per_item, self._ignore = parts, layers, rows_per_item, ignore
+        self.parts, self.layers, self.rows_per_item = parts, layers, rows_per_item
         self.length = mask.shape[1]
         self.items = [VisionStates(row.nonzero().squeeze(-1), layers) for row in mask[::rows_per_item].cpu()]
         self.last: Tensor | None = None  # (items, d) normed state of the last prompt position
@@ -260,7 +290,7 @@ class Capture:
         self.earlier = _STATES_OF_CACHE.get(cache) if cache is not None else None  # items of the cache's last prompt
         self.store: Tensor | None = None  # (items, |J|, N, d), padded to the largest item
         self._indices: dict[torch.device, tuple[Tensor, Tensor]] = {}
-        self._hooks = Hooks(stack, force_eager=True)
+        self._hooks = Hooks(stack, of=of, force_eager=True)
         self._hooks.every_position(parts.decoder, self._begin_forward)
         for layer in layers:
             if layer < parts.depth:
@@ -270,6 +300,13 @@ class Capture:
     def release(self) -> None:
         """Remove every hook and keep the states."""
         self._hooks.release()
+
+    def head(self, raw: Tensor) -> Head:
+        """Complete the capture, and return the head that projects the states; `raw` (rows, V) are the logits after the prompt."""
+        self.release()
+        self.check_reached()
+        assert self.last is not None
+        return self.parts.calibrate(self.last[0], raw[0])
 
     @property
     def complete(self) -> bool:
@@ -287,12 +324,12 @@ class Capture:
         )
 
     def _begin_forward(self, width: int) -> None:
-        if not self.complete and not self._ignore():
+        if not self.complete:
             self._width = width
 
     def _keep_last(self, hidden: Tensor) -> None:
         """Keep the final states; the last position of the prompt completes the capture."""
-        if self.complete or self._ignore():
+        if self.complete:
             return
         if self.parts.depth in self.layers:
             self._keep(self.parts.depth, hidden)
@@ -305,7 +342,7 @@ class Capture:
 
     def _keep(self, layer: int, hidden: Tensor) -> None:
         """Store the vision tokens' part of one layer's (rows, q, d) states."""
-        if self.complete or self._ignore() or not self._width:
+        if self.complete or not self._width:
             return
         rows = len(self.items) * self.rows_per_item
         if hidden.shape[:2] != (rows, self._width):
@@ -401,11 +438,3 @@ def forced_inputs(inputs: dict[str, Any], texts: Sequence[Sequence[int]]) -> dic
             tail = {"input_ids": new, "attention_mask": attended}.get(name, torch.zeros_like(new))
             longer[name] = torch.cat([value, tail.to(value.dtype)], dim=1)
     return longer
-
-
-def no_image(model: Model) -> RevisitError:
-    """Return the error for prompts without an image."""
-    return RevisitError(
-        f"There is no image in the prompt: none of its tokens is a vision token of {describe(model)}; pass an image (with its "
-        "placeholder in the text, which the processor's chat template writes), or use method='greedy'."
-    )

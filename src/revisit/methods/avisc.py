@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from revisit.decoding.contrastive import Contrastive, contrast
-from revisit.decoding.method import StepFunction
-from revisit.decoding.run import Run
+from revisit.decoding.method import Step
 from revisit.forward.attention import Call
-from revisit.forward.branch import Branch
-from revisit.forward.states import Hooks
+from revisit.forward.contrast import Contrast
+from revisit.forward.passes import Passes
+from revisit.forward.prompt import Prompt
 from revisit.registry import Number, Share, Strength
 
 
@@ -67,29 +67,29 @@ class AvisC(Contrastive):
         """Return the settings of the released POPE script: alpha 1, sigma 1."""
         return cls(**{"sigma": 1.0, **overrides})
 
-    def begin(self, run: Run) -> StepFunction:
-        mask = run.find_vision_tokens()
-        branch = self.branch(run)
-        seen: list[Tensor] = []  # one (rows, T) per layer, of the clean prefill
+    def begin(self, prompt: Prompt, passes: Passes) -> Step:
+        mask = prompt.vision
+        other = passes.contrast(None, self.mode)
+        seen: list[Tensor] = []  # one (rows, T) per layer, of the prefill
 
         def attention_hook(call: Call) -> None:
-            if not run.contrasting and len(seen) < run.parts.depth:
+            if len(seen) < prompt.parts.depth:
                 attention = call.last_attention().mean(1)[:, : mask.shape[1]]
                 seen.append(attention.to(mask.device))  # layers may sit on several devices
 
         def hidden() -> Tensor:
-            run.check_attention()
+            passes.check_attention()
             return self._hidden(seen, mask)
 
-        run.watch_attention(attention_hook, "AvisC", prompt_only=True)
-        blanker = Blanker(run, branch, hidden, mask.shape[1])
+        passes.on_attention(attention_hook, prompt_only=True)
+        blanker = Blanker(prompt, passes, other, hidden)
 
         def combine(logits: Tensor, blind: Tensor, _: int) -> Tensor:
-            if run.generation_config.use_cache:  # the prompt is never read again
-                blanker.hooks.release()
+            if prompt.config.use_cache:  # the prompt is never read again
+                blanker.release()
             return contrast(logits, without_nan(blind, logits), self.alpha, self.beta)
 
-        return self.contrasted(run, branch, mask.any(-1), combine)
+        return self.contrasted(prompt, other, combine)
 
     def _hidden(self, seen: list[Tensor], mask: Tensor) -> Tensor:
         """Return the positions to blank: vision tokens that are not blind.  layers × (rows, T), (rows, T) -> (rows, T)"""
@@ -102,28 +102,29 @@ class AvisC(Contrastive):
 
 
 class Blanker:
-    """Blanks positions of one branch's prompt, at the decoder's input and wherever vision features are added later.
+    """Blanks positions of a contrasted prompt, at the decoder's input and wherever vision features are added later.
 
     Models with DeepStack add image features to the outputs of the first layers. At blanked positions, every layer but the
     first therefore reads exactly what the layer before it returned.
     """
 
-    def __init__(self, run: Run, branch: Branch, hidden: Callable[[], Tensor], length: int) -> None:
-        self.branch, self.length = branch, length
-        self.find_hidden = functools.cache(hidden)  # (rows, T), known once the clean prefill is over
+    def __init__(self, prompt: Prompt, passes: Passes, other: Contrast, hidden: Callable[[], Tensor]) -> None:
+        self.length = prompt.vision.shape[1]
+        self.find_hidden = functools.cache(hidden)  # (rows, T), known once the main prefill is over
         self.previous: Tensor | None = None  # output of the layer before
-        self.hooks = Hooks(run.stack)
-        for number, layer in enumerate(run.parts.layers):
-            self.hooks.before(layer, functools.partial(self._before, number))
-            self.hooks.after(layer, self._after)
+        self.hooks = []
+        for number, layer in enumerate(prompt.parts.layers):
+            self.hooks.append(passes.on_input(layer, functools.partial(self._before, number), of=other))
+            self.hooks.append(passes.on_output(layer, self._after, of=other))
 
-    def _active(self, states: Tensor) -> bool:
-        """Return whether the running forward contains the branch's prompt."""
-        return self.branch.live is not None and states.shape[1] >= self.length
+    def release(self) -> None:
+        """Remove the hooks."""
+        while self.hooks:
+            self.hooks.pop().release()
 
     def _before(self, number: int, states: Tensor) -> Tensor | None:
         previous, self.previous = self.previous, None
-        if not self._active(states) or (number and states is previous):
+        if states.shape[1] < self.length or (number and states is previous):
             return None
         prompt, later = states.split([self.length, states.shape[1] - self.length], dim=1)
         instead = torch.zeros_like(prompt)
@@ -133,4 +134,4 @@ class Blanker:
         return torch.cat([instead.where(hide, prompt), later], dim=1)
 
     def _after(self, states: Tensor) -> None:
-        self.previous = states if self._active(states) else None
+        self.previous = states if states.shape[1] >= self.length else None

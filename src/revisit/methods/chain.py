@@ -1,8 +1,8 @@
 """Several methods in sequence, each applied to the scores of the one before.
 
-The first gets the model's own logits. Contrasted runs and projected states are always the model's own; only scores are
-passed on. All contrasted runs of a chain share one batch. `Chain([VCD(), ReVisiT()])` thus refines VCD's distribution, over
-the tokens that VCD keeps.
+The first gets the model's own logits. Contrasted passes and projected states are always the model's own; only scores are passed
+on, and all passes share one batch. `Chain([VCD(), ReVisiT()])` thus refines VCD's distribution, over the tokens that VCD keeps.
+The loop (`decoding/loop.py`) applies the methods.
 """
 
 from __future__ import annotations
@@ -10,13 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
 from typing_extensions import Self
 
-from revisit.decoding.loop import checked
-from revisit.decoding.method import METHODS, Method, MethodLike, StepFunction, as_method
-from revisit.decoding.recorder import Recorder
-from revisit.decoding.run import Run
+from revisit.decoding.method import METHODS, Method, MethodLike, as_method
 from revisit.errors import RevisitError
 from revisit.models.types import Model
 from revisit.registry import parse_links
@@ -81,28 +77,9 @@ class Chain(Method):
         links = [m.name if _plainly_named(m) else {"name": m.name, **m.settings()} for m in self.methods]
         return {**super().settings(), "methods": links}
 
-    def begin(self, run: Run) -> StepFunction:
-        whole = run.recorder
-        links: list[tuple[Recorder, StepFunction]] = []
-        for method in self.methods:
-            if type(method).decode is not Method.decode:
-                raise RevisitError(f"Chain: {method.name} has its own decoding loop; use it alone.")
-            run.recorder = whole.link(method)
-            links.append((run.recorder, checked(run, method, method.begin(run))))
-            for row, linked in zip(whole.trace.rows, run.trace.rows, strict=True):
-                row.vision_tokens = max(row.vision_tokens, linked.vision_tokens)
-            whole.trace.layers = whole.trace.layers or run.trace.layers
-        run.recorder = whole
-
-        def step(input_ids: Tensor, logits: Tensor) -> Tensor:
-            scores = logits
-            for recorder, link in links:
-                run.recorder = recorder
-                scores = link(input_ids, scores)
-            run.recorder = whole
-            return scores
-
-        return step
+    @property
+    def links(self) -> tuple[Method, ...]:
+        return self.methods
 
 
 def _entries(methods: object) -> tuple[MethodLike, ...]:

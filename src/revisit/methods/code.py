@@ -16,10 +16,11 @@ from pydantic import Field
 from torch import Tensor
 
 from revisit.decoding.contrastive import Contrastive
-from revisit.decoding.method import StepFunction
+from revisit.decoding.method import Step
 from revisit.decoding.prompt_edits import Edit, around_image, edited, image_edges, image_span, new_tokens, text_ids
-from revisit.decoding.run import Run
+from revisit.forward.passes import Passes
 from revisit.forward.pixels import item_digests
+from revisit.forward.prompt import Prompt
 from revisit.forward.states import hooks_paused, saved_positions
 from revisit.models import families
 from revisit.models.outputs import end_tokens, until_end
@@ -68,18 +69,16 @@ class CODE(Contrastive):
     source = "Kim et al., CODE, arXiv:2406.01920"
     released: ClassVar[dict[str, Any]] = {"bos": True}
 
-    def begin(self, run: Run) -> StepFunction:
-        mask = run.find_vision_tokens()
-        head, tail = around_image(run.processor, families.of(run.model.config.model_type), self.request, self.system)
-        first = starts_with_bos(run.processor) if self.bos else ()
-        text_ids(run, (*head, *tail, *first))  # raises for ids that are not text
-        texts = descriptions(run, mask, (head, tail), image_edges(run), self.description_tokens)
-        words = [run.input_ids.new_tensor([*first, *ids]) for ids in texts]
-        text = edited(run, mask, lambda item, _ids, vision: in_place_of_image(vision, words[item]), pixels=False)
-        branch = self.branch(run, text)
-        return self.contrasted(
-            run, branch, mask.any(-1), lambda l, other, _: contrast_description(l, other, self.power)
-        )
+    def begin(self, prompt: Prompt, passes: Passes) -> Step:
+        family = families.of(prompt.model.config.model_type)
+        request = around_image(prompt.processor, family, self.request, self.system)
+        first = starts_with_bos(prompt.processor) if self.bos else ()
+        text_ids(prompt, (*request[0], *request[1], *first))  # raises for ids that are not text
+        texts = descriptions(prompt, request, image_edges(prompt), self.description_tokens)
+        words = [prompt.ids.new_tensor([*first, *ids]) for ids in texts]
+        text = edited(prompt, lambda item, _ids, vision: in_place_of_image(vision, words[item]), pixels=False)
+        other = passes.contrast(text, self.mode)
+        return self.contrasted(prompt, other, lambda l, text, _: contrast_description(l, text, self.power))
 
 
 # -- descriptions ---------------------------------------------------------------------------------------------------
@@ -91,16 +90,14 @@ MOST = 2000  # descriptions kept for each model; with their prompts at most abou
 _DESCRIPTIONS: WeakKeyDictionary[Model, dict[object, Tokens]] = WeakKeyDictionary()
 
 
-def descriptions(
-    run: Run, mask: Tensor, request: tuple[Tokens, Tokens], edges: families.Edges, length: int
-) -> list[Tokens]:
+def descriptions(prompt: Prompt, request: tuple[Tokens, Tokens], edges: families.Edges, length: int) -> list[Tokens]:
     """Return the token ids of each item's description without the end token; () for items without an image."""
-    cached = _DESCRIPTIONS.setdefault(run.model, {})
-    ends = tuple(sorted(end_tokens(run.generation_config)))
-    keys = [(digest, request, length, ends) for digest in item_digests(run, mask)]
-    has_image = mask[:: run.rows_per_item].any(-1).tolist()
+    cached = _DESCRIPTIONS.setdefault(prompt.model, {})
+    ends = tuple(sorted(end_tokens(prompt.config)))
+    keys = [(digest, request, length, ends) for digest in item_digests(prompt)]
+    has_image = prompt.has_image[:: prompt.rows_per_item].tolist()
     if any(image and key not in cached for key, image in zip(keys, has_image, strict=True)):
-        for key, text in zip(keys, _describe(run, mask, request, edges, length), strict=True):
+        for key, text in zip(keys, _describe(prompt, request, edges, length), strict=True):
             cached.setdefault(key, text)
     texts = [cached[key] if image else () for key, image in zip(keys, has_image, strict=True)]
     while len(cached) > MOST:
@@ -108,9 +105,7 @@ def descriptions(
     return texts
 
 
-def _describe(
-    run: Run, mask: Tensor, request: tuple[Tokens, Tokens], edges: families.Edges, length: int
-) -> list[Tokens]:
+def _describe(prompt: Prompt, request: tuple[Tokens, Tokens], edges: families.Edges, length: int) -> list[Tokens]:
     """Generate a description of every item's image."""
 
     def with_request(_item: int, ids: Tensor, vision: Tensor) -> Edit:
@@ -119,10 +114,10 @@ def _describe(
         head, tail = (new_tokens(ids.new_tensor(part)) for part in request)
         return torch.cat([head, image, tail])
 
-    inputs = edited(run, mask, with_request, pixels=True)
-    config = run.generation_config
-    with saved_positions(run.model), hooks_paused():  # of other methods in a chain
-        sequences = run.model.generate(
+    inputs = edited(prompt, with_request, pixels=True)
+    config = prompt.config
+    with saved_positions(prompt.model), hooks_paused():  # of other methods in a chain
+        sequences = prompt.model.generate(
             **inputs,
             max_new_tokens=length,
             do_sample=False,

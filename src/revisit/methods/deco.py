@@ -13,8 +13,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from revisit.decoding.method import LayerNumbers, Method, StepFunction, layers_of
-from revisit.decoding.run import Run
+from revisit.decoding.method import LayerNumbers, Method, Step, StepResult, layers_of
+from revisit.forward.passes import Passes
+from revisit.forward.prompt import Prompt
 from revisit.registry import Count, PositiveShare, Strength
 
 
@@ -58,16 +59,14 @@ class DeCo(Method):
     source = "Wang et al., DeCo, arXiv:2410.11779"
     released: ClassVar[dict[str, Any]] = {"layers": "released"}
 
-    def begin(self, run: Run) -> StepFunction:
-        run.find_vision_tokens(required=False)
-        depth = run.parts.depth
-        layers = layers_of(self, 20, 28, depth, 1)
-        exits = run.early_exits(layers, final_norm=True)
+    def begin(self, prompt: Prompt, passes: Passes) -> Step:
+        layers = layers_of(self, 20, 28, prompt.parts.depth, 1)
+        exits = passes.early_exits(layers, final_norm=True)
 
-        def step(input_ids: Tensor, logits: Tensor) -> Tensor:
-            early = exits.take(run.raw)
+        def step(input_ids: Tensor, logits: Tensor) -> StepResult:
+            early = exits.take(passes.raw)
             scores, layer = correct(logits, early, self.alpha, self.top_p, self.top_k)
-            chosen = early.take_along_dim(layer[..., None, None], -2).squeeze(-2) if run.trace.record else None
-            return run.decode_by(input_ids, logits, scores, chosen, layer=layer)
+            chosen = early.take_along_dim(layer[..., None, None], -2).squeeze(-2) if prompt.record else None
+            return StepResult(scores, chosen, layers=layers, layer=layer)
 
         return step

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from revisit.decoding.contrastive import cut
-from revisit.decoding.method import LayerNumbers, Method, StepFunction
-from revisit.decoding.run import Run
+from revisit.decoding.method import LayerNumbers, Method, Step, StepResult
 from revisit.errors import RevisitError
+from revisit.forward.passes import Passes
+from revisit.forward.prompt import Prompt
 from revisit.models.families import resolve_layers
 from revisit.registry import Share
 
@@ -90,20 +91,19 @@ class DoLa(Method):
     # The authors also pass repetition_penalty=1.2 to generate().
     released: ClassVar[dict[str, Any]] = {"per_row": False, "precision": "model"}
 
-    def begin(self, run: Run) -> StepFunction:
-        run.find_vision_tokens(required=False)
-        layers = candidate_layers(self.layers, run.parts.depth, run.parts.tied)
-        exits = run.early_exits(layers)
+    def begin(self, prompt: Prompt, passes: Passes) -> Step:
+        layers = candidate_layers(self.layers, prompt.parts.depth, prompt.parts.tied)
+        exits = passes.early_exits(layers)
 
-        def step(input_ids: Tensor, logits: Tensor) -> Tensor:
-            early = exits.take(run.raw, model_dtype=self.precision == "model")  # (rows, layers, V)
+        def step(input_ids: Tensor, logits: Tensor) -> StepResult:
+            early = exits.take(passes.raw, model_dtype=self.precision == "model")  # (rows, layers, V)
             if len(layers) == 1:
                 best = early.new_zeros(len(early)).long()
             else:
-                apart = divergences(run.raw, early)  # (rows, layers)
+                apart = divergences(passes.raw, early)  # (rows, layers)
                 best = (apart if self.per_row else apart.mean(0, keepdim=True).expand_as(apart)).argmax(-1)
             chosen = early.take_along_dim(best[..., None, None], -2).squeeze(-2)  # (rows, V)
             scores = contrast_layers(logits, chosen, self.relative_top)
-            return run.decode_by(input_ids, logits, scores, chosen, layer=best)
+            return StepResult(scores, chosen, layers=layers, layer=best)
 
         return step

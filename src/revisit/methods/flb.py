@@ -11,8 +11,9 @@ import math
 from torch import Tensor
 
 from revisit.decoding.contrastive import cut
-from revisit.decoding.method import Method, StepFunction
-from revisit.decoding.run import Run
+from revisit.decoding.method import Method, Step
+from revisit.forward.passes import Passes
+from revisit.forward.prompt import Prompt
 from revisit.registry import Share, Strength
 
 
@@ -40,15 +41,13 @@ class FLB(Method):
     source = "Ha et al., First Logit Boosting, arXiv:2604.00455"
     speculative = True
 
-    def begin(self, run: Run) -> StepFunction:
-        run.find_vision_tokens(required=False)
-        start = run.input_ids.shape[1]
+    def begin(self, prompt: Prompt, passes: Passes) -> Step:
         first: list[Tensor] = []  # the model's own logits of the first step; beams of an item share theirs
 
         def step(input_ids: Tensor, logits: Tensor) -> Tensor:
             if not first:
-                first.append(run.raw.clone())
-            scores = boost(logits, first[0], input_ids.shape[1] - start, self.gamma, self.decay, self.beta)
-            return run.decode_by(input_ids, logits, scores)
+                first.append(passes.raw.clone())
+            number = input_ids.shape[1] - prompt.ids.shape[1]
+            return boost(logits, first[0], number, self.gamma, self.decay, self.beta)
 
         return step

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from revisit.decoding.method import Method, StepFunction
-from revisit.decoding.run import Run
+from revisit.decoding.method import Method, Step
+from revisit.forward.passes import Passes
+from revisit.forward.prompt import Prompt
 
 
 class Greedy(Method):
@@ -17,9 +16,5 @@ class Greedy(Method):
     source = "—"
     speculative = True
 
-    def begin(self, run: Run) -> StepFunction:
-        def step(input_ids: Tensor, logits: Tensor) -> Tensor:
-            run.recorder.note_plain(input_ids, logits)
-            return logits
-
-        return step
+    def begin(self, prompt: Prompt, passes: Passes) -> Step:
+        return lambda input_ids, logits: logits

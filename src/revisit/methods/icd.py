@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from revisit.decoding.contrastive import Contrastive, contrast
-from revisit.decoding.method import StepFunction
+from revisit.decoding.method import Step
 from revisit.decoding.prompt_edits import (
     Edit,
     EditItem,
@@ -27,8 +27,9 @@ from revisit.decoding.prompt_edits import (
     new_tokens,
     text_ids,
 )
-from revisit.decoding.run import Run
 from revisit.errors import RevisitError
+from revisit.forward.passes import Passes
+from revisit.forward.prompt import Prompt
 from revisit.models import families
 from revisit.models.families import Edges, Family
 from revisit.models.types import Processor
@@ -71,24 +72,23 @@ class ICD(Contrastive):
         """Return SID's version for yes/no questions about objects."""
         return cls.sid(**{"sentence": "You are a confused object detector.", **overrides})
 
-    def begin(self, run: Run) -> StepFunction:
-        mask = run.find_vision_tokens()
-        edit = self._after_image(run) if self.place == "image" else self._as_system(run)
-        branch = self.branch(run, edited(run, mask, edit, pixels=True))
-        beta = self.beta if self.constraint == "always" or run.generation_config.do_sample else 0.0
-        return self.contrasted(run, branch, mask.any(-1), lambda l, other, _: contrast(l, other, self.alpha, beta))
+    def begin(self, prompt: Prompt, passes: Passes) -> Step:
+        edit = self._after_image(prompt) if self.place == "image" else self._as_system(prompt)
+        other = passes.contrast(edited(prompt, edit, pixels=True), self.mode)
+        beta = self.beta if self.constraint == "always" or prompt.config.do_sample else 0.0
+        return self.contrasted(prompt, other, lambda l, disturbed, _: contrast(l, disturbed, self.alpha, beta))
 
-    def _after_image(self, run: Run) -> EditItem:
-        edges = image_edges(run)
-        spaced = space_after_image(run.processor, families.of(run.model.config.model_type))
-        sentence = sentence_ids(run, self.sentence + ("" if spaced else "\n"))
+    def _after_image(self, prompt: Prompt) -> EditItem:
+        edges = image_edges(prompt)
+        spaced = space_after_image(prompt.processor, families.of(prompt.model.config.model_type))
+        sentence = sentence_ids(prompt, self.sentence + ("" if spaced else "\n"))
         return lambda _item, ids, vision: after_image(ids, vision, edges, sentence)
 
-    def _as_system(self, run: Run) -> EditItem:
-        family = families.of(run.model.config.model_type)
-        system, user = (text_ids(run, ids) for ids in system_turn(run.processor, family, self.sentence))
-        sentence = sentence_ids(run, self.sentence + " ")
-        bos = run.generation_config.bos_token_id
+    def _as_system(self, prompt: Prompt) -> EditItem:
+        family = families.of(prompt.model.config.model_type)
+        system, user = (text_ids(prompt, ids) for ids in system_turn(prompt.processor, family, self.sentence))
+        sentence = sentence_ids(prompt, self.sentence + " ")
+        bos = prompt.config.bos_token_id
         return lambda _item, ids, _vision: with_beginning(ids, sentence, system, user, bos)
 
 
@@ -97,12 +97,12 @@ class ICD(Contrastive):
 logger = logging.getLogger(__name__)
 
 
-def sentence_ids(run: Run, sentence: str) -> Tensor:
+def sentence_ids(prompt: Prompt, sentence: str) -> Tensor:
     """Return the token ids of a sentence without special tokens.  -> (n,)"""
-    ids = run.processor.tokenizer(sentence, add_special_tokens=False)["input_ids"]
+    ids = prompt.processor.tokenizer(sentence, add_special_tokens=False)["input_ids"]
     if not ids:
         raise RevisitError(f"The processor's tokenizer returns no tokens for {sentence!r}.")
-    return text_ids(run, ids)
+    return text_ids(prompt, ids)
 
 
 def after_image(ids: Tensor, vision: Tensor, edges: Edges, words: Tensor) -> Edit:

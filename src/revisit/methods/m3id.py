@@ -12,9 +12,10 @@ from typing import Any
 from torch import Tensor
 
 from revisit.decoding.contrastive import Contrastive, cut
-from revisit.decoding.method import StepFunction
+from revisit.decoding.method import Step
 from revisit.decoding.prompt_edits import prompt_without_image
-from revisit.decoding.run import Run
+from revisit.forward.passes import Passes
+from revisit.forward.prompt import Prompt
 from revisit.registry import Share, Strength, WholeNumber
 
 
@@ -75,12 +76,11 @@ class M3ID(Contrastive):
         """Return the paper's rule, gated by confidence and without a cut; its constants are those of a faithful port."""
         return cls(**{"decay": 0.005, "beta": 0.0, "gate": 0.3, "cap": 5.0, **overrides})
 
-    def begin(self, run: Run) -> StepFunction:
-        mask = run.find_vision_tokens()
-        branch = self.branch(run, prompt_without_image(run, mask))
+    def begin(self, prompt: Prompt, passes: Passes) -> Step:
+        other = passes.contrast(prompt_without_image(prompt), self.mode)
 
-        def combine(logits: Tensor, other: Tensor, step: int) -> Tensor:
+        def combine(logits: Tensor, text: Tensor, step: int) -> Tensor:
             w = weight(step + self.start, self.decay, self.cap)
-            return contrast_text(logits, other, w, self.beta, self.gate, self.normalize)
+            return contrast_text(logits, text, w, self.beta, self.gate, self.normalize)
 
-        return self.contrasted(run, branch, mask.any(-1), combine)
+        return self.contrasted(prompt, other, combine)

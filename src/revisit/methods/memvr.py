@@ -14,10 +14,10 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from revisit.decoding.method import LayerNumbers, Method, StepFunction, layers_of
-from revisit.decoding.run import Run
-from revisit.forward.pixels import check_empty_cache
-from revisit.forward.states import Hooks, hooks_paused, known_head, normed
+from revisit.decoding.method import LayerNumbers, Method, Step, StepResult, layers_of
+from revisit.forward.passes import Passes
+from revisit.forward.prompt import Prompt
+from revisit.forward.states import hooks_paused, known_head, normed
 from revisit.registry import Share
 
 CANDIDATES = 10  # tokens whose entropy is measured
@@ -66,69 +66,61 @@ class MemVR(Method):
     changes_forward = True
     needs_cache = True
 
-    def begin(self, run: Run) -> StepFunction:
-        mask = run.find_vision_tokens()
-        depth = run.parts.depth
-        layers = layers_of(self, 7, 16, depth, 1)
-        retracing = Retracing(self, run, mask, layers)
-        return lambda input_ids, logits: run.decode_by(input_ids, logits, logits, acted=retracing.acted)
+    def begin(self, prompt: Prompt, passes: Passes) -> Step:
+        layers = layers_of(self, 7, 16, prompt.parts.depth, 1)
+        retracing = Retracing(self, prompt, passes, layers)
+        return lambda input_ids, logits: StepResult(logits, acted=retracing.acted)
 
 
 class Retracing:
     """The hooks of one call, which measure the uncertainty of each layer and change the first uncertain one."""
 
-    def __init__(self, method: MemVR, run: Run, mask: Tensor, layers: tuple[int, ...]) -> None:
-        check_empty_cache(run)
-        self.method, self.run, self.mask, self.rows = method, run, mask, len(mask)
+    def __init__(self, method: MemVR, prompt: Prompt, passes: Passes, layers: tuple[int, ...]) -> None:
+        self.method, self.prompt, self.parts, self.mask = method, prompt, prompt.parts, prompt.vision
+        prompt.check_empty_cache()
         self.vision: Tensor | None = None  # (rows, n, d) the vision tokens, zeros in rows with fewer
-        self.acted = mask.new_zeros(self.rows)  # (rows,) whether a layer has acted in the running forward
+        self.acted = torch.zeros_like(prompt.has_image)  # (rows,) whether a layer has acted in the running forward
         self.acting = self.acted  # (rows,) whether the running layer acts
         self.x: Tensor | None = None  # (rows, q, d) input of the running layer's network
-        hooks, parts = Hooks(run.stack), run.parts
-        self.head = known_head(parts)
-        hooks.before(parts.layers[0], self._start)
+        self.head = known_head(self.parts)
+        passes.on_input(self.parts.layers[0], self._start)
         for layer in layers:
-            hooks.before(parts.layers[layer], self._measure)
-            hooks.before(parts.mlps[layer], self._keep)
-            hooks.after(parts.mlps[layer], self._mix)
+            passes.on_input(self.parts.layers[layer], self._measure)
+            passes.on_input(self.parts.mlps[layer], self._keep)
+            passes.on_output(self.parts.mlps[layer], self._mix)
 
     def _start(self, states: Tensor) -> None:
-        if self.run.contrasting:
-            return
         self.acted = torch.zeros_like(self.acted)
         if self.vision is None:
             counts = self.mask.sum(-1)
-            vision = states.new_zeros(self.rows, int(counts.max()), states.shape[-1], dtype=torch.float32)
+            vision = states.new_zeros(len(counts), int(counts.max()), states.shape[-1], dtype=torch.float32)
             places = torch.arange(vision.shape[1], device=states.device) < counts[:, None].to(states.device)
-            vision[places] = states[: self.rows][self.mask.to(states.device)].float()
+            vision[places] = states[self.mask.to(states.device)].float()
             self.vision = vision
 
     def _measure(self, states: Tensor) -> None:
-        if self.run.contrasting:
-            return
         with hooks_paused():
-            state = normed(self.run.parts.final_norm, states[: self.rows, -1:])
+            state = normed(self.parts.final_norm, states[:, -1:])
             logits = self.head.all_logits(state[:, 0].to(self.head.device))  # (rows, V)
         uncertain = (uncertainty(logits) > self.method.threshold).to(self.acted.device)
-        self.acting = uncertain & ~self.acted & self.mask.any(-1)
+        self.acting = uncertain & ~self.acted & self.prompt.has_image
         self.acted = self.acted | self.acting
 
     def _keep(self, states: Tensor) -> None:
-        self.x = None if self.run.contrasting else states[: self.rows]
+        self.x = states
 
     def _mix(self, output: Tensor) -> Tensor | None:
         x, self.x = self.x, None
         if x is None or (self.acting.is_cpu and not bool(self.acting.any())):
             return None
         assert self.vision is not None
-        own, device = output[: self.rows], output.device
-        changed = retraced(x, own, self.vision.to(device), self._valid(x.shape[1]).to(device), self.method.ratio)
-        changed = torch.where(self.acting[:, None, None].to(device), changed, own)
-        return torch.cat([changed, output[self.rows :]]) if len(output) > self.rows else changed
+        device = output.device
+        changed = retraced(x, output, self.vision.to(device), self._valid(x.shape[1]).to(device), self.method.ratio)
+        return torch.where(self.acting[:, None, None].to(device), changed, output)
 
     def _valid(self, length: int) -> Tensor:
         """Return which of the newest positions are not padding.  -> (rows, length)"""
         later = length - self.mask.shape[1]  # tokens after the prompt; negative if only a part of the prompt is run
         if later < 0:
-            return self.mask.new_ones(self.rows, length)
-        return torch.nn.functional.pad(self.run.real_tokens(self.mask), (0, later), value=True)
+            return self.mask.new_ones(len(self.mask), length)
+        return torch.nn.functional.pad(self.prompt.real, (0, later), value=True)

@@ -11,9 +11,10 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from revisit.decoding.method import LayerNumbers, Method, StepFunction, layers_of
-from revisit.decoding.run import Run
+from revisit.decoding.method import LayerNumbers, Method, Step, StepResult, layers_of
 from revisit.forward.attention import Call
+from revisit.forward.passes import Passes
+from revisit.forward.prompt import Prompt
 from revisit.registry import Strength
 
 
@@ -45,16 +46,11 @@ class MiddleLayers(Method):
     changes_forward = True
     needs_cache = True
 
-    def begin(self, run: Run) -> StepFunction:
-        mask = run.find_vision_tokens()
-        has_image, depth = mask.any(-1), run.parts.depth
-        layers = layers_of(self, 5, 18, depth)
+    def begin(self, prompt: Prompt, passes: Passes) -> Step:
+        vision = prompt.vision
 
-        def attention_hook(call: Call) -> Callable[[Tensor], Tensor] | None:
-            if call.layer not in layers or run.contrasting:
-                return None
-            image = call.columns(mask, run.clean_shift)  # (rows, n)
-            return call.attend(guide(call.scores()[: len(mask)], image, self.alpha))
+        def attention_hook(call: Call) -> Callable[[Tensor], None]:
+            return call.attend(guide(call.scores(), call.columns(vision), self.alpha))
 
-        run.watch_attention(attention_hook, "MiddleLayers")
-        return lambda input_ids, logits: run.decode_by(input_ids, logits, logits, acted=has_image)
+        passes.on_attention(attention_hook, layers_of(self, 5, 18, prompt.parts.depth))
+        return lambda input_ids, logits: StepResult(logits, acted=prompt.has_image)

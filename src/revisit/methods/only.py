@@ -15,11 +15,12 @@ from torch import Tensor
 from typing_extensions import Self
 
 from revisit.decoding.contrastive import cut
-from revisit.decoding.method import Method, StepFunction, check_layers
-from revisit.decoding.run import Run
+from revisit.decoding.method import Method, Step, StepResult, check_layers
 from revisit.errors import RevisitError
 from revisit.forward.attention import Call
-from revisit.forward.states import Hooks, hooks_paused, normed
+from revisit.forward.passes import Passes
+from revisit.forward.prompt import Prompt
+from revisit.forward.states import hooks_paused, normed
 from revisit.models.head import Head
 from revisit.registry import Share, Strength, WholeNumber
 
@@ -84,56 +85,47 @@ class ONLY(Method):
         """Return the settings of its script for POPE."""
         return cls(**{"gamma": 0.2, **overrides})
 
-    def begin(self, run: Run) -> StepFunction:
-        mask = run.find_vision_tokens()
-        has_image = mask.any(-1)
-        check_layers(self, (self.layer,), run.parts.depth)
-        shortcut = Shortcut(run, mask, self.layer)
+    def begin(self, prompt: Prompt, passes: Passes) -> Step:
+        check_layers(self, (self.layer,), prompt.parts.depth)
+        shortcut = Shortcut(prompt, passes, self.layer)
 
-        def step(input_ids: Tensor, logits: Tensor) -> Tensor:
-            other = shortcut.logits(run.raw).to(logits.device)
+        def step(input_ids: Tensor, logits: Tensor) -> StepResult:
+            other = shortcut.logits(passes.raw).to(logits.device)
             scores = combine(logits, other, self.gamma, self.alpha_add, self.alpha_contrast, self.beta)
-            return run.decode_by(input_ids, logits, scores, other, has_image)
+            return StepResult(scores, other, prompt.has_image)
 
         return step
 
 
 class Shortcut:
-    """A shortcut from one layer's attention to the last feed-forward network, at the newest position of the clean rows."""
+    """A shortcut from one layer's attention to the last feed-forward network, at the newest position."""
 
-    def __init__(self, run: Run, mask: Tensor, layer: int) -> None:
-        self.run, self.mask, self.layer, self.rows = run, mask, layer, len(mask)
-        real = run.real_tokens(mask)
-        self.first = real & (real.cumsum(-1) == 1)  # the first token of a text draws attention whatever it is
+    def __init__(self, prompt: Prompt, passes: Passes, layer: int) -> None:
+        self.parts, self.mask = prompt.parts, prompt.vision
+        self.first = prompt.real & (
+            prompt.real.cumsum(-1) == 1
+        )  # the first token of a text draws attention whatever it is
         self.attended: Tensor | None = None  # (rows, d)
         self.last: Tensor | None = None  # (rows, d) input of the last layer
         self.final: Tensor | None = None  # (rows, d) the final state
         self.head: Head | None = None  # known from the first step on
-        run.watch_attention(self._attention_hook, "ONLY")
-        block = run.parts.layers[layer]
+        passes.on_attention(self._attention_hook, (layer,))
+        block = self.parts.layers[layer]
         attention = getattr(block, "self_attn", None) or getattr(block, "attention", None)
         self.project = getattr(attention, "o_proj", None)
         if self.project is None:
             raise RevisitError("ONLY: no output projection was found in this model's attention; use another method.")
-        hooks = Hooks(run.stack)
-        hooks.state(run.parts, run.parts.depth - 1, lambda states: self._keep("last", states))
-        hooks.state(run.parts, run.parts.depth, lambda states: self._keep("final", states))
-
-    def _keep(self, name: str, states: Tensor) -> None:
-        if not self.run.contrasting:
-            setattr(self, name, states[: self.rows, -1])
+        passes.on_layer(self.parts.depth - 1, lambda states: setattr(self, "last", states[:, -1]))
+        passes.on_layer(self.parts.depth, lambda states: setattr(self, "final", states[:, -1]))
 
     def _attention_hook(self, call: Call) -> None:
-        if call.layer != self.layer or self.run.contrasting:
-            return
-        weights = call.last_attention()[: self.rows]  # (rows, heads, n)
-        image = call.columns(self.mask, self.run.clean_shift)
-        first = call.columns(self.first, self.run.clean_shift)
+        weights = call.last_attention()  # (rows, heads, n)
+        image, first = call.columns(self.mask), call.columns(self.first)
         # (rows or 1, n): neither padding nor empty places of a static cache
-        seen = call.visible()[: self.rows, 0, -1, : image.shape[-1]]
+        seen = call.visible()[:, 0, -1, : image.shape[-1]]
         text = seen & ~image & ~first
         kept = textual(weights, text, image)
-        value = call.value[: self.rows].float()  # (rows, key heads, n, d)
+        value = call.value.float()  # (rows, key heads, n, d)
         mixed = (kept.unflatten(1, (value.shape[1], -1)) @ value).flatten(1)  # (rows, heads · d)
         with hooks_paused():
             assert self.project is not None
@@ -144,7 +136,7 @@ class Shortcut:
         assert self.attended is not None
         assert self.last is not None
         assert self.final is not None
-        parts = self.run.parts
+        parts = self.parts
         block = parts.layers[-1]
         if self.head is None:
             self.head = parts.calibrate(self.final[0], raw[0])

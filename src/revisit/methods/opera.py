@@ -20,10 +20,11 @@ from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, Generat
 from typing_extensions import Self
 
 from revisit.decoding.loop import Loop
-from revisit.decoding.method import Method
-from revisit.decoding.run import Run
+from revisit.decoding.method import Method, StepResult
 from revisit.errors import RevisitError
 from revisit.forward.attention import Call
+from revisit.forward.passes import Passes
+from revisit.forward.prompt import Prompt
 from revisit.models.outputs import end_tokens
 from revisit.registry import Beams as BeamCount
 from revisit.registry import Count, Strength
@@ -100,10 +101,10 @@ class OPERA(Method):
     def own_beams(self) -> int:
         return self.beams
 
-    def decode(self, run: Run, loop: Loop) -> GenerateOutput | Tensor:
-        if run.generation_config.do_sample:
+    def decode(self, prompt: Prompt, passes: Passes, loop: Loop) -> GenerateOutput | Tensor:
+        if prompt.config.do_sample:
             raise RevisitError("OPERA uses beam search and cannot sample: turn sampling off, or use another method.")
-        return Search(self, run, loop).answers()
+        return Search(self, prompt, passes, loop).answers()
 
 
 @dataclass(frozen=True)
@@ -133,14 +134,13 @@ class Search:
     choices up to their own next step. A column is a token of the answer, as a column of the attention matrix.
     """
 
-    def __init__(self, method: OPERA, run: Run, loop: Loop) -> None:
-        self.method, self.run, self.loop = method, run, loop
-        self.image = run.find_vision_tokens()  # (rows, T)
-        self.has_image = self.image.any(-1)
+    def __init__(self, method: OPERA, prompt: Prompt, passes: Passes, loop: Loop) -> None:
+        self.method, self.prompt, self.loop = method, prompt, loop
+        self.image, self.has_image = prompt.vision, prompt.has_image  # (rows, T), (rows,)
         self.attention: Tensor | None = None  # (rows, positions) of the newest position, in the last forward
-        run.watch_attention(self._attention_hook, "OPERA")
-        self.candidates = min(method.candidates, run.model.config.get_text_config().vocab_size)
-        beams = Beams.start(run)
+        passes.on_attention(self._attention_hook, (prompt.parts.depth - 1,))
+        self.candidates = min(method.candidates, prompt.model.config.get_text_config().vocab_size)
+        beams = Beams.start(prompt)
         items, self.width = beams.scores.shape
         self.items = [ItemSearch() for _ in range(items)]
         self.prompt_lengths = self._prompt_lengths() if method.scorer == "released" else None
@@ -155,7 +155,7 @@ class Search:
         while not all(item.done for item in self.items):
             self._step(step)
             step = self._move(step)
-        output = best_answers(self.run, [self.snapshots[item.next].beams for item in self.items])
+        output = best_answers(self.prompt, [self.snapshots[item.next].beams for item in self.items])
         if not isinstance(output, Tensor):
             for name in self.kept[0]:
                 output[name] = tuple(kept[name] for kept in self.kept)
@@ -165,10 +165,10 @@ class Search:
 
     def _step(self, step: int) -> None:
         """Take one step of every item: a new one, one after a rollback, or a repeated one."""
-        snapshot, config = self.snapshots[step], self.run.generation_config
-        ids = snapshot.beams.ids(self.run.input_ids)
-        logits = self.run.forward(ids)
-        asked = {name: getattr(self.run.output, name) for name in OUTPUTS if getattr(config, f"output_{name}")}
+        snapshot, config = self.snapshots[step], self.prompt.config
+        ids = snapshot.beams.ids(self.prompt.ids)
+        logits = self.loop.forward(ids)
+        asked = {name: getattr(self.loop.output, name) for name in OUTPUTS if getattr(config, f"output_{name}")}
         products = snapshot.products
         if step:
             products = column_products(products, self._take_attention()[:, self.image.shape[1] :], self.method.scale)
@@ -178,13 +178,11 @@ class Search:
         for number, item in enumerate(self.items):
             if item.next == step and item.target is not None:
                 scores = self._without_excluded(scores, logits, number, item.excluded[item.target])
-        self.run.raw = logits.log_softmax(-1)
-        log_probs = scores.log_softmax(-1)
-        self.run.recorder.note_scores(ids, logits, log_probs, acted=self.has_image)
-        log_probs = self.loop.scores(ids, log_probs)
+        result = StepResult(scores.log_softmax(-1), acted=self.has_image, comparable=True)
+        log_probs = self.loop.scores(ids, logits.log_softmax(-1), result)
         asked |= {"logits": logits} if config.output_logits else {}
         self.kept[step:] = [asked | {"scores": log_probs} if config.output_scores else asked]
-        beams = snapshot.beams.step(log_probs, self.run, self.loop, self.prompt_lengths)
+        beams = snapshot.beams.step(log_probs, self.prompt, self.loop, self.prompt_lengths)
         repeated = [item.next > step for item in self.items]
         if any(repeated):
             beams = beams.mixed(torch.tensor(repeated, device=ids.device), self.snapshots[step + 1].beams)
@@ -199,8 +197,8 @@ class Search:
         best, tokens = logits.topk(self.candidates)  # (rows, candidates)
         rows = []
         for token in tokens.T:
-            self.run.forward(torch.cat([ids, token[:, None]], dim=1))
-            self.run.crop(ids.shape[1])
+            self.loop.forward(torch.cat([ids, token[:, None]], dim=1))
+            self.loop.crop(ids.shape[1])
             rows.append(self._take_attention())
         attention = torch.stack(rows, dim=1)  # (rows, candidates, T + n + 1)
         to_prompt, to_answer = attention.tensor_split([self.image.shape[1]], dim=-1)
@@ -282,24 +280,23 @@ class Search:
         """Bring the model to the next step of the batch, and return that step."""
         following = min((item.next for item in self.items if not item.done), default=step + 1)
         if following == step + 1:
-            self.run.reorder(self.snapshots[following].beams.rows.flatten())
+            self.loop.reorder(self.snapshots[following].beams.rows.flatten())
         else:
-            self.run.crop(self.run.input_ids.shape[1])
+            self.loop.crop(self.prompt.ids.shape[1])
         return following
 
     def _prompt_lengths(self) -> Tensor:
         """Return the length of each item's prompt, with each image as one token.  -> (items,)"""
-        text = self.run.real_tokens(self.image) & ~self.image
+        text = self.prompt.real & ~self.image
         first = self.image & ~torch.nn.functional.pad(self.image, (1, 0))[:, :-1]
         return (text | first).sum(-1)[:: self.width]
 
     # -- attention ------------------------------------------------------------------------------------------------
 
     def _attention_hook(self, call: Call) -> None:
-        if call.layer == self.run.parts.depth - 1:
-            largest = call.last_attention().amax(1)  # (rows, positions)
-            largest = largest.half() if self.method.precision == "half" else largest.float()
-            self.attention = largest / largest.sum(-1, keepdim=True)
+        largest = call.last_attention().amax(1)  # (rows, positions)
+        largest = largest.half() if self.method.precision == "half" else largest.float()
+        self.attention = largest / largest.sum(-1, keepdim=True)
 
     def _take_attention(self) -> Tensor:
         """Return the newest position's attention in the last forward.  -> (rows, positions)"""
@@ -332,22 +329,22 @@ class Beams:
     done: Tensor  # (items,) whether the search has ended
 
     @classmethod
-    def start(cls, run: Run) -> Beams:
+    def start(cls, prompt: Prompt) -> Beams:
         """Return the beams before the first token."""
-        config, device = run.generation_config, run.input_ids.device
-        items, beams = len(run.input_ids) // config.num_beams, config.num_beams
+        config, device = prompt.config, prompt.ids.device
+        items, beams = len(prompt.ids) // config.num_beams, config.num_beams
         scores = torch.zeros(items, beams, device=device)
         scores[:, 1:] = -STOPPED  # all beams are equal, so only the first continues
-        most = config.max_length - run.input_ids.shape[1]
+        most = config.max_length - prompt.ids.shape[1]
         flags = torch.ones(items, dtype=torch.bool, device=device)
         return cls(
-            tokens=run.input_ids.new_empty(items, beams, 0),
+            tokens=prompt.ids.new_empty(items, beams, 0),
             scores=scores,
-            sources=run.input_ids.new_empty(items, beams, 0),
-            ended=run.input_ids.new_full((items, beams, most), _filler(config)),
+            sources=prompt.ids.new_empty(items, beams, 0),
+            ended=prompt.ids.new_full((items, beams, most), _filler(config)),
             ended_scores=torch.full_like(scores, -torch.inf),
-            ended_lengths=run.input_ids.new_zeros(items, beams),
-            ended_sources=run.input_ids.new_full((items, beams, most), -1),
+            ended_lengths=prompt.ids.new_zeros(items, beams),
+            ended_sources=prompt.ids.new_full((items, beams, most), -1),
             open=flags,
             done=~flags,
         )
@@ -361,17 +358,17 @@ class Beams:
         """Return the rows with their prompts.  (rows, T) -> (rows, T + n)"""
         return torch.cat([prompt, self.tokens.flatten(0, 1)], dim=1)
 
-    def step(self, log_probs: Tensor, run: Run, loop: Loop, prompt_lengths: Tensor | None = None) -> Beams:
+    def step(self, log_probs: Tensor, prompt: Prompt, loop: Loop, prompt_lengths: Tensor | None = None) -> Beams:
         """Return the beams one token later.
 
         Args:
             log_probs: (rows, V) of that token.
-            run: The call of `generate`.
+            prompt: The prompts of the call.
             loop: Its stopping criteria.
             prompt_lengths: (items,) for the scorer of transformers 4.29, which the released program uses: it divides by the
                 length of prompt and answer without its end. None for today's.
         """
-        config, released = run.generation_config, prompt_lengths is not None
+        config, released = prompt.config, prompt_lengths is not None
         items, beams = self.scores.shape
         totals = (log_probs.view(items, beams, -1) + self.scores[..., None]).flatten(1)  # (items, beams · V)
         kept = min(max(2, 1 + len(end_tokens(config))) * beams, totals.shape[-1])
@@ -383,7 +380,7 @@ class Beams:
         )  # (items, kept, n + 1)
         tokens = torch.cat([_take(self.tokens, source), token[..., None]], dim=-1)  # (items, kept, n + 1)
         length, most = tokens.shape[-1], self.ended.shape[-1]
-        prompts = run.input_ids[::beams].repeat_interleave(kept, dim=0)
+        prompts = prompt.ids[::beams].repeat_interleave(kept, dim=0)
         stops = loop.ended(torch.cat([prompts, tokens.flatten(0, 1)], dim=1)).view(items, kept)
 
         # Beams that continue.
@@ -447,14 +444,14 @@ class Beams:
         return replace(self, **changed)
 
 
-def best_answers(run: Run, last: Sequence[Beams]) -> GenerateBeamDecoderOnlyOutput | Tensor:
+def best_answers(prompt: Prompt, last: Sequence[Beams]) -> GenerateBeamDecoderOnlyOutput | Tensor:
     """Return the prompts with their best answers as transformers does; `last` has the beams of each item at its end."""
-    config = run.generation_config
+    config = prompt.config
     count = config.num_return_sequences
     ended, scores, lengths, sources = (
         torch.stack([getattr(beams, name)[item, :count] for item, beams in enumerate(last)]) for name in ENDED
     )
-    prompts = run.input_ids[:: config.num_beams].repeat_interleave(count, dim=0)
+    prompts = prompt.ids[:: config.num_beams].repeat_interleave(count, dim=0)
     sequences = torch.cat([prompts, ended[..., : int(lengths.max())].flatten(0, 1)], dim=1)
     if not config.return_dict_in_generate:
         return sequences

@@ -15,11 +15,12 @@ from torch import Tensor
 from typing_extensions import Self
 
 from revisit.decoding.contrastive import Contrastive, cut
-from revisit.decoding.method import StepFunction
+from revisit.decoding.method import Step, StepResult
 from revisit.decoding.prompt_edits import prompt_without_image
-from revisit.decoding.run import Run
 from revisit.errors import RevisitError
 from revisit.forward.attention import Call
+from revisit.forward.passes import Passes
+from revisit.forward.prompt import Prompt
 from revisit.registry import Share, Strength, WholeNumber
 
 
@@ -75,29 +76,24 @@ class PAI(Contrastive):
         """Return the guidance alone, which works with every attention kernel."""
         return cls(**{"alpha": 0.0, **overrides})
 
-    def begin(self, run: Run) -> StepFunction:
-        mask = run.find_vision_tokens()
-        has_image = mask.any(-1)
+    def begin(self, prompt: Prompt, passes: Passes) -> Step:
         if self.alpha:
-            self._attend(run, mask)
+            self._attend(prompt, passes)
         if self.gamma is None:
-            return lambda input_ids, logits: run.decode_by(input_ids, logits, logits, acted=has_image)
-        gamma, branch = self.gamma, self.branch(run, prompt_without_image(run, mask))
-        return self.contrasted(run, branch, has_image, lambda l, other, _: guide(l, other, gamma, self.beta))
+            return lambda input_ids, logits: StepResult(logits, acted=prompt.has_image)
+        gamma, other = self.gamma, passes.contrast(prompt_without_image(prompt), self.mode)
+        return self.contrasted(prompt, other, lambda l, text, _: guide(l, text, gamma, self.beta))
 
-    def _attend(self, run: Run, mask: Tensor) -> None:
-        """Change the attention of the clean rows for the rest of the call."""
-        first = min(self.first_layer, run.parts.depth - 1)
+    def _attend(self, prompt: Prompt, passes: Passes) -> None:
+        """Change the attention for the rest of the call."""
+        vision, first = prompt.vision, min(self.first_layer, prompt.parts.depth - 1)
         forwards = 0
 
-        def attention_hook(call: Call) -> Callable[[Tensor], Tensor] | None:
+        def attention_hook(call: Call) -> Callable[[Tensor], None] | None:
             nonlocal forwards
-            if call.layer < first or run.contrasting:
-                return None
             forwards += call.layer == first
             if forwards == 1 and self.gamma is not None:
                 return None
-            image = call.columns(mask, run.clean_shift)  # (rows, n)
-            return call.attend(amplify(call.scores()[: len(mask)], image, self.alpha))
+            return call.attend(amplify(call.scores(), call.columns(vision), self.alpha))
 
-        run.watch_attention(attention_hook, "PAI")
+        passes.on_attention(attention_hook, range(first, prompt.parts.depth))

@@ -6,11 +6,10 @@ control shows how much of a method's gain comes from its constraint.
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from revisit.decoding.contrastive import cut
-from revisit.decoding.method import Method, StepFunction
-from revisit.decoding.run import Run
+from revisit.decoding.method import Method, Step
+from revisit.forward.passes import Passes
+from revisit.forward.prompt import Prompt
 from revisit.registry import PositiveShare
 
 
@@ -29,10 +28,5 @@ class PlausibleOnly(Method):
     source = "Li et al., Contrastive Decoding, arXiv:2210.15097 (the constraint)"
     speculative = True
 
-    def begin(self, run: Run) -> StepFunction:
-        run.find_vision_tokens(required=False)
-
-        def step(input_ids: Tensor, logits: Tensor) -> Tensor:
-            return run.decode_by(input_ids, logits, cut(logits, logits, self.alpha))
-
-        return step
+    def begin(self, prompt: Prompt, passes: Passes) -> Step:
+        return lambda input_ids, logits: cut(logits, logits, self.alpha)

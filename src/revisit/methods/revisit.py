@@ -12,9 +12,11 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 from transformers import CONFIG_MAPPING
 
-from revisit.decoding.method import LayerNumbers, Method, StepFunction
-from revisit.decoding.run import Run
+from revisit.decoding.method import LayerNumbers, Method, StepResult
+from revisit.decoding.method import Step as MethodStep
 from revisit.errors import RevisitError
+from revisit.forward.passes import Passes
+from revisit.forward.prompt import Prompt
 from revisit.models import families
 from revisit.models.families import resolve_layers
 from revisit.models.types import Configured
@@ -104,31 +106,28 @@ class ReVisiT(Rule, Method):
         settings = {name: getattr(self, name) for name in Rule.model_fields}
         return Rule.model_construct(**settings if normalize is None else {**settings, "normalize": normalize})
 
-    def begin(self, run: Run) -> StepFunction:
-        mask = run.find_vision_tokens()
-        layers = resolve_layers(self.layers, run.parts.depth, run.parts.tied)
-        capture = run.capture(mask, layers, final_norm=self.norm == "final")
-        rule = self.rule(normalize=self.normalize or run.beams)  # scores of beams must be comparable
-        start = run.input_ids.shape[1]
+    def begin(self, prompt: Prompt, passes: Passes) -> MethodStep:
+        layers = resolve_layers(self.layers, prompt.parts.depth, prompt.parts.tied)
+        capture = passes.capture(layers, final_norm=self.norm == "final")
+        rule = self.rule(normalize=self.normalize or prompt.beams)  # scores of beams must be comparable
+        start = prompt.ids.shape[1]
         draws = random.Random(self.seed)
         uniform: list[float] = []  # one number per step, so that a row does not depend on the others
         implementation: Step | None = None
         states: PaddedStates | None = None
 
-        def step(input_ids: Tensor, logits: Tensor) -> Tensor:
+        def step(input_ids: Tensor, logits: Tensor) -> StepResult:
             nonlocal implementation, states
             if implementation is None or states is None:
-                head = run.finish_capture(capture)
-                states = PaddedStates(*capture.padded(), run.rows_per_item)
-                device = states.states.device
-                implementation = choose(head, rule, device, "reference" if run.trace.record else None)
+                head = capture.head(passes.raw)
+                states = PaddedStates(*capture.padded(), prompt.rows_per_item)
+                implementation = choose(head, rule, states.states.device, "reference" if prompt.record else None)
             number = input_ids.shape[1] - start
             uniform.extend(draws.random() for _ in range(number + 1 - len(uniform)))
-            ended = run.recorder.ended.before(input_ids)
-            written = input_ids[:, start:].to(states.states.device) if rule.once else None
-            inputs = StepInput(logits.to(states.states.device), states, uniform[number], ended, written)
-            output = implementation.take(inputs)
-            run.recorder.note_step(input_ids, output, capture.items, run.rows_per_item)
-            return output.scores.to(logits.device)
+            device = states.states.device
+            written = input_ids[:, start:].to(device) if rule.once else None
+            output = implementation.take(StepInput(logits.to(device), states, uniform[number], passes.ended, written))
+            scores = output.scores.to(logits.device)
+            return StepResult(scores, layers=layers, comparable=True, detail=(output, capture.items))
 
         return step

@@ -17,10 +17,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from revisit.decoding.contrastive import Contrastive, cut
-from revisit.decoding.method import StepFunction
-from revisit.decoding.run import Run
+from revisit.decoding.method import Step
 from revisit.errors import RevisitError
+from revisit.forward.passes import Passes
 from revisit.forward.pixels import transformed_images
+from revisit.forward.prompt import Prompt
 from revisit.models.types import Processor
 from revisit.registry import Seed, Share, Strength
 
@@ -64,11 +65,10 @@ class RITUAL(Contrastive):
     cost = "2 rows per sequence, 2 prefills, 2 image encodings"
     source = "Woo et al., RITUAL, arXiv:2405.17821"
 
-    def begin(self, run: Run) -> StepFunction:
-        mask = run.find_vision_tokens()
-        draw = partial(self.draw, normalization=normalization(run.processor))
-        branch = self.branch(run, transformed_images(run, mask, draw, self.seed))
-        return self.contrasted(run, branch, mask.any(-1), lambda l, other, _: combine(l, other, self.alpha, self.beta))
+    def begin(self, prompt: Prompt, passes: Passes) -> Step:
+        draw = partial(self.draw, normalization=normalization(prompt.processor))
+        other = passes.contrast(transformed_images(prompt, draw, self.seed), self.mode)
+        return self.contrasted(prompt, other, lambda l, changed, _: combine(l, changed, self.alpha, self.beta))
 
     def draw(
         self, generator: torch.Generator, size: tuple[int, int], normalization: Normalization

@@ -20,10 +20,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from revisit.decoding.method import LayerNumbers, Method, StepFunction, layers_of
-from revisit.decoding.run import Run
+from revisit.decoding.method import LayerNumbers, Method, Step, StepResult, layers_of
 from revisit.errors import RevisitError
 from revisit.forward.attention import Call
+from revisit.forward.passes import Passes
+from revisit.forward.prompt import Prompt
 from revisit.forward.states import Capture
 from revisit.models.head import Head
 from revisit.models.types import Tokenizer
@@ -172,44 +173,42 @@ class SADT(Method):
     source = "Wang et al., Same Attention, Different Truths, CVPR 2026"
     released: ClassVar[dict[str, Any]] = {"layers": "released", "words": "categories"}
 
-    def begin(self, run: Run) -> StepFunction:
-        mask = run.find_vision_tokens()
-        depth, rows, length = run.parts.depth, *mask.shape
+    def begin(self, prompt: Prompt, passes: Passes) -> Step:
+        depth, length = prompt.parts.depth, prompt.vision.shape[1]
         layers = layers_of(self, 20, 27, depth)
         evidence = max(depth - 7, 0) if self.evidence is None else self.evidence
         if evidence > depth:
             raise RevisitError(
                 f"SADT: hidden state {evidence} does not exist: this model's are numbered 0 (embedding) to {depth}."
             )
-        capture = run.capture(mask, tuple(dict.fromkeys((*layers, evidence))))
+        capture = passes.capture(tuple(dict.fromkeys((*layers, evidence))))
         attention: dict[int, Tensor] = {}  # layer -> (rows, T) of the newest position, in the running forward
 
         def attention_hook(call: Call) -> None:
-            if call.layer in layers and not run.contrasting:
-                call.columns(mask, run.clean_shift)  # raises if a sliding window hides a part of the prompt
-                seen = call.last_attention()[:rows, :, run.clean_shift : run.clean_shift + length]
-                attention[call.layer] = seen.mean(1)
+            call.columns(prompt.vision)  # raises if a sliding window hides a part of the prompt
+            attention[call.layer] = call.last_attention()[:, :, :length].mean(1)
 
-        run.watch_attention(attention_hook, "SADT")
-        reader: list[Reader] = []
+        passes.on_attention(attention_hook, layers)
+        reader: Reader | None = None
 
-        def step(input_ids: Tensor, logits: Tensor) -> Tensor:
-            if not reader:
-                head = run.finish_capture(capture)
-                reader.append(Reader(head, capture, layers, evidence, self.patches, self._objects(run, logits)))
-            kind = reader[0].object_words(run, input_ids, logits)
+        def step(input_ids: Tensor, logits: Tensor) -> StepResult:
+            nonlocal reader
+            if reader is None:
+                objects = self._objects(prompt, logits)
+                reader = Reader(capture.head(passes.raw), capture, layers, evidence, self.patches, objects)
+            kind = reader.object_words(prompt, passes, input_ids, logits)
             if kind is None:
-                return run.decode_by(input_ids, logits, logits, acted=mask.new_zeros(rows))
-            scores, flagged = reader[0].fuse(logits, attention, self.alpha, kind)
-            return run.decode_by(input_ids, logits, scores, acted=flagged)
+                return StepResult(logits, acted=torch.zeros_like(prompt.has_image), layers=capture.layers)
+            scores, flagged = reader.fuse(logits, attention, self.alpha, kind)
+            return StepResult(scores, acted=flagged, layers=capture.layers)
 
         return step
 
-    def _objects(self, run: Run, logits: Tensor) -> ObjectWords:
+    def _objects(self, prompt: Prompt, logits: Tensor) -> ObjectWords:
         named = CATEGORIES if self.words == "categories" else tuple(WORDS)
         objects = tuple(word for word in named if WORDS[word] != PEOPLE)
         words = objects if isinstance(self.words, str) else tuple(word.lower() for word in self.words)
-        return ObjectWords.of(run.processor.tokenizer, words, logits.shape[-1], self.words == "categories")
+        return ObjectWords.of(prompt.processor.tokenizer, words, logits.shape[-1], self.words == "categories")
 
 
 class Reader:
@@ -229,19 +228,19 @@ class Reader:
         self.columns = capture.index(device)[1]  # (items, N) positions of the vision tokens
         self.inside = capture.padded()[1][:, : self.columns.shape[1]]  # (items, N)
 
-    def object_words(self, run: Run, input_ids: Tensor, logits: Tensor) -> Tensor | None:
+    def object_words(self, prompt: Prompt, passes: Passes, input_ids: Tensor, logits: Tensor) -> Tensor | None:
         """Return the row of `agrees` for the object word that each row begins, -1 for no word; None if no row begins one.
 
         The host waits once, and once more for each token of a word that is completed.  -> (rows,)
         """
         favorites = logits.argmax(-1)  # (rows,)
-        ahead = run.look_ahead(input_ids, favorites)
+        ahead = passes.look_ahead(input_ids, favorites)
         has_image = self.inside.any(-1).repeat_interleave(self.rows_per_item).to(favorites.device)
         begun = (self.begins.to(favorites.device)[favorites] & has_image).tolist()
         rows = [row for row, begins in enumerate(begun) if begins]
         if not rows:
             return None
-        before = input_ids[rows, run.input_ids.shape[1] :].tolist()
+        before = input_ids[rows, prompt.ids.shape[1] :].tolist()
         words: dict[int, str | None] = {}
         open_rows = dict(zip(rows, before, strict=True))
         longest = max(map(len, self.objects.rows)) + 2  # tokens without letters never complete a word

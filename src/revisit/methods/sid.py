@@ -10,15 +10,14 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, ClassVar, Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
 from revisit.decoding.contrastive import Contrastive, contrast
-from revisit.decoding.method import StepFunction, check_layers
-from revisit.decoding.run import Run
+from revisit.decoding.method import Step, check_layers
 from revisit.forward.attention import Call
-from revisit.forward.branch import Branch
+from revisit.forward.passes import Passes
+from revisit.forward.prompt import Prompt
 from revisit.models import families
 from revisit.registry import Share, Strength, WholeNumber
 
@@ -39,28 +38,6 @@ def budget(keep: int | float | None, tokens: Tensor, model_type: str) -> Tensor:
         return tokens.clamp_max(keep)
     share = families.of(model_type).sid_share if keep is None else keep
     return (tokens * share).round().long().clamp_min(1)
-
-
-def visible_without(call: Call, rows: slice, hidden: Tensor) -> Tensor:
-    """Hide columns (rows, n) from the queries of some rows, and keep at least one column visible to each query.
-
-    -> (rows of all branches, 1, q, n) bool
-    """
-    visible = call.visible().expand(call.query.shape[0], -1, -1, -1).clone()
-    if call.query.shape[2] > 1:  # a single query is a text token, which attends to itself
-        newest = newest_column(visible[rows])  # (rows, 1, q, 1)
-        own_visible = visible[rows].gather(-1, newest)
-    visible[rows] &= ~hidden[:, None, None, :]
-    if call.query.shape[2] > 1:
-        nothing = ~visible[rows].any(-1, keepdim=True)
-        visible[rows] = visible[rows].scatter(-1, newest, visible[rows].gather(-1, newest) | (nothing & own_visible))
-    return visible
-
-
-def newest_column(visible: Tensor) -> Tensor:
-    """Return the last visible column of each query; the last of all if none is visible.  (..., n) bool -> (..., 1)"""
-    from_the_end = visible.flip(-1).view(torch.uint8).argmax(-1, keepdim=True)
-    return visible.shape[-1] - 1 - from_the_end
 
 
 class SID(Contrastive):
@@ -89,42 +66,21 @@ class SID(Contrastive):
     # No plausibility cut under greedy decoding; the caption script keeps 50 tokens.
     released: ClassVar[dict[str, Any]] = {"constraint": "sampling"}
 
-    def begin(self, run: Run) -> StepFunction:
-        mask = run.find_vision_tokens()
-        check_layers(self, (self.layer,), run.parts.depth)
-        branch = self.branch(run)
-        counts = budget(self.keep, mask.sum(-1), run.model.config.model_type)
-        run.watch_attention(Masker(branch, mask, counts, self.layer).attention_hook, "SID")
-        beta = self.beta if self.constraint == "always" or run.generation_config.do_sample else 0.0
-        return self.contrasted(run, branch, mask.any(-1), lambda l, other, _: contrast(l, other, self.alpha, beta))
+    def begin(self, prompt: Prompt, passes: Passes) -> Step:
+        check_layers(self, (self.layer,), prompt.parts.depth)
+        other = passes.contrast(None, self.mode)
+        counts = budget(self.keep, prompt.vision.sum(-1), prompt.model.config.model_type)
+        hidden: Tensor | None = None  # (rows, n) columns that are hidden in the running forward
 
+        def attention_hook(call: Call) -> None:
+            nonlocal hidden
+            if call.layer == self.layer - 1:
+                image = call.columns(prompt.vision)
+                attention = call.last_attention().mean(1)
+                hidden = image & ~least_attended(attention, image, counts.to(image.device))
+            elif hidden is not None:
+                call.hide(hidden)
 
-class Masker:
-    """The hook that hides all but the least attended vision tokens, chosen anew in every forward, from one branch's rows.
-
-    Most layers of a forward share one attention mask, so the mask with hidden tokens is computed once and kept for the next layer.
-    """
-
-    def __init__(self, branch: Branch, mask: Tensor, counts: Tensor, layer: int) -> None:
-        self.branch, self.mask, self.counts, self.layer = branch, mask, counts, layer
-        self.hidden: Tensor | None = None  # (rows, n) columns that are hidden in the running forward
-        self._last: tuple[Tensor | None, Tensor | None] = (None, None)  # the last layer's mask before and after
-
-    def attention_hook(self, call: Call) -> None:
-        rows = self.branch.live
-        if rows is None or call.layer < self.layer - 1:
-            return
-        if call.layer == self.layer - 1:
-            image = call.columns(self.mask, self.branch.shift)
-            attention = call.last_attention().mean(1)[rows]
-            self.hidden = image & ~least_attended(attention, image, self.counts.to(image.device))
-            self._last = (None, None)
-            return
-        assert self.hidden is not None
-        before, after = self._last
-        if after is None or call.mask is not before or after.device != call.query.device:
-            before = call.mask
-            call.hide(visible_without(call, rows, self.hidden.to(call.query.device)))
-            self._last = (before, call.mask)
-        else:
-            call.mask = after
+        passes.on_attention(attention_hook, range(self.layer - 1, prompt.parts.depth), of=other)
+        beta = self.beta if self.constraint == "always" or prompt.config.do_sample else 0.0
+        return self.contrasted(prompt, other, lambda l, induced, _: contrast(l, induced, self.alpha, beta))

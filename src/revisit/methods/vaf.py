@@ -13,9 +13,10 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from revisit.decoding.method import LayerNumbers, Method, StepFunction, layers_of
-from revisit.decoding.run import Run
+from revisit.decoding.method import LayerNumbers, Method, Step, StepResult, layers_of
 from revisit.forward.attention import Call
+from revisit.forward.passes import Passes
+from revisit.forward.prompt import Prompt
 from revisit.registry import Strength
 
 
@@ -49,29 +50,25 @@ class VAF(Method):
     released: ClassVar[dict[str, Any]] = {"layers": "released"}
     changes_forward = True
 
-    def begin(self, run: Run) -> StepFunction:
-        mask = run.find_vision_tokens()
-        depth, (rows, length) = run.parts.depth, mask.shape
-        layers = layers_of(self, 9, 14, depth)
+    def begin(self, prompt: Prompt, passes: Passes) -> Step:
+        mask = prompt.vision
+        length = mask.shape[1]
         place = torch.arange(length, device=mask.device)
         last = place.where(mask, -1).amax(-1)  # (rows,) position of the last vision token; -1 without an image
-        last = last.where(last >= 0, length + run.generation_config.max_length)  # never reached
-        has_image = mask.any(-1)
-        system = (place < place.where(mask, length).amin(-1, keepdim=True)) & has_image[:, None]
+        last = last.where(last >= 0, length + prompt.config.max_length)  # never reached
+        system = (place < place.where(mask, length).amin(-1, keepdim=True)) & prompt.has_image[:, None]
         after_all = int(last.min()) + 1  # the first position after the image of any row
 
-        def attention_hook(call: Call) -> Callable[[Tensor], Tensor] | None:
-            if call.layer not in layers or run.contrasting:
-                return None
+        def attention_hook(call: Call) -> Callable[[Tensor], None] | None:
             q = call.query.shape[2]
             start = length if q == 1 else max(length - q, 0)  # the first query's position
             skip = max(after_all - start, 0)
             if skip >= q:
                 return None
-            image, before = (call.columns(columns, run.clean_shift) for columns in (mask, system))
+            image, before = (call.columns(columns) for columns in (mask, system))
             after = torch.arange(start + skip, start + q, device=image.device) > last[:, None].to(image.device)
-            scores = call.scores(skip)[:rows]
-            return call.attend(amplify(scores, image, before, after, self.enhance, self.suppress), after)
+            scores = amplify(call.scores(skip), image, before, after, self.enhance, self.suppress)
+            return call.attend(scores, after)
 
-        run.watch_attention(attention_hook, "VAF")
-        return lambda input_ids, logits: run.decode_by(input_ids, logits, logits, acted=has_image)
+        passes.on_attention(attention_hook, layers_of(self, 9, 14, prompt.parts.depth))
+        return lambda input_ids, logits: StepResult(logits, acted=prompt.has_image)

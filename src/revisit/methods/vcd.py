@@ -13,9 +13,10 @@ from pydantic import Field
 from torch import Tensor
 
 from revisit.decoding.contrastive import Contrastive, contrast
-from revisit.decoding.method import StepFunction
-from revisit.decoding.run import Run
+from revisit.decoding.method import Step
+from revisit.forward.passes import Passes
 from revisit.forward.pixels import changed_pixels
+from revisit.forward.prompt import Prompt
 from revisit.registry import Seed, Share, Strength
 
 STEPS = 1000
@@ -55,8 +56,7 @@ class VCD(Contrastive):
     source = "Leng et al., VCD, arXiv:2311.16922"
     released: ClassVar[dict[str, Any]] = {"beta": 0.2, "seed": 55}  # of the POPE script for LLaVA
 
-    def begin(self, run: Run) -> StepFunction:
-        has_image = run.find_vision_tokens().any(-1)  # (rows,)
-        noisy = changed_pixels(run, lambda image, generator: add_noise(image, self.noise_step, generator), self.seed)
-        branch = self.branch(run, noisy)
-        return self.contrasted(run, branch, has_image, lambda l, other, _: contrast(l, other, self.alpha, self.beta))
+    def begin(self, prompt: Prompt, passes: Passes) -> Step:
+        noisy = changed_pixels(prompt, lambda image, generator: add_noise(image, self.noise_step, generator), self.seed)
+        other = passes.contrast(noisy, self.mode)
+        return self.contrasted(prompt, other, lambda l, noisy, _: contrast(l, noisy, self.alpha, self.beta))

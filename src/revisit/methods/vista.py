@@ -16,12 +16,11 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 from typing_extensions import Self
 
-from revisit.decoding.method import LayerNumbers, Method, StepFunction, layers_of
+from revisit.decoding.method import LayerNumbers, Method, Step, StepResult, layers_of
 from revisit.decoding.prompt_edits import prompt_without_image
-from revisit.decoding.run import Run
 from revisit.errors import RevisitError
-from revisit.forward.branch import last_states
-from revisit.forward.states import Hooks
+from revisit.forward.passes import Passes
+from revisit.forward.prompt import Prompt
 from revisit.registry import Number, Share, Strength
 
 ROUNDING = 1e-5  # relative to a state's length
@@ -79,37 +78,31 @@ class VISTA(Method):
         """Return the released code's settings for questions with short answers."""
         return cls.official(**{"strength": 0.01, **overrides})
 
-    def begin(self, run: Run) -> StepFunction:
-        mask = run.find_vision_tokens()
-        has_image, depth = mask.any(-1), run.parts.depth
-        layers = layers_of(self, 26, 32, depth, 1)
+    def begin(self, prompt: Prompt, passes: Passes) -> Step:
+        layers = layers_of(self, 26, 32, prompt.parts.depth, 1)
         if self.strength:
-            self._steer(run, mask)
+            self._steer(prompt, passes)
         if not self.share:
-            return lambda input_ids, logits: run.decode_by(input_ids, logits, logits, acted=has_image)
-        exits = run.early_exits(layers)
+            return lambda input_ids, logits: StepResult(logits, acted=prompt.has_image)
+        exits = passes.early_exits(layers)
 
-        def step(input_ids: Tensor, logits: Tensor) -> Tensor:
-            late = exits.take(run.raw).mean(1)  # (rows, V)
+        def step(input_ids: Tensor, logits: Tensor) -> StepResult:
+            late = exits.take(passes.raw).mean(1)  # (rows, V)
             scores = (1 - self.share) * logits + self.share * late
             scores = scores.masked_fill(logits == -torch.inf, -torch.inf)  # NaN with share 1, after a cut in a chain
-            return run.decode_by(input_ids, logits, scores, late, has_image)
+            return StepResult(scores, late, prompt.has_image, layers)
 
         return step
 
-    def _steer(self, run: Run, mask: Tensor) -> None:
-        """Steer the clean rows' states for the rest of the call."""
-        with_image, without = last_states(run, None), last_states(run, prompt_without_image(run, mask))
-        hooks, rows = Hooks(run.stack), len(mask)
-        for number, mlp in enumerate(run.parts.mlps):
+    def _steer(self, prompt: Prompt, passes: Passes) -> None:
+        """Steer the states for the rest of the call."""
+        with_image, without = passes.last_states(None), passes.last_states(prompt_without_image(prompt))
+        for number, mlp in enumerate(prompt.parts.mlps):
             direction = added(with_image[number].float(), without[number].float())  # (rows, d)
             if number == 0:
                 direction[:, 0] += self.first
-            direction = direction * mask.any(-1, keepdim=True).to(direction.device)
-            hooks.after(mlp, partial(self._turn, run, direction, rows))
+            direction = direction * prompt.has_image[:, None].to(direction.device)
+            passes.on_output(mlp, partial(self._turn, direction))
 
-    def _turn(self, run: Run, direction: Tensor, rows: int, states: Tensor) -> Tensor | None:
-        if run.contrasting:
-            return None
-        turned = steer(states[:rows], direction.to(states.device), self.strength)
-        return turned if len(states) == rows else torch.cat([turned, states[rows:]])
+    def _turn(self, direction: Tensor, states: Tensor) -> Tensor:
+        return steer(states, direction.to(states.device), self.strength)

@@ -170,6 +170,14 @@ def describe(model: Model) -> str:
     return f"{type(model).__name__} ({getattr(model.config, 'model_type', 'unknown type')})"
 
 
+def no_image(model: Model) -> RevisitError:
+    """Return the error for prompts without an image."""
+    return RevisitError(
+        f"There is no image in the prompt: none of its tokens is a vision token of {describe(model)}; pass an image (with its "
+        "placeholder in the text, which the processor's chat template writes), or use method='greedy'."
+    )
+
+
 def _head(model: Model) -> nn.Module | None:
     """Return the LM head of the model, or of its language model if the model itself declares none."""
     models: list[Any] = [model, *(getattr(model, name, None) for name in families.LANGUAGE_MODELS)]

@@ -1,21 +1,21 @@
-"""A second run of the model next to the first, for methods that contrast the two.
+"""A second forward pass alongside the first, for methods that contrast the two.
 
-`generate()` itself prepares the contrasted prompt, exactly as the clean one, and each branch has its own prefill: prompts
-differ in length, and a shorter one then costs less. From the second token on, both branches are rows of one batch with one
-KV cache, the shorter rows padded on the left. transformers' own loop runs on a wrapper of the model that returns the clean
+`generate()` itself prepares the contrasted prompt, exactly as the main one, and each pass has its own prefill: prompts
+differ in length, and a shorter one then costs less. From the second token on, both passes are rows of one batch with one
+KV cache, the shorter rows padded on the left. transformers' own loop runs on a wrapper of the model that returns the main
 rows only.
 
 If the rows cannot be stacked (no cache, a static or quantized cache, sliding-window layers with prompts of different
-lengths, recurrent layers), the branches run one after the other, each with its own cache; see `Branches.stacked`.
+lengths, recurrent layers), the passes run one after the other, each with its own cache; see `Contrasted.stacked`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,16 +24,13 @@ from transformers import Cache, GenerationConfig
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from revisit.errors import RevisitError
-from revisit.forward.pixels import check_empty_cache
-from revisit.forward.states import Hooks, saved_positions
+from revisit.forward.prompt import CACHE, Prompt
+from revisit.forward.states import Pass, saved_positions
 
 if TYPE_CHECKING:
     from transformers.modeling_outputs import CausalLMOutputWithPast
 
-    from revisit.decoding.run import Run
-
-CACHE = "past_key_values"
-# Options of generate() that a contrasted run shares with the clean one.
+# Options of generate() that a contrasted pass shares with the main one.
 COPIED_OPTIONS = (
     *("num_beams", "num_return_sequences", "do_sample", "use_cache", "cache_implementation", "cache_config"),
     *("pad_token_id", "eos_token_id", "bos_token_id"),
@@ -43,8 +40,8 @@ COPIED_OPTIONS = (
 class ModelWrapper:
     """A wrapper of the model that observes beam reordering."""
 
-    def __init__(self, run: Run) -> None:
-        self._run, self._model = run, run.model
+    def __init__(self, model: Any, on_reorder: list[Callable[[Tensor], None]]) -> None:
+        self._model, self._on_reorder = model, on_reorder
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
@@ -57,8 +54,8 @@ class ModelWrapper:
 
     def _reorder_cache(self, cache: Cache, beam_idx: Tensor) -> Cache:
         self.reorder(cache, beam_idx)
-        for hook in self._run.reorder_hooks:
-            hook(beam_idx)
+        for function in self._on_reorder:
+            function(beam_idx)
         return cache
 
     def reorder(self, cache: Cache, rows: Tensor) -> None:
@@ -66,44 +63,46 @@ class ModelWrapper:
 
 
 @dataclass
-class Branch:
-    """One contrasted run: its prompt, the arguments that generate() prepared for it, and the logits of its newest position."""
+class Contrast(Pass):
+    """A contrasted pass: its prompt, the arguments that generate() prepared for it, and the logits of its newest position."""
 
-    ids: Tensor  # (rows, T') the contrast prompt
-    kwargs: dict[str, Any]  # keyword arguments that the loop would pass to the model
-    config: GenerationConfig
-    live: slice | None = None  # its rows in the running forward; None if the forward does not contain it
-    shift: int = 0  # columns of padding before its prompt in the cache
+    ids: Tensor = field(kw_only=True)  # (rows, T')
+    kwargs: dict[str, Any] = field(kw_only=True)  # keyword arguments that the loop would pass to the model
+    config: GenerationConfig = field(kw_only=True)
     logits: Tensor | None = None  # (rows, V)
 
     def take(self) -> Tensor:
         """Return the logits of this step, once."""
         if self.logits is None:
             raise RevisitError(
-                "The contrasted branch was not run at this step, because transformers' loop did not call the model through its wrapper."
+                "The contrasted pass was not run at this step, because transformers' loop did not call the model through its wrapper."
             )
         logits, self.logits = self.logits, None
         return logits
 
 
-def add_branch(run: Run, inputs: dict[str, Any] | None, *, stacked: bool) -> Branch:
-    """Add a contrasted run of the prompt with these inputs; None for the call's prompt again."""
-    branch = Branch(*loop_arguments(run, inputs))
-    if not isinstance(run.loop_model, Branches):
-        run.loop_model = Branches(run)
-    run.loop_model.add(branch, stacked)
-    return branch
+@contextlib.contextmanager
+def running(only: Pass | None, instead_of: Pass) -> Iterator[None]:
+    """Declare that forwards within the context contain this pass and not the other; None for neither."""
+    before, instead_of.live = instead_of.live, None
+    if only is not None:
+        only.live = before
+    try:
+        yield
+    finally:
+        instead_of.live = before
+        if only is not None:
+            only.live = None
 
 
-def loop_arguments(run: Run, inputs: dict[str, Any] | None) -> tuple[Tensor, dict[str, Any], GenerationConfig]:
+def prepared(prompt: Prompt, inputs: dict[str, Any] | None) -> tuple[Tensor, dict[str, Any], GenerationConfig]:
     """Return a prompt as generate() prepares it for its loop: encoded images, positions, cache, repeated for beams.
 
     Without `inputs`, return the prompt of this call.
     """
-    check_empty_cache(run)
+    prompt.check_empty_cache()
     if inputs is None:
-        cache = copy.deepcopy(run.model_kwargs.get(CACHE))
-        return run.input_ids, {**run.model_kwargs, CACHE: cache}, run.generation_config
+        return prompt.ids, {**prompt.prepared, CACHE: copy.deepcopy(prompt.cache)}, prompt.config
 
     def return_arguments(
         _model: object,
@@ -115,52 +114,34 @@ def loop_arguments(run: Run, inputs: dict[str, Any] | None) -> tuple[Tensor, dic
     ) -> tuple[Tensor, dict[str, Any], GenerationConfig]:
         return input_ids, model_kwargs, generation_config
 
-    call = run.generation_config
     config = GenerationConfig(
-        max_new_tokens=max(1, call.max_length - run.input_ids.shape[1]),
-        **{name: getattr(call, name) for name in COPIED_OPTIONS},
+        max_new_tokens=max(1, prompt.config.max_length - prompt.ids.shape[1]),
+        **{name: getattr(prompt.config, name) for name in COPIED_OPTIONS},
     )
-    with saved_positions(run.model):
-        prepared: tuple[Tensor, dict[str, Any], GenerationConfig] = run.model.generate(
+    with saved_positions(prompt.model):
+        arguments: tuple[Tensor, dict[str, Any], GenerationConfig] = prompt.model.generate(
             **inputs, generation_config=config, custom_generate=return_arguments
         )
-    return prepared
+    return arguments
 
 
-def last_states(run: Run, inputs: dict[str, Any] | None) -> list[Tensor]:
-    """Run a prompt, by default the call's, on its own and return the output of every decoder layer at its last token.
+class Contrasted(ModelWrapper):
+    """A wrapper of the model for the decoding loop that runs all passes and returns the main rows."""
 
-    -> layers × (rows, d)
-    """
-    outputs: list[Tensor] = []
-    ids, kwargs, config = loop_arguments(run, inputs)
-    run.contrasting = True
-    try:
-        with ExitStack() as stack, saved_positions(run.model):
-            hooks = Hooks(stack)
-            for layer in run.parts.layers:
-                hooks.after(layer, lambda states: outputs.append(states[:, -1].clone()))
-            run.model._prefill(ids, config, kwargs)
-    finally:
-        run.contrasting = False
-    return outputs
+    def __init__(
+        self, prompt: Prompt, main: Pass, on_reorder: list[Callable[[Tensor], None]], stack: ExitStack
+    ) -> None:
+        super().__init__(prompt.model, on_reorder)
+        self._rows, self._prompt = prompt.ids.shape
+        self._main = main
+        self._others: list[Contrast] = []
+        self._may_stack = True  # whether all passes allow it
+        self._cache: Any = None  # the main pass's cache while rows of other passes are in it
+        self.stacked: bool | None = None  # whether the passes share one forward; None until the second token
+        stack.callback(self._restore_cache)
 
-
-class Branches(ModelWrapper):
-    """A wrapper of the model for the decoding loop that runs all branches and returns the clean rows."""
-
-    def __init__(self, run: Run) -> None:
-        super().__init__(run)
-        self._rows = run.input_ids.shape[0]
-        self._prompt = run.input_ids.shape[1]
-        self._branches: list[Branch] = []
-        self._may_stack = True  # whether all branches allow it
-        self._cache: Any = None  # the clean branch's cache while other branches' rows are in it
-        self.stacked: bool | None = None  # whether the branches share one forward; None until the second token
-        run.stack.callback(self._restore_cache)
-
-    def add(self, branch: Branch, stacked: bool) -> None:
-        self._branches.append(branch)
+    def add(self, contrast: Contrast, stacked: bool) -> None:
+        self._others.append(contrast)
         self._may_stack &= stacked
 
     # -- called by the loop --------------------------------------------------------------------------------------
@@ -170,71 +151,61 @@ class Branches(ModelWrapper):
     ) -> CausalLMOutputWithPast:
         prefill = type(self._model)._prefill
         outputs: CausalLMOutputWithPast = prefill(self._model, input_ids, generation_config, model_kwargs, **kwargs)
-        for branch in self._branches:
-            with self._alone(branch):
-                contrasted = prefill(self._model, branch.ids, branch.config, branch.kwargs, **kwargs)
-            self._keep(branch, contrasted)
+        for contrast in self._others:
+            with running(contrast, instead_of=self._main):
+                contrasted = prefill(self._model, contrast.ids, contrast.config, contrast.kwargs, **kwargs)
+            self._keep(contrast, contrasted)
         return outputs
 
     def __call__(self, return_dict: bool = True, **inputs: Any) -> CausalLMOutputWithPast:
-        parts = [inputs, *(self._next(branch, inputs["input_ids"]) for branch in self._branches)]
+        parts = [inputs, *(self._next(contrast, inputs["input_ids"]) for contrast in self._others)]
         if self.stacked is None:
             self.stacked = self._may_stack and self._join(parts)
         if not self.stacked:
             outputs: CausalLMOutputWithPast = self._model(**inputs, return_dict=True)
-            for branch, part in zip(self._branches, parts[1:], strict=True):
-                with self._alone(branch):
+            for contrast, part in zip(self._others, parts[1:], strict=True):
+                with running(contrast, instead_of=self._main):
                     contrasted = self._model(**part, return_dict=True)
-                self._keep(branch, contrasted)
+                self._keep(contrast, contrasted)
             return outputs
-        shifts = [self._run.clean_shift, *(branch.shift for branch in self._branches)]
-        merged = merge(parts, shifts)
+        merged = merge(parts, [self._main.shift, *(contrast.shift for contrast in self._others)])
         assert merged is not None  # as at the first step
-        for number, branch in enumerate(self._branches, 1):
-            branch.live = slice(number * self._rows, (number + 1) * self._rows)
+        for number, contrast in enumerate(self._others, 1):
+            contrast.live = slice(number * self._rows, (number + 1) * self._rows)
         outputs = self._model(**{**merged, CACHE: self._cache}, return_dict=True)
         assert outputs.logits is not None
-        for branch, logits in zip(self._branches, outputs.logits.split(self._rows)[1:], strict=True):
-            branch.live, branch.logits = None, logits[:, -1].float()
-            branch.kwargs = self._model._update_model_kwargs_for_generation({}, branch.kwargs)
-        return self._clean(outputs)
+        for contrast, logits in zip(self._others, outputs.logits.split(self._rows)[1:], strict=True):
+            contrast.live, contrast.logits = None, logits[:, -1].float()
+            contrast.kwargs = self._model._update_model_kwargs_for_generation({}, contrast.kwargs)
+        return self._main_rows(outputs)
 
     def reorder(self, cache: Cache, rows: Tensor) -> None:
         if self.stacked:
-            offsets = torch.arange(1 + len(self._branches), device=rows.device) * self._rows
-            rows = (offsets[:, None] + rows).flatten()  # (branches·rows,)
+            offsets = torch.arange(1 + len(self._others), device=rows.device) * self._rows
+            rows = (offsets[:, None] + rows).flatten()  # (passes·rows,)
         else:
-            for branch in self._branches:
-                branch.kwargs[CACHE].reorder_cache(rows)
+            for contrast in self._others:
+                contrast.kwargs[CACHE].reorder_cache(rows)
         super().reorder(cache, rows)
 
     # -- parts ---------------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def _alone(self, branch: Branch) -> Iterator[None]:
-        """Mark the forward within the context as one that runs this branch only."""
-        self._run.contrasting, branch.live = True, slice(0, self._rows)
-        try:
-            yield
-        finally:
-            self._run.contrasting, branch.live = False, None
-
-    def _keep(self, branch: Branch, outputs: CausalLMOutputWithPast) -> None:
+    def _keep(self, contrast: Contrast, outputs: CausalLMOutputWithPast) -> None:
         assert outputs.logits is not None
-        branch.logits = outputs.logits[:, -1].float()
-        branch.kwargs = self._model._update_model_kwargs_for_generation(outputs, branch.kwargs)
+        contrast.logits = outputs.logits[:, -1].float()
+        contrast.kwargs = self._model._update_model_kwargs_for_generation(outputs, contrast.kwargs)
 
-    def _next(self, branch: Branch, input_ids: Tensor) -> dict[str, Any]:
-        """Return the model's inputs for this branch at this step, with the tokens of the clean branch."""
-        cached = branch.kwargs.get("use_cache", True)
-        ids = input_ids[:, -1:] if cached else torch.cat([branch.ids, input_ids[:, self._prompt :]], dim=1)
-        prepared: dict[str, Any] = self._model.prepare_inputs_for_generation(
-            ids, next_sequence_length=1 if cached else None, **branch.kwargs
+    def _next(self, contrast: Contrast, input_ids: Tensor) -> dict[str, Any]:
+        """Return the model's inputs for this pass at this step, with the tokens of the main pass."""
+        cached = contrast.kwargs.get("use_cache", True)
+        ids = input_ids[:, -1:] if cached else torch.cat([contrast.ids, input_ids[:, self._prompt :]], dim=1)
+        inputs: dict[str, Any] = self._model.prepare_inputs_for_generation(
+            ids, next_sequence_length=1 if cached else None, **contrast.kwargs
         )
-        return prepared
+        return inputs
 
     def _join(self, parts: list[dict[str, Any]]) -> bool:
-        """Append the cached rows of all branches to the clean ones, padded on the left; return False if that is not possible."""
+        """Append the cached rows of all passes to the main ones, padded on the left; return False if that is not possible."""
         caches: list[Any] = [part.get(CACHE) for part in parts]
         if any(cache is None for cache in caches):
             return False
@@ -253,12 +224,12 @@ class Branches(ModelWrapper):
                         for layer, shift in zip(layers, shifts, strict=True)
                     ]
                     setattr(layers[0], name, torch.cat(padded))
-        self._cache, self._run.clean_shift = caches[0], shifts[0]
-        for branch, shift in zip(self._branches, shifts[1:], strict=True):
-            branch.shift, branch.kwargs[CACHE] = shift, self._cache
+        self._cache, self._main.shift = caches[0], shifts[0]
+        for contrast, shift in zip(self._others, shifts[1:], strict=True):
+            contrast.shift, contrast.kwargs[CACHE] = shift, self._cache
         return True
 
-    def _clean(self, outputs: CausalLMOutputWithPast) -> CausalLMOutputWithPast:
+    def _main_rows(self, outputs: CausalLMOutputWithPast) -> CausalLMOutputWithPast:
         """Remove the contrasted rows from the model's output."""
         for name in ("logits", "hidden_states", "attentions"):
             value = outputs.get(name)
@@ -269,20 +240,20 @@ class Branches(ModelWrapper):
         return outputs
 
     def _restore_cache(self) -> None:
-        """Remove the contrasted rows and the padding from the clean branch's cache."""
+        """Remove the contrasted rows and the padding from the main pass's cache."""
         if self._cache is None:
             return
         for layer in self._cache.layers:
             if layer.is_initialized and layer.keys.shape[0] > self._rows:
-                layer.keys = layer.keys[: self._rows, :, self._run.clean_shift :]
-                layer.values = layer.values[: self._rows, :, self._run.clean_shift :]
+                layer.keys = layer.keys[: self._rows, :, self._main.shift :]
+                layer.values = layer.values[: self._rows, :, self._main.shift :]
         self._cache = None
 
 
 def merge(parts: list[dict[str, Any]], shifts: list[int]) -> dict[str, Any] | None:
-    """Merge the inputs of several branches into those of one batch; None if they cannot be merged.
+    """Merge the inputs of several passes into those of one batch; None if they cannot be merged.
 
-    Masks are padded by each branch's shift; positions are explicit, so padding does not move them.
+    Masks are padded by each pass's shift; positions are explicit, so padding does not move them.
     """
     rows = parts[0]["input_ids"].shape[0]
     merged: dict[str, Any] = {}
@@ -317,7 +288,7 @@ def merge(parts: list[dict[str, Any]], shifts: list[int]) -> dict[str, Any] | No
 
 
 def _on_one_device(values: list[Tensor]) -> list[Tensor]:
-    """Move all values to the first one's device; a branch's values may be on the vision tower's device."""
+    """Move all values to the first one's device; a pass's values may be on the vision tower's device."""
     return [value.to(values[0].device) for value in values]
 
 
