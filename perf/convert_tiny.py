@@ -34,10 +34,9 @@ def read_weights() -> Weights:
 
 
 def write_mlx(folder: Path) -> Path:
-    """Copy the model, with the name that mlx-vlm has for its vision tower."""
+    """Copy the model with its weights in float32, in which mlx-vlm then computes."""
     shutil.copytree(SOURCE, folder, dirs_exist_ok=True)
-    renamed = {k.replace("vision_tower.", "vision_tower.vision_model.", 1): v for k, v in read_weights().items()}
-    save_file(renamed, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(read_weights(), folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 
@@ -133,10 +132,10 @@ def _write_encoder(path: Path, config: dict[str, Any], width: int, weights: Weig
     layers = config["num_hidden_layers"]
     out.add_vision_block_count(layers + 1)  # llama.cpp leaves out the last block of LLaVA's encoder
 
-    embeddings = "vision_tower.embeddings."
-    out.add_tensor("v.class_embd", weights[f"{embeddings}class_embedding"])
-    out.add_tensor("v.patch_embd.weight", weights[f"{embeddings}patch_embedding.weight"])
-    out.add_tensor("v.position_embd.weight", weights[f"{embeddings}position_embedding.weight"])
+    tower = "vision_tower.vision_model."
+    out.add_tensor("v.class_embd", weights[f"{tower}embeddings.class_embedding"])
+    out.add_tensor("v.patch_embd.weight", weights[f"{tower}embeddings.patch_embedding.weight"])
+    out.add_tensor("v.position_embd.weight", weights[f"{tower}embeddings.position_embedding.weight"])
     names = {
         "attn_q": "self_attn.q_proj",
         "attn_k": "self_attn.k_proj",
@@ -148,12 +147,12 @@ def _write_encoder(path: Path, config: dict[str, Any], width: int, weights: Weig
         "ffn_down": "mlp.fc2",
     }
     for kind in ("weight", "bias"):
-        out.add_tensor(f"v.pre_ln.{kind}", weights[f"vision_tower.pre_layrnorm.{kind}"])
+        out.add_tensor(f"v.pre_ln.{kind}", weights[f"{tower}pre_layrnorm.{kind}"])
         out.add_tensor(f"mm.0.{kind}", weights[f"multi_modal_projector.linear_1.{kind}"])
         out.add_tensor(f"mm.2.{kind}", weights[f"multi_modal_projector.linear_2.{kind}"])
         for layer in range(layers + 1):
             for new, old in names.items():
-                value = weights[f"vision_tower.encoder.layers.{min(layer, layers - 1)}.{old}.{kind}"]
+                value = weights[f"{tower}encoder.layers.{min(layer, layers - 1)}.{old}.{kind}"]
                 out.add_tensor(f"v.blk.{layer}.{new}.{kind}", value)
     _finish(out)
 

@@ -213,7 +213,10 @@ def _scale_language(model: LlavaForConditionalGeneration, shape: Shape) -> None:
 
 
 def save(model: LlavaForConditionalGeneration, processor: Any, folder: Path) -> None:
-    """Write float16 weights with a float32 configuration, so that a plain load computes in float32."""
+    """Write float16 weights with a float32 configuration, so that a plain load computes in float32.
+
+    Tensors have the names of published LLaVA checkpoints, which vLLM and mlx-vlm read too.
+    """
     from safetensors.torch import load_file, save_file
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -223,6 +226,11 @@ def save(model: LlavaForConditionalGeneration, processor: Any, folder: Path) -> 
         model.save_pretrained(folder)
         processor.save_pretrained(folder)
     path = folder / "model.safetensors"
-    halves = {name: value.half() if value.is_floating_point() else value for name, value in load_file(path).items()}
-    save_file(halves, path, metadata={"format": "pt"})
+    published = {
+        name.replace("vision_tower.", "vision_tower.vision_model.", 1): value.half()
+        if value.is_floating_point()
+        else value
+        for name, value in load_file(path).items()
+    }
+    save_file(published, path, metadata={"format": "pt"})
     path.chmod(0o644)

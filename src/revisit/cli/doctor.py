@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
+from collections import Counter
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -29,17 +31,32 @@ def doctor(
     ),
     trust_remote_code: bool = options.TRUST_REMOTE_CODE,
     as_json: bool = options.JSON,
+    gpu: bool = typer.Option(
+        False, "--gpu", help="Compute on the GPU, and compare with the reference; takes a few minutes."
+    ),
+    with_vllm: bool = typer.Option(False, "--vllm", help="With --gpu, also start vLLM with and without the plug-in."),
+    out: Path | None = typer.Option(
+        None, help="With --gpu, write the report as JSON, without paths, prompts or host names."
+    ),
 ) -> None:
     """Check the installation, or whether ReVisiT supports a model before you download it.
 
     For a model, print its vision tokens, layers and memory. Exit status: 0 if it is supported, 1 if it is not, 2 if it cannot be
     read.
 
+    With --gpu, decode and compare on this machine's GPU. Exit status: 0 if everything is right, 1 if something is wrong, 2 if it is
+    right but slow, or if there is no GPU.
+
     Examples:
 
       revisit doctor
       revisit doctor llava-hf/llava-1.5-7b-hf --image-size 1024 768 --json
+      revisit doctor Qwen/Qwen2.5-VL-7B-Instruct --gpu --vllm --out report.json
     """
+    if gpu:
+        raise typer.Exit(check_gpu(model or "tiny", with_vllm, out))
+    if with_vllm or out is not None:
+        raise RevisitError("--vllm and --out need --gpu.")
     facts, problems, warnings = None, list[str](), list[str]()
     if model is not None:
         load_config(model, trust_remote_code=trust_remote_code)  # a wrong name fails before torch is imported
@@ -62,6 +79,29 @@ def doctor(
             print(f"! {warning}")
     if problems:
         raise typer.Exit(1)
+
+
+def check_gpu(model: str, with_vllm: bool, out: Path | None) -> int:
+    """Print every check as it ends, then the verdict; return the exit status."""
+    from revisit.cli import gpu_doctor
+    from revisit.io.files import write_json
+
+    results = []
+    for check in gpu_doctor.checks(model, with_vllm):
+        results.append(check)
+        threshold = f"  (limit: {check.threshold})" if check.threshold else ""
+        print(f"{check.status:11}  {check.name}: {check.value}{threshold}".removesuffix(": "), flush=True)
+    counts = Counter(check.status for check in results)
+    status = gpu_doctor.status(results)
+    verdict = ("Everything is right.", "Something is wrong: see FAIL above.", "Right as far as it could be checked.")[
+        status
+    ]
+    print(f"\n{verdict} {', '.join(f'{count} {name}' for name, count in counts.items())}.")
+    if out is not None:
+        write_json(
+            out, {"revisit": revisit.__version__, "status": status, "checks": [check._asdict() for check in results]}
+        )
+    return status
 
 
 def machine_rows() -> Iterator[tuple[str, str]]:

