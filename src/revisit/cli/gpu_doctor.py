@@ -286,7 +286,7 @@ def serving(name: str) -> Iterator[Check]:
             }
             environ |= {"REVISIT_VLLM": str(int(layers is not None)), "REVISIT_VLLM_LAYERS": layers or ""}
             job = json.dumps({"model": name, "layers": layers, "eager": eager})
-            command = [sys.executable, "-m", "revisit.vllm.probe", job]
+            command = [sys.executable, "-m", "revisit.cli.vllm_probe", job]
             done = subprocess.run(command, env=environ, capture_output=True, text=True)
             if done.returncode:
                 reasons = [line for line in done.stderr.splitlines() if "Error: " in line]

@@ -1,4 +1,4 @@
-"""One vLLM engine for `revisit doctor --gpu --vllm`: `python -m revisit.vllm.probe JOB` prints the tokens of its requests as JSON."""
+"""One vLLM engine for `revisit doctor --gpu --vllm`: `python -m revisit.cli.vllm_probe JOB` prints the tokens of its requests as JSON."""
 
 from __future__ import annotations
 
