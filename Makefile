@@ -6,7 +6,7 @@ PIP     = $(@D)/bin/pip --disable-pip-version-check
 # The directory of installed packages, which some test environments patch.
 SITE    = "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 
-.PHONY: demo test test-device test-faults test-browser test-vllm test-vllm-previous test-ray test-triton test-mlx test-llama-cpp test-floor test-torchvision lint format docs clean
+.PHONY: demo test test-device test-faults test-strangers test-browser test-vllm test-vllm-previous test-ray test-triton test-mlx test-llama-cpp test-floor test-torchvision lint format docs clean
 
 # Reinstall the package if its version or compiled code changes.
 BUILD  := pyproject.toml setup.py src/revisit/__init__.py src/revisit/step/compiled/kernel.c
@@ -91,6 +91,19 @@ test-torchvision: .venv-torchvision/.installed  ## the model families whose imag
 
 test-ray: .venv-ray/.installed  ## evaluation on a local Ray cluster of two nodes, with killed workers and a killed node
 	.venv-ray/bin/python -m pytest -o addopts= -W default tests/eval/test_ray_engine.py tests/faults/test_ray_kills.py
+
+# inspect-ai needs a newer client of OpenAI than instructor allows, which works with it.
+STRANGERS := accelerate datasets pandas peft torchao optimum-quanto xgrammar outlines openai litellm langchain-openai instructor \
+             inspect-ai pydantic-ai
+
+.venv-strangers/.installed: $(BUILD) constraints-strangers.txt
+	$(venv)
+	$(PIP) install -q -c constraints-strangers.txt -e ".[tiny,serve,json]" pytest pytest-timeout $(STRANGERS)
+	$(PIP) install -q --no-deps openai==3.49.0 jiter==0.19.0
+	touch $@
+
+test-strangers: .venv-strangers/.installed  ## adapters, quantized weights, grammars, tables and clients of other projects
+	.venv-strangers/bin/python -m pytest -o addopts= -W default tests/strangers
 
 # Neither Triton's interpreter nor its compiler needs a GPU.
 .venv-triton/.installed: $(BUILD) constraints.txt

@@ -114,3 +114,13 @@ def test_the_hub_folder_decodes_like_the_library(method: str, same: ReVisiT | st
     options = {"max_new_tokens": 8, "do_sample": False}
     loaded = model.generate(**inputs(), custom_generate=str(HUB), trust_remote_code=True, method=method, **options)
     assert loaded.tolist() == ours(model, same, **inputs(), **options).tolist()
+
+
+def test_the_hub_folder_decodes_prompts_without_an_image_plainly() -> None:
+    """As chats in `transformers serve` that begin without an image."""
+    model, processor = families.build("llava")
+    text = processor(text=["USER: Hello! ASSISTANT:"], return_tensors="pt")
+    options = {"max_new_tokens": 8, "do_sample": False}
+    with pytest.warns(UserWarning, match="without an image is decoded without revisit"):
+        answer = model.generate(**text, custom_generate=str(HUB), trust_remote_code=True, **options)
+    assert answer.tolist() == model.generate(**text, **options).tolist()

@@ -34,6 +34,7 @@ from revisit.decoding.recorder import EndedRows, Recorder
 from revisit.decoding.speculation import Speculation
 from revisit.decoding.trace import Trace
 from revisit.errors import RevisitError, brief
+from revisit.forward.adapters import follow_rows
 from revisit.forward.contrast import Contrasted
 from revisit.forward.passes import Passes, advance
 from revisit.forward.prompt import CACHE, Prompt
@@ -92,6 +93,8 @@ def decode_call(
         ended = EndedRows(criteria, input_ids.shape[1], config.num_beams > 1)
         if stop_strings is not None:
             ended.append(StopStringCriteria(prompt.processor.tokenizer, stop_strings))  # type: ignore[arg-type]
+        if hasattr(model, "peft_config"):
+            follow_rows(model.get_decoder(), len(input_ids), stack)
         recorder = Recorder(trace, method, prompt, ended, stack)
         loop = Loop(method, prompt, Passes(prompt, stack), recorder, mode, LogitsProcessorList(processors), arguments)
         return loop.finish(method.decode(prompt, loop.passes, loop))

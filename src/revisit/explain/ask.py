@@ -24,6 +24,7 @@ from revisit.explain.support import answer_text
 from revisit.models import DESCRIBE
 from revisit.models.config import name_of
 from revisit.models.geometry import layout_of
+from revisit.models.images import ImageList
 from revisit.models.loading import loaded_pair
 from revisit.models.parts import ModelParts
 from revisit.models.prompts import need_question, prepare_opened
@@ -179,7 +180,7 @@ def ask(
 @validated
 def ask_many(
     model: str | Path | Model | tuple[Model, Processor],
-    images: Sequence[ImageLike | Sequence[ImageLike] | None] | None = None,
+    images: ImageList = None,
     question: str = DESCRIBE,
     method: MethodLike = "revisit",
     *,

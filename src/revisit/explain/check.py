@@ -15,6 +15,7 @@ from revisit.explain.checked import Check
 from revisit.explain.support import ModelText, read_texts, support
 from revisit.models import DESCRIBE
 from revisit.models.config import name_of
+from revisit.models.images import ImageList, TextList
 from revisit.models.loading import loaded_pair
 from revisit.models.parts import ModelParts
 from revisit.models.prompts import chat_text, check_no_image_tokens, encode, need_question
@@ -74,8 +75,8 @@ def check(
 @validated
 def check_many(
     model: str | Path | Model | tuple[Model, Processor],
-    images: Sequence[ImageLike | Sequence[ImageLike] | None] | None = None,
-    texts: Sequence[str] = (),
+    images: ImageList = None,
+    texts: TextList = (),
     prompt: str | None = None,
     *,
     videos: Sequence[VideoLike | Sequence[VideoLike] | None] | None = None,

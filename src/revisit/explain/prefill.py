@@ -12,7 +12,7 @@ from torch import Tensor
 
 from revisit.forward.states import Capture, Hooks, forced_inputs, last_logits, saved_positions
 from revisit.models.head import Head, head_device
-from revisit.models.parts import ModelParts, check_context, no_image, vision_mask
+from revisit.models.parts import ModelParts, check_context, no_image, running, vision_mask
 from revisit.step.reference import CHUNK_NUMBERS
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def watch_prefill(model: Model, inputs: Inputs, layers: Sequence[int]) -> Iterat
             capture.release()
             hooks.release()
 
-        hooks.output(model, finish)
+        hooks.output(running(model), finish)
         yield prompts
 
 

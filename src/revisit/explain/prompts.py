@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from revisit.decoding.generate import generate
-from revisit.models.parts import vision_token_ids
+from revisit.models.parts import running, vision_token_ids
 
 if TYPE_CHECKING:
     from revisit.decoding.method import MethodLike
@@ -34,7 +34,7 @@ def sent_prompts(model: Model, processor: Processor, method: MethodLike, inputs:
             tokens = tuple(ids[0].tolist())
             runs[tokens] = runs.get(tokens, 0) + 1
 
-    hook = model.register_forward_pre_hook(note, with_kwargs=True)
+    hook = running(model).register_forward_pre_hook(note, with_kwargs=True)
     try:
         generate(model, **inputs, method=method, processor=processor, max_new_tokens=1, do_sample=False)
     finally:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from revisit.errors import RevisitError
 from revisit.forward.states import Hooks, Pass, normed
-from revisit.models.head import Head
+from revisit.models.head import Head, has_plain_weight
 from revisit.models.parts import ModelParts, describe
 
 PACK_FROM = 1 << 24  # numbers in a head's weight above which packing pays off
@@ -30,7 +30,7 @@ def packs(head: nn.Module) -> bool:
     """Return whether products with this head are faster with a packed copy of its weight."""
     weight = getattr(head, "weight", None)
     return (
-        type(head) is nn.Linear
+        has_plain_weight(head)
         and weight is not None
         and weight.device.type == "cpu"
         and weight.dtype == torch.float32

@@ -405,7 +405,7 @@ def known_head(parts: ModelParts) -> Head:
         return head
     model: Any = parts.model
     states: list[Tensor] = []
-    token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+    token = torch.zeros(1, 1, dtype=torch.long, device=head_device(parts.head))
     with ExitStack() as stack, saved_positions(model, clear=True):
         Hooks(stack).state(parts, parts.depth, states.append)
         logits = model(input_ids=token, use_cache=False).logits

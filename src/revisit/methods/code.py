@@ -18,11 +18,13 @@ from torch import Tensor
 from revisit.decoding.contrastive import Contrastive
 from revisit.decoding.method import Step
 from revisit.decoding.prompt_edits import Edit, around_image, edited, image_edges, image_span, new_tokens, text_ids
+from revisit.forward.adapters import row_adapters
 from revisit.forward.passes import Passes
 from revisit.forward.pixels import item_digests
 from revisit.forward.prompt import Prompt
 from revisit.forward.states import hooks_paused, saved_positions
 from revisit.models import families
+from revisit.models.identity import state_of
 from revisit.models.outputs import end_tokens, until_end
 from revisit.models.types import Model, Processor
 from revisit.registry import PositiveNumber
@@ -94,7 +96,12 @@ def descriptions(prompt: Prompt, request: tuple[Tokens, Tokens], edges: families
     """Return the token ids of each item's description without the end token; () for items without an image."""
     cached = _DESCRIPTIONS.setdefault(prompt.model, {})
     ends = tuple(sorted(end_tokens(prompt.config)))
-    keys = [(digest, request, length, ends) for digest in item_digests(prompt)]
+    state, adapters = state_of(prompt.model, prompt.processor), row_adapters(prompt.model) or ["same"]
+    digests = item_digests(prompt)
+    keys = [
+        (digest, request, length, ends, state, adapters[item * len(adapters) // len(digests)])
+        for item, digest in enumerate(digests)
+    ]
     has_image = prompt.has_image[:: prompt.rows_per_item].tolist()
     if any(image and key not in cached for key, image in zip(keys, has_image, strict=True)):
         for key, text in zip(keys, _describe(prompt, request, edges, length), strict=True):

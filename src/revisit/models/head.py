@@ -7,9 +7,9 @@ a state and the logits that the model computed from it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -121,7 +121,7 @@ class Head:
     def device(self) -> torch.device:
         return head_device(self.module)
 
-    @property
+    @cached_property
     def linear(self) -> LinearHead:
         """A head whose rows can be gathered."""
         return LinearHead(*rows_of(self.module), self.transform)
@@ -195,6 +195,22 @@ def declared_transforms(text_config: Any) -> Sequence[Transform | None]:
     return transforms
 
 
+def plain_tensors(value: object) -> Iterator[Tensor]:
+    """Yield a tensor, or the tensors that a quantized one consists of; nothing for other values."""
+    if isinstance(value, Tensor) and hasattr(value, "__tensor_flatten__"):
+        for name in value.__tensor_flatten__()[0]:
+            yield from plain_tensors(getattr(value, name))
+    elif isinstance(value, Tensor):
+        yield value
+
+
+def has_plain_weight(module: nn.Module) -> bool:
+    """Return whether a head is a linear layer with a weight that can be read: not quantized, wrapped or off-loaded."""
+    weight = getattr(module, "weight", None)
+    readable = weight is not None and weight.is_floating_point() and not weight.is_meta
+    return type(module) is nn.Linear and readable and not hasattr(weight, "__tensor_flatten__")
+
+
 def head_device(module: nn.Module) -> torch.device:
     """Return the device on which a head computes."""
     device = next(module.parameters()).device
@@ -206,35 +222,42 @@ def head_device(module: nn.Module) -> torch.device:
 # -- rows ----------------------------------------------------------------------------------------------------------
 
 Rows = tuple[Tensor, Tensor | None]  # (V, d) weight, (V,) bias
-# Heads that cannot be indexed -> the version of their weights, and their rows.
-_COMPUTED: WeakKeyDictionary[nn.Module, tuple[object, Rows]] = WeakKeyDictionary()
-
-
-def rows_of(module: nn.Module) -> Rows:
-    """Return the weight and bias of a head; those of a quantized, wrapped or off-loaded one are computed once."""
-    weight = getattr(module, "weight", None)
-    if type(module) is nn.Linear and weight is not None and weight.is_floating_point() and not weight.is_meta:
-        return weight, module.bias
-    version = [(id(part), part._version) for part in module.parameters() if not part.is_meta]
-    known = _COMPUTED.get(module)
-    if known is None or known[0] != version:
-        known = _COMPUTED[module] = version, compute_rows(module, head_device(module))
-    return known[1]
+# Heads that cannot be indexed -> their logits for one state, and their rows.
+_COMPUTED: WeakKeyDictionary[nn.Module, tuple[Tensor, Rows]] = WeakKeyDictionary()
 
 
 @torch.no_grad()
-def compute_rows(module: nn.Module, device: torch.device, chunk: int = 512) -> Rows:
-    """Compute the weight (V, d) and bias of a head that cannot be indexed (quantized, wrapped, off-loaded) from unit states."""
+def rows_of(module: nn.Module) -> Rows:
+    """Return the weight and bias of a head. Those of a quantized, wrapped or off-loaded one are computed, and kept until they change."""
+    if has_plain_weight(module):
+        return module.weight, module.bias  # type: ignore[return-value]
+    width = head_width(module)
+    dtype = next((p.dtype for p in module.parameters() if p.dtype in HALF), torch.float32)
+    state = torch.linspace(-1, 1, width, dtype=dtype, device=head_device(module))
+    logits = module(state[None])[0]  # (V,) change with adapters, which may be switched without changing a weight
+    known = _COMPUTED.get(module)
+    if known is None or not torch.equal(known[0], logits):
+        known = _COMPUTED[module] = logits, compute_rows(module, state)
+    return known[1]
+
+
+def head_width(module: nn.Module) -> int:
+    """Return the size of the states that a head takes."""
     width = getattr(module, "in_features", None) or getattr(getattr(module, "base_layer", None), "in_features", None)
     if not isinstance(width, int):
         raise RevisitError(
             f"The LM head is a {type(module).__name__} whose rows cannot be read and whose width is not declared (in_features), so "
             "vision tokens cannot be projected: load the model with a plain head."
         )
-    dtype = next((p.dtype for p in module.parameters() if p.dtype in HALF), torch.float32)
-    bias = module(torch.zeros(1, width, device=device, dtype=dtype))[0]  # (V,)
+    return width
+
+
+def compute_rows(module: nn.Module, like: Tensor, chunk: int = 512) -> Rows:
+    """Compute the weight (V, d) and bias of a head from its logits for unit states, which are `like` a state (d,)."""
+    width = len(like)
+    bias = module(torch.zeros_like(like)[None])[0]  # (V,)
     weight = bias.new_empty(len(bias), width)
     for start in range(0, width, chunk):
-        units = torch.eye(width, dtype=dtype, device=device)[start : start + chunk]
+        units = torch.eye(width, dtype=like.dtype, device=like.device)[start : start + chunk]
         weight[:, start : start + chunk] = (module(units) - bias).T
     return weight, bias if bool(bias.any()) else None

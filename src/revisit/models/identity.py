@@ -261,6 +261,16 @@ def loaded_fingerprint(model: Model, processor: Processor) -> str:
     return unless_unidentified("This model", identify)
 
 
+def state_of(model: Model, processor: Processor) -> str:
+    """Return a hash of what may differ between two calls of a loaded model, without reading its weights."""
+
+    def identify() -> list[Any]:
+        weights = [(weight.data_ptr(), weight._version) for weight in model.parameters()]
+        return [weights, list(_changes(model, processor))]
+
+    return unless_unidentified("This model", identify)
+
+
 def _tensor_hash(tensor: Tensor) -> list[Any]:
     import torch
 

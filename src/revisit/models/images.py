@@ -8,14 +8,15 @@ import io
 import logging
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from PIL import Image as pil
 from PIL import ImageOps, UnidentifiedImageError
 from PIL.Image import Image
+from pydantic import BeforeValidator
 
 from revisit.errors import RevisitError
 from revisit.io.finder import image_files
@@ -69,12 +70,28 @@ def open_image(source: ImageLike, *, max_pixels: int = MAX_PIXELS, scale: Scale 
     return read_image(bytes(source), "given as bytes", max_pixels=max_pixels, scale=scale)
 
 
-def open_images(source: ImageLike | Sequence[ImageLike], scale: Scale | None = None) -> list[Image]:
-    """Open one image or a list of images, which must not be empty."""
-    sources: list[Any] = list(source) if isinstance(source, (list, tuple)) else [source]
-    if not sources:
-        raise RevisitError("No image was given; pass at least one.")
-    return [open_image(image, scale=scale) for image in sources]
+def listed(source: Any) -> Sequence[Any] | None:
+    """Return several images as a sequence: a list, or a column of a table, which may read each image when it is used.
+
+    None for a single image.
+    """
+    kind = getattr(getattr(source, "dtype", None), "kind", "")
+    pixels = hasattr(source, "__array__") and kind != "O"  # a column of objects is no array of pixels
+    if pixels or isinstance(source, (str, bytes, bytearray, memoryview, Mapping)) or not hasattr(source, "__getitem__"):
+        return None
+    return source if isinstance(source, Sequence) else list(source)
+
+
+def _need_images(source: object) -> Sequence[Any] | None:
+    images = listed(source)
+    if images is None and source is not None:
+        raise RevisitError(f"The images must be a list or a column of a table, not {source!r:.80}.")
+    return images
+
+
+# For functions that are `validated`: pydantic alone would copy a column, and so read all of its images.
+ImageList = Annotated[Any, BeforeValidator(_need_images)]
+TextList = Annotated[list[str], BeforeValidator(lambda texts: texts if listed(texts) is None else list(texts))]
 
 
 def original_size(image: Image) -> Size:

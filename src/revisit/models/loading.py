@@ -15,6 +15,7 @@ from transformers.utils.hub import cached_file
 from revisit.errors import RevisitError, brief
 from revisit.models.config import EMBEDDED, HUB, is_embedded, load_config, read_object, resolve
 from revisit.models.devices import default_device, emulates_bfloat16
+from revisit.models.head import plain_tensors
 from revisit.models.processors import keep_processor, load_processor, processor_of
 from revisit.models.types import Model, Processor
 
@@ -175,8 +176,8 @@ def _not_finite(model: Model) -> list[str]:
     """List the tensors that contain infinities or NaN; waits for the device only once."""
     names, extremes = [], []
     scattered = len({parameter.device for parameter in model.parameters()}) > 1
-    for name, tensor in model.state_dict().items():
-        if not isinstance(tensor, torch.Tensor) or tensor.is_meta or not tensor.numel():
+    for name, tensor in ((name, part) for name, value in model.state_dict().items() for part in plain_tensors(value)):
+        if tensor.is_meta or not tensor.numel():
             continue
         if tensor.is_floating_point() and tensor.element_size() > 1:  # float8 has no aminmax
             pair = torch.stack(torch.aminmax(tensor.detach())).float()  # (2,)

@@ -87,6 +87,11 @@ class ModelParts:
         config, what = model.config, describe(model)
         if reason := unsupported(config, what):
             raise RevisitError(reason)
+        if count := virtual_tokens(model):
+            raise RevisitError(
+                f"Prompt tuning puts {count} virtual tokens before the prompts of {what}, so the image is not where the prompt has it: use "
+                "an adapter inside the layers, such as LoRA, or method='greedy'."
+            )
         head = _head(model)
         if head is None:
             raise RevisitError(f"{what} has no LM head (get_output_embeddings() is None).")
@@ -99,6 +104,24 @@ class ModelParts:
         if getattr(weights[1], "is_meta", False):  # off-loaded: nothing to compare
             tied = declares_tied_head(config)
         return cls(model, decoder, layers, head, tied, vision_token_ids(config))
+
+
+def running(model: Model) -> Model:
+    """Return the model whose forward pass runs when this one generates: it may be compiled, or wrapped by adapters (peft)."""
+    inner = getattr(model, "_orig_mod", None)
+    if inner is None and hasattr(model, "get_base_model"):
+        inner = model.get_base_model()
+    return model if inner is None or inner is model else running(inner)
+
+
+def virtual_tokens(model: Model) -> int:
+    """Return the number of tokens that an adapter (peft's prompt learning) puts before every prompt."""
+    prepares = getattr(model, "prepare_inputs_for_generation", None)
+    for part in (model, getattr(prepares, "__self__", None)):
+        adapter = getattr(part, "active_peft_config", None)
+        if getattr(adapter, "is_prompt_learning", False):
+            return int(adapter.num_virtual_tokens)
+    return 0
 
 
 def unsupported(config: Any, what: str) -> str | None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from revisit.errors import RevisitError, brief
 from revisit.models import families
+from revisit.models.images import listed
 from revisit.models.reader import opener
 from revisit.video.clip import Sampling, Video
 from revisit.video.opening import as_videos
@@ -125,31 +126,33 @@ def _as_batch(
         )
     if isinstance(prompts, str):
         image_list: list[Any] = _as_list(images)
-        if len(image_list) == 1 and isinstance(image_list[0], (list, tuple)):  # [[image]], as for a batch of one
-            image_list = list(image_list[0])
+        if len(image_list) == 1 and (inner := listed(image_list[0])) is not None:  # [[image]], as for a batch of one
+            image_list = list(inner)
         return [prompts], [image_list], [as_videos(videos)]
-    if not isinstance(prompts, (list, tuple)) or not all(isinstance(prompt, str) for prompt in prompts):
+    texts = listed(prompts)
+    if texts is None or not all(isinstance(text, str) for text in texts):
         raise RevisitError(
             "The prompt must be a string or a list of strings, followed by the images: prepare(processor, prompt, image)."
         )
-    if not prompts:
+    if not len(texts):
         raise RevisitError("The list of prompts is empty.")
-    rows = {"images": images, "videos": videos}
-    for kind, given in rows.items():
-        rows[kind] = batch = [None] * len(prompts) if given is None else given
-        if not isinstance(batch, (list, tuple)) or len(batch) != len(prompts):
-            count = len(batch) if isinstance(batch, (list, tuple)) else 1
+    rows: dict[str, Any] = {}
+    for kind, given in {"images": images, "videos": videos}.items():
+        rows[kind] = batch = [None] * len(texts) if given is None else listed(given)
+        if batch is None or len(batch) != len(texts):
+            count = 1 if batch is None else len(batch)
             one = kind.removesuffix("s")
             raise RevisitError(
-                f"There are {len(prompts)} prompts but {kind} for {count}: pass a list with one {one}, or a list, for each prompt."
+                f"There are {len(texts)} prompts but {kind} for {count}: pass a list with one {one}, or a list, for each prompt."
             )
-    return list(prompts), [_as_list(entry) for entry in rows["images"]], [as_videos(entry) for entry in rows["videos"]]
+    return list(texts), [_as_list(entry) for entry in rows["images"]], [as_videos(entry) for entry in rows["videos"]]
 
 
 def _as_list(images: Any) -> list[ImageLike]:
     if images is None:
         return []
-    return list(images) if isinstance(images, (list, tuple)) else [images]
+    several = listed(images)
+    return [images] if several is None else list(several)
 
 
 def encode(
@@ -176,7 +179,8 @@ def encode(
         )
     except Exception as error:  # processors raise many kinds
         raise RevisitError(f"The model's processor cannot encode this prompt: {brief(error)}") from error
-    return inputs if device is None else inputs.to(device)  # type: ignore[no-any-return]
+    keeps = device is None or str(device) == "meta"  # an off-loaded model moves its inputs itself
+    return inputs if keeps else inputs.to(device)  # type: ignore[no-any-return]
 
 
 def _video_inputs(videos: Sequence[Video]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import zip_longest
+from operator import getitem
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from weakref import WeakKeyDictionary
@@ -14,7 +15,7 @@ from PIL import Image as pil
 
 from revisit.errors import RevisitError
 from revisit.io.results import content_hash
-from revisit.models.images import Scale, Size, open_image, reduction
+from revisit.models.images import Scale, Size, listed, open_image, reduction
 from revisit.video.clip import Sampling, Visual
 from revisit.video.opening import as_videos, open_video
 
@@ -182,13 +183,18 @@ def opener(processor: Processor, sampling: Sampling) -> Callable[[Sources], list
 def open_visuals(sources: Sources, sampling: Sampling, scale: Scale | None = None) -> list[Visual]:
     """Open the images of a prompt, and then its videos; raise RevisitError if there is none."""
     images, videos = sources
-    listed = images if isinstance(images, (list, tuple)) else [] if images is None else [images]
-    opened = [open_image(image, scale=scale) for image in listed]
+    images = images() if callable(images) else images
+    several = [] if images is None else listed(images)
+    opened = [open_image(image, scale=scale) for image in ([images] if several is None else several)]
     return [*opened, *(open_video(video, sampling) for video in as_videos(videos))]
 
 
 def paired(images: Sequence[Any] | None, videos: Sequence[Any] | None) -> list[Sources]:
     """Return the images and the videos of each prompt; raise RevisitError if there is a prompt without any."""
+    if images is not None and not isinstance(
+        images, (list, tuple)
+    ):  # a column, whose images are read when they are used
+        images = [partial(getitem, images, number) for number in range(len(images))]
     pairs = list(zip_longest(images or (), videos or ()))
     if images and videos and len(images) != len(videos):
         raise RevisitError(
