@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -12,6 +12,7 @@ from revisit.cli import options
 from revisit.errors import Incomplete, RevisitError
 from revisit.eval.report.document import Table
 from revisit.eval.report.terminal import print_table
+from revisit.io.records import Fields
 from revisit.pages.document import check_page
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def check(
       revisit check captions.csv --out checks --labels objects
       revisit check --calibrate coco --model llava-hf/llava-1.5-7b-hf
     """
-    loading: dict[str, Any] = {
+    loading: Fields = {
         "dtype": dtype,
         "device_map": device_map,
         "trust_remote_code": trust_remote_code,
@@ -124,7 +125,7 @@ def check(
     def load(image: Image, name: str) -> tuple[Model, Processor]:
         return options.load_for_image(model, image, name, any_image=any_image, **loading)
 
-    summary: dict[str, Any] = {"file": str(source), "out": str(output)}
+    summary: Fields = {"file": str(source), "out": str(output)}
     if images is not None:
         captions = read_captions(source, images, field)
         identity = options.identity(model, dtype=dtype, device_map=device_map)
@@ -140,11 +141,11 @@ def _check_file(
     load: Callable[[Image, str], tuple[Model, Processor]],
     captions: list[Caption],
     output: Path,
-    identity: dict[str, Any],
-    settings: dict[str, Any],
+    identity: Fields,
+    settings: Fields,
     threshold: float | None,
     quiet: bool,
-) -> dict[str, Any]:
+) -> Fields:
     """Check a file of texts; return the summary."""
     from revisit.cli.progress import counted, resumable
     from revisit.explain.captions import check_captions, write_summary
@@ -154,7 +155,7 @@ def _check_file(
     return write_summary(captions, output, threshold, failures)
 
 
-def _print_summary(summary: dict[str, Any], as_json: bool) -> None:
+def _print_summary(summary: Fields, as_json: bool) -> None:
     """Print the results of a file of texts, and end with their exit status."""
     from revisit.cli.progress import plural
 
@@ -178,7 +179,7 @@ def _print_summary(summary: dict[str, Any], as_json: bool) -> None:
     raise typer.Exit(1 if summary.get("flagged") else 0)
 
 
-def _print_labels(found: dict[str, Any]) -> None:
+def _print_labels(found: Fields) -> None:
     """Print precision and recall by threshold."""
     from revisit.cli.progress import plural
 
@@ -217,7 +218,7 @@ def _print_check(result: Check, html: Path | None, as_json: bool) -> bool:
     return bool(flagged)
 
 
-def _calibrate(model: str, data: str, batch_size: int, quiet: bool, loading: dict[str, Any]) -> None:
+def _calibrate(model: str, data: str, batch_size: int, quiet: bool, loading: Fields) -> None:
     """Measure how well a model can check, and print the entry for its generation_config.json."""
     from revisit.eval.benchmarks.chair import Chair
     from revisit.eval.benchmarks.io.places import resolve_data

@@ -17,6 +17,7 @@ from revisit.cli import options
 from revisit.decoding.method import Method
 from revisit.decoding.settings import Decoding
 from revisit.errors import Incomplete, RevisitError
+from revisit.io.records import Fields
 from revisit.pages.document import check_page
 from revisit.registry import MAX_SEED
 
@@ -140,9 +141,9 @@ class Job:
     model: str
     prompt: str
     groups: list[Group]
-    methods: Sequence[tuple[str, dict[str, Any]]]  # the first one answers; the pages compare it with the others
+    methods: Sequence[tuple[str, Fields]]  # the first one answers; the pages compare it with the others
     decoding: Decoding
-    generation: dict[str, Any]  # as in the output
+    generation: Fields  # as in the output
     load: Callable[[Image, str], tuple[Model, Processor]]
 
     def answers(self, missing: Sequence[int], batch_size: int, pages: bool) -> Iterator[list[Any]]:
@@ -181,7 +182,7 @@ class Job:
         open_all = opener(pair[1], Sampling())
         return lambda group: open_all((group, None)), explain if pages else answer
 
-    def line(self, group: Group, answer: Decoded) -> dict[str, Any]:
+    def line(self, group: Group, answer: Decoded) -> Fields:
         """Return an answer as JSON values."""
         return {
             "images": list(group),
@@ -221,16 +222,14 @@ class Job:
             advance(len(batch), sum(isinstance(result, RevisitError) for *_, result in batch))
         return failures
 
-    def store(
-        self, advance: Advance, batch_size: int, output: Path, identity: dict[str, Any], method: Method
-    ) -> list[Failure]:
+    def store(self, advance: Advance, batch_size: int, output: Path, identity: Fields, method: Method) -> list[Failure]:
         """Add the answers that a folder does not have yet; return the groups that failed."""
         from revisit.io.results import Results
         from revisit.models.identity import foreign_code
 
         settings = {**identity, "prompt": self.prompt, "generation": self.generation, "method": self.methods[0]}
         settings["code"] = sorted(foreign_code(method))
-        failures: dict[Group, dict[str, Any]] = {}
+        failures: dict[Group, Fields] = {}
         with closing(Results(output / LINES, settings, lambda line: tuple(line["images"]))) as results:
             missing = results.missing((group, group) for group in self.groups)
             advance(len(self.groups) - len(missing), 0)

@@ -18,6 +18,7 @@ from revisit.errors import RevisitError
 from revisit.eval.benchmarks import find, names
 from revisit.eval.report.document import Table
 from revisit.eval.report.terminal import print_table
+from revisit.io.records import Fields
 from revisit.models import DESCRIBE, families
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 NAME = typer.Argument("", help="Name, or FILE.py:Class, to show in detail; by default all are listed.")
 
 
-def describe(cls: type[Settings]) -> list[dict[str, Any]]:
+def describe(cls: type[Settings]) -> list[Fields]:
     """List the settings of a class, its own first, ready for JSON: name, default, allowed values, description."""
     texts: dict[str, str] = {}
     for base in reversed(cls.__mro__):
@@ -75,7 +76,7 @@ def _list(rows: Iterable[Mapping[str, object]], columns: Mapping[str, str], as_j
     print_table(Table(tuple(columns.values()), lines, "", left=len(columns)))
 
 
-def _detail(row: dict[str, Any], settings: str, example: str, as_json: bool) -> None:
+def _detail(row: Fields, settings: str, example: str, as_json: bool) -> None:
     """Print one entry: its facts, its settings, and how to use it."""
     if as_json:
         options.print_json(row, indent=2)
@@ -91,7 +92,7 @@ def _detail(row: dict[str, Any], settings: str, example: str, as_json: bool) -> 
     print(f"Example:\n  {example}")
 
 
-def _method(cls: type[Method]) -> dict[str, Any]:
+def _method(cls: type[Method]) -> Fields:
     facts = {field: getattr(cls, field) for field in ("name", "summary", "cost", "source")}
     return {**facts, "settings": describe(cls)}
 
@@ -162,7 +163,7 @@ def models(as_json: bool = options.JSON) -> None:
         )
 
 
-def _benchmark(cls: type[Benchmark]) -> dict[str, Any]:
+def _benchmark(cls: type[Benchmark]) -> Fields:
     return {
         "name": cls.name,
         "title": cls.title,

@@ -39,6 +39,7 @@ from revisit.cli.serve import serve, ui
 from revisit.decoding.method import METHODS
 from revisit.errors import EXTRAS, RevisitError, missing
 from revisit.eval.benchmarks.base import BENCHMARKS
+from revisit.io.records import Fields
 
 # Exit statuses beside those of errors, which are 1 to 3; see sysexits.h.
 CRASHED, NO_OUTPUT = 70, 74
@@ -65,7 +66,7 @@ class Group(_PlainHelp, TyperGroup):
     """A group of subcommands."""
 
 
-HELP: dict[str, Any] = {"no_args_is_help": True, "context_settings": {"help_option_names": ["-h", "--help"]}}
+HELP: Fields = {"no_args_is_help": True, "context_settings": {"help_option_names": ["-h", "--help"]}}
 COMPLETIONS = {
     **dict.fromkeys(("method", "methods_", "compare_with"), options.completion(METHODS)),
     "benchmark": options.completion(BENCHMARKS),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from revisit.errors import RevisitError, printable
+from revisit.io.records import Fields
 from revisit.methods import parse_method
 from revisit.models import DESCRIBE
 from revisit.registry import MAX_BEAMS, MAX_SEED, Registry
@@ -51,7 +52,7 @@ def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
         print(f"{name}: {value}")
 
 
-def chosen_method(text: str, assignments: list[str]) -> tuple[str, dict[str, Any]]:
+def chosen_method(text: str, assignments: list[str]) -> tuple[str, Fields]:
     """Return the name and the settings of a method, from `--method` and `--set`."""
     from revisit.registry import parse_assignments
 
@@ -76,7 +77,7 @@ def load_for_image(model: str, image: Image, name: str, *, any_image: bool, **op
     return loaded, processor
 
 
-def identity(model: str, **options: Any) -> dict[str, Any]:
+def identity(model: str, **options: Any) -> Fields:
     """Return what identifies the answers of a model, without loading it."""
     from revisit import __version__
     from revisit.models.config import resolve

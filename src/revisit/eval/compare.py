@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import stdev
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from revisit.decoding.method_id import MethodId, value_text
 from revisit.errors import RevisitError, did_you_mean, unknown
@@ -20,6 +20,7 @@ from revisit.eval import statistics
 from revisit.eval.benchmarks.base import Metric, Scores
 from revisit.eval.controls import control_note
 from revisit.eval.log import Log, unfinished
+from revisit.io.records import Fields
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +133,7 @@ def compare(
 def group_of(log: Log) -> Group:
     """Return the settings that two logs must share to be compared."""
     spec = log.spec
-    shared: dict[str, Any] = {
+    shared: Fields = {
         "model": spec.model,
         "benchmark": spec.benchmark_name,
         "scorer": spec.scorer,

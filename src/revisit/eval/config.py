@@ -22,6 +22,7 @@ from revisit.eval.benchmarks.io.places import (
 )
 from revisit.eval.controls import REQUIRED_METHODS
 from revisit.eval.spec import label
+from revisit.io.records import Fields
 from revisit.models.config import EMBEDDED, describe_model, name_of
 from revisit.registry import Beams, Count, PositiveShare, Seed, Settings, Temperature, parse_list
 
@@ -97,7 +98,7 @@ class EvalConfig(Settings):
                 raise RevisitError(f"The {kind} {sorted(repeated)[0]!r} is listed twice; list each once.")
 
     @cached_property
-    def models(self) -> dict[str, Any]:
+    def models(self) -> Fields:
         """The models by name: the name itself, or a loaded pair."""
         first = next(iter(self.model), None) if isinstance(self.model, (tuple, list)) else self.model
         if hasattr(first, "generate"):
@@ -207,7 +208,7 @@ class EvalConfig(Settings):
         ]
 
     @cached_property
-    def engine_options(self) -> dict[str, Any]:
+    def engine_options(self) -> Fields:
         """The options of the engine; raises RevisitError for those that it does not have."""
         options = {name: getattr(self, name) for name in ("dtype", "device_map", "trust_remote_code")}
         for name in ("workers", "address"):

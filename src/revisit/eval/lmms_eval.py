@@ -21,6 +21,7 @@ from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Item
 from revisit.eval.engines.local import LocalEngine
+from revisit.io.records import Fields
 from revisit.models.config import describe_model
 from revisit.models.images import open_image
 from revisit.models.prompts import vision_texts
@@ -96,7 +97,7 @@ class Revisit(lmms):
         """Raise RevisitError: conversations are not supported."""
         raise RevisitError("The lmms-eval model `revisit` does not support multi-round tasks.")
 
-    def _batches(self, requests: Sequence[Any]) -> Iterator[tuple[list[int], dict[str, Any]]]:
+    def _batches(self, requests: Sequence[Any]) -> Iterator[tuple[list[int], Fields]]:
         """Yield (request numbers, their generation arguments): equal arguments, similar prompt length, longest first."""
         groups: dict[str, list[int]] = {}
         for number, request in enumerate(requests):

@@ -25,6 +25,7 @@ from revisit.eval import statistics
 from revisit.eval.benchmarks.base import Benchmark, Item, Scores, check_answers, ratio
 from revisit.eval.spec import Frozen, Spec, environment
 from revisit.io.files import LineFile, decode, digest, inside, open_regular, read_lines, slug, write_json
+from revisit.io.records import Fields
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class Request(Frozen):
     limit: int | None = None
     batch_size: int = 1
     excluded: int = 0  # items that are not in the subset
-    environment: dict[str, Any]
+    environment: Fields
 
     @property
     def command(self) -> str:
@@ -263,9 +264,9 @@ class Log:
         seconds = round(sum(answer.seconds for answer in answers), 3)
         return {**sums, "new_tokens": sum(len(answer.tokens) for answer in answers), "seconds": seconds}
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Fields:
         """Return the spec, the request and the numbers on the scale of the printed tables, as plain data."""
-        fields: dict[str, Any] = {
+        fields: Fields = {
             "log": self.path.name,
             "complete": self.scores is not None,
             **self.spec.model_dump(mode="json"),

@@ -23,6 +23,7 @@ from revisit.decoding.method_id import MethodId, changed, labelled
 from revisit.decoding.settings import Decoding
 from revisit.eval.benchmarks.base import Benchmark
 from revisit.io.files import digest
+from revisit.io.records import Fields
 from revisit.models.identity import foreign_code
 
 _REPORTED = ("torch", "transformers", "tokenizers", "numpy", "pillow", "scipy", "statsmodels", "nltk", "datasets")
@@ -42,17 +43,17 @@ class Spec(Frozen):
     device: str  # torch's name of the kind of device, such as "cuda"
     dtype: str  # torch's name, such as "bfloat16"
     method: MethodId  # with the settings that are not its defaults, and the control
-    settings: dict[str, Any]  # all settings of the method
+    settings: Fields  # all settings of the method
     code: list[str]  # "NAME SHA-256" of the code of a method or benchmark from outside this package
     benchmark: str  # label: name with every option that is not its default
     benchmark_name: str
-    options: dict[str, Any]  # of the benchmark
+    options: Fields  # of the benchmark
     scorer: str  # version of the scoring rule
-    decoding: dict[str, Any]  # length, sampling, beams
+    decoding: Fields  # length, sampling, beams
     seed: int  # of sampling; 0 without sampling
     engine: str
     libraries: dict[str, str | None]  # versions of this package and of those between the prompt and the text
-    batching: dict[str, Any] | None  # the batches, if answers could depend on them
+    batching: Fields | None  # the batches, if answers could depend on them
     subset: str = ""  # name of a selection of the items; empty: all
 
     @cached_property
@@ -119,7 +120,7 @@ def command_line() -> list[str]:
     return [program.parent.name if program.name == "__main__.py" else program.name, *sys.argv[1:]]
 
 
-def environment() -> dict[str, Any]:
+def environment() -> Fields:
     """Return the machine, the versions and the command line."""
     return {
         "revisit": revisit.__version__,

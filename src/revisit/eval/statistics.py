@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,11 +90,10 @@ def holm_levels(p_values: Sequence[float]) -> list[float]:
     return levels
 
 
-def _divide(numerators: Floats, denominators: Floats) -> Any:
+def _divide(numerators: Floats, denominators: Floats) -> Floats:
     """Divide two arrays of sums; NaN where the denominator is zero."""
-    return np.divide(
-        numerators, denominators, out=np.full(np.shape(numerators), np.nan), where=np.asarray(denominators) != 0
-    )
+    out = np.full(np.shape(numerators), np.nan)
+    return np.asarray(np.divide(numerators, denominators, out=out, where=np.asarray(denominators) != 0))
 
 
 def strata(name: str, value: float, per_item: Mapping[str, Terms]) -> list[str]:
@@ -198,30 +196,28 @@ def _proportion_scale(numerators: Floats, denominators: Floats, full: float) -> 
     return scale if bool((numerators <= denominators * scale).all()) else 0.0
 
 
-def _difference(sums: Floats) -> Any:
-    """Return the method's ratio minus the baseline's, from sums (4, ...): both numerators, then both denominators."""
-    return _divide(sums[1], sums[3]) - _divide(sums[0], sums[2])
+def _mean_difference(sums: Floats) -> Floats:
+    """Return the mean over runs of the method's ratio minus the baseline's.
+
+    The sums (4 * runs, ...) have four rows per run: both numerators, then both denominators, the baseline's first.
+    """
+    base, method, base_below, method_below = sums.reshape(-1, 4, *sums.shape[1:]).swapaxes(0, 1)
+    return np.asarray((_divide(method, method_below) - _divide(base, base_below)).mean(0))
 
 
-def _mean_difference(sums: Floats) -> Any:
-    """Return the mean over runs of `_difference`, from sums (4 * runs, ...): four rows per run."""
-    runs = sums.reshape(-1, 4, *sums.shape[1:])
-    return np.mean([_difference(run) for run in runs], axis=0)
-
-
-def _mean_ratio(sums: Floats) -> Any:
+def _mean_ratio(sums: Floats) -> Floats:
     """Return the mean over runs of a ratio, from sums (2 * runs, ...): the runs' numerators, then their denominators."""
     half = len(sums) // 2
-    return np.mean(_divide(sums[:half], sums[half:]), axis=0)
+    return np.asarray(_divide(sums[:half], sums[half:]).mean(0))
 
 
-def _bootstrap_mean(strata: Sequence[Floats], statistic: Callable[[Floats], Any], resamples: int) -> Floats:
+def _bootstrap_mean(strata: Sequence[Floats], statistic: Callable[[Floats], Floats], resamples: int) -> Floats:
     """Return the mean over strata of their bootstrap draws."""
     draws = [_bootstrap(terms, statistic, resamples, seed) for seed, terms in enumerate(strata)]
     return np.asarray(np.mean(draws, axis=0))
 
 
-def _bootstrap(terms: Floats, statistic: Callable[[Floats], Any], resamples: int, seed: int) -> Floats:
+def _bootstrap(terms: Floats, statistic: Callable[[Floats], Floats], resamples: int, seed: int) -> Floats:
     """Return `statistic` of the terms' sums on `resamples` draws of units with replacement; `terms` is (rows, units)."""
     rng, units = np.random.default_rng(seed), terms.shape[-1]
     varied = (terms != terms[:, :1]).any(-1)  # the sums of the other rows are the same in every draw
@@ -235,7 +231,7 @@ def _bootstrap(terms: Floats, statistic: Callable[[Floats], Any], resamples: int
 
 
 def _permutation(terms: Floats, resamples: int) -> float:
-    """Return the two-sided p-value of swapping the methods unit by unit; `terms` is (runs, 4, units), ordered as in `_difference`."""
+    """Return the two-sided p-value of swapping the methods unit by unit; `terms` is (runs, 4, units), ordered as in `_mean_difference`."""
     from scipy.stats import permutation_test
 
     units = terms.shape[-1]
@@ -244,15 +240,11 @@ def _permutation(terms: Floats, resamples: int) -> float:
     changed = np.flatnonzero(differs)
     if len(changed) == 1:  # both orders are equally likely
         return 1.0
-    # (2 * units,) for each run: the baseline's, then the method's
-    flat = [(run[:2].reshape(-1), run[2:].reshape(-1)) for run in terms]
+    flat = terms.reshape(len(terms), 2, -1)  # (runs, 2, 2 * units): numerators and denominators, the baseline's first
 
-    def on_swap(first: NDArray[np.int64], second: NDArray[np.int64], axis: int = -1) -> Any:
-        differences = []
-        for (numerators, denominators), same in zip(flat, fixed, strict=True):
-            sums = [numerators[first], numerators[second], denominators[first], denominators[second]]
-            differences.append(_difference(np.stack([s.sum(axis) + f for s, f in zip(sums, same, strict=True)])))
-        return np.mean(differences, axis=0)
+    def on_swap(first: NDArray[np.int64], second: NDArray[np.int64], axis: int = -1) -> Floats:
+        sums = [run[part][index].sum(axis) for run in flat for part in (0, 1) for index in (first, second)]
+        return _mean_difference(np.stack(sums) + fixed.reshape(-1, *[1] * (first.ndim - 1)))
 
     result = permutation_test(
         (changed, changed + units),

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from revisit.errors import RevisitError, brief, listed, need
 from revisit.io.files import path_within, read_blocks, read_file
@@ -31,9 +31,10 @@ IMAGES = ("image", "image_source", "image_file", "image_path", "img_path", "file
 
 
 T = TypeVar("T")
+Fields: TypeAlias = dict[str, Any]  # values by name: a JSON object, or keyword arguments
 
 
-class Record(dict[str, Any]):
+class Record(Fields):
     """One object of a file, with its place in the file for error messages."""
 
     def __init__(self, data: Mapping[str, Any], where: str) -> None:

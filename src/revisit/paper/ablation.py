@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from revisit.decoding.method_id import MethodId
 from revisit.eval.benchmarks.base import Metric
@@ -15,7 +15,7 @@ from revisit.eval.report.document import Block, Cell, Section, Table
 from revisit.eval.report.figures import Plot, Series, curves
 from revisit.eval.run import Reporter, run
 from revisit.io.files import inside, slug, write_json
-from revisit.io.records import read_json
+from revisit.io.records import Fields, read_json
 from revisit.methods.greedy import Greedy
 from revisit.methods.revisit import ReVisiT
 from revisit.paper.study import Stored, command, provenance
@@ -71,9 +71,9 @@ def _cell(value: object) -> str:
     return f"{value:g}".replace("e-0", "e-") if isinstance(value, float) else str(value)
 
 
-def read_panels(folder: Path) -> list[dict[str, Any]]:
+def read_panels(folder: Path) -> list[Fields]:
     """Return the panels that were run in a folder."""
-    panels: list[dict[str, Any]] = read_json(folder / FILE) if (folder / FILE).exists() else []
+    panels: list[Fields] = read_json(folder / FILE) if (folder / FILE).exists() else []
     return panels
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from revisit.errors import RevisitError, unknown
 from revisit.eval.report.document import Cell, Table
+from revisit.io.records import Fields
 
 # On the printed scale: value and 95 % interval, NaN where there is none.
 Measured: TypeAlias = tuple[float, float, float]
@@ -53,8 +54,8 @@ class Exhibit:
         return tuple(table(self.published)[self.models[0]]) if self.kind == "grid" else METHODS
 
 
-def _read(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(resources.files("revisit.paper").joinpath(f"data/{name}").read_text("utf-8"))
+def _read(name: str) -> Fields:
+    found: Fields = json.loads(resources.files("revisit.paper").joinpath(f"data/{name}").read_text("utf-8"))
     return found
 
 
@@ -77,7 +78,7 @@ def find(names: str) -> list[Exhibit]:
 
 
 @functools.cache
-def data() -> dict[str, Any]:
+def data() -> Fields:
     """Return the numbers, in `tables`, and their `source`."""
     return _read("published.json")
 

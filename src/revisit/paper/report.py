@@ -24,7 +24,7 @@ from revisit.eval.report.figures import forest
 from revisit.eval.run import Reporter
 from revisit.eval.spec import environment
 from revisit.io.files import inside, make_folder, slug, write_json
-from revisit.io.records import read_json
+from revisit.io.records import Fields, read_json
 from revisit.paper import ablation, cases, grounding, projection, steps
 from revisit.paper.study import CAPTIONS, Result, Stored, Subject, command, provenance
 
@@ -69,7 +69,7 @@ def run_study(name: str, subject: Subject, reporter: Reporter) -> Stored:
     return record
 
 
-def read_studies(folder: Path) -> list[dict[str, Any]]:
+def read_studies(folder: Path) -> list[Fields]:
     """Return the studies below a folder, in the order of `STUDIES`; `name` is unique in the folder."""
     studies = []
     for path in sorted(path for path in folder.rglob("*.json") if path.parent.name == FOLDER):
@@ -234,11 +234,11 @@ def provenance_section(sources: Mapping[str, Mapping[str, Any]]) -> Section:
     return Section("Provenance", [Table(heads, rows, "Commands, versions and machines.", left=5)])
 
 
-def sources_of(runs: Mapping[str, Sequence[Log]]) -> dict[str, dict[str, Any]]:
+def sources_of(runs: Mapping[str, Sequence[Log]]) -> dict[str, Fields]:
     """Return the different commands of all runs, as sources of `provenance_section`."""
-    sources: dict[str, dict[str, Any]] = {}
+    sources: dict[str, Fields] = {}
     for name, logs in runs.items():
-        commands: list[dict[str, Any]] = []
+        commands: list[Fields] = []
         for request in (log.request for log in logs):
             if request.environment not in commands:
                 commands.append(request.environment)

@@ -24,6 +24,7 @@ from revisit.eval.run import Reporter, run
 from revisit.eval.spec import command_line
 from revisit.explain.prefill import PromptStates, force
 from revisit.io.files import inside
+from revisit.io.records import Fields
 from revisit.methods import as_method
 from revisit.models.config import describe_model
 from revisit.models.images import open_image
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from revisit.models.types import Inputs, Model, Processor
 
 T = TypeVar("T")
-Result: TypeAlias = dict[str, Any]  # the measurements of a study, as JSON values
+Result: TypeAlias = Fields  # the measurements of a study, as JSON values
 Stored: TypeAlias = Mapping[str, Any]  # the same, read from a file
 
 CAPTIONS = "captions"  # folder of the studied captions, below the output
@@ -79,7 +80,7 @@ class Subject:
         """The object words that are single tokens of the model's tokenizer."""
         return ObjectVocabulary.of(self.loaded[1].tokenizer)
 
-    def inputs(self, items: Sequence[Item]) -> dict[str, Any]:
+    def inputs(self, items: Sequence[Item]) -> Fields:
         """Return the model's inputs for a batch of items."""
         model, processor = self.loaded
         return dict(
@@ -123,7 +124,7 @@ class Subject:
         texts = {name: tokens[:-1] if tokens and tokens[-1] in end else tokens for name, tokens in answers.items()}
         return [Caption(item, texts[item.id]) for item in self.items]
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Fields:
         """Return the settings that affect the result, as JSON values."""
         unused = {} if self.methods else dict.fromkeys(("methods", "max_new_tokens", "batch_size"))
         methods = "; ".join(self.methods)
@@ -195,7 +196,7 @@ def captions_text(result: Stored) -> str:
     )
 
 
-def without_vision(inputs: Inputs, vision_ids: Sequence[int]) -> dict[str, Any]:
+def without_vision(inputs: Inputs, vision_ids: Sequence[int]) -> Fields:
     """Return the inputs of one prompt without its vision tokens and its image."""
     ids = inputs["input_ids"]
     keep = ~vision_mask(ids, vision_ids)[0]  # (T,)

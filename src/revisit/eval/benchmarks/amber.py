@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import eq
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks import language
@@ -20,6 +20,7 @@ from revisit.eval.benchmarks.base import Benchmark, Item, Metric, PerUnit, Score
 from revisit.eval.benchmarks.io.download import Remote
 from revisit.eval.benchmarks.yes_no import parse_vlmevalkit
 from revisit.io import records
+from revisit.io.records import Fields
 
 # The published files at one commit, and the archive of images that its README links to.
 _FILES = "https://raw.githubusercontent.com/junyangwang0410/AMBER/534babf6bbfcce2e735c26289dedfb21cef3c939/data"
@@ -235,7 +236,7 @@ class Amber(Benchmark):
 
     def load(self, data_dir: Path) -> list[Item]:
         annotations, _, _, queries = self.files(data_dir)
-        notes: dict[str, dict[str, Any]] = {}  # id -> `meta` of the item
+        notes: dict[str, Fields] = {}  # id -> `meta` of the item
         for row in records.read_records(annotations):
             generative = row.need("type") == "generative"
             if self.part == "all" or (self.part == "generative") == generative:

@@ -18,7 +18,7 @@ from pydantic import BeforeValidator, ConfigDict
 
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks.io.download import Remote
-from revisit.io.records import AnswerRow, Record, folder
+from revisit.io.records import AnswerRow, Fields, Record, folder
 from revisit.registry import Registry, Settings
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Item:
     id: str
     prompt: str
     images: tuple[Path, ...] = ()
-    meta: dict[str, Any] = field(default_factory=dict)
+    meta: Fields = field(default_factory=dict)
     hash: str = ""  # of the prompt and the images' bytes, set when they are read; answers are stored with it
     image_hashes: tuple[str, ...] = ()  # SHA-256 of each image's bytes
     noise: bool = False  # a control: the model gets noise instead of the images
@@ -214,7 +214,7 @@ class Benchmark(Settings):
         """Name of the scoring rule, with its options; only numbers of the same version can be compared."""
         return f"{self.name}-1"
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> Fields:
         """Return the options as JSON values; they are part of a run's identity, except fields with `exclude`."""
         return self.model_dump(mode="json")
 

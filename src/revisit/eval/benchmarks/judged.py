@@ -17,6 +17,7 @@ from revisit import settings
 from revisit.errors import RevisitError, need
 from revisit.eval.benchmarks.base import Benchmark, Item, Scores, ratio
 from revisit.eval.benchmarks.io import packaged
+from revisit.io.records import Fields
 
 TIMEOUT = 60.0  # seconds
 ATTEMPTS = 5
@@ -93,7 +94,7 @@ class Judged(Benchmark):
                 replies.append(str(row[0]))
         return replies
 
-    def _send(self, client: Any, request: dict[str, Any]) -> str:
+    def _send(self, client: Any, request: Fields) -> str:
         """Return the server's reply; the client retries with growing pauses while the server is busy."""
         import openai
 

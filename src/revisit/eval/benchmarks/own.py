@@ -16,7 +16,7 @@ from revisit.eval.benchmarks import chair, language, mmmu
 from revisit.eval.benchmarks.base import Benchmark, Item, Metric, Scores
 from revisit.eval.benchmarks.yes_no import SUFFIXES, Parser, YesNo, score_answers
 from revisit.io.finder import ImageFinder
-from revisit.io.records import YES_NO, Record, read_list, read_records
+from revisit.io.records import YES_NO, Fields, Record, read_list, read_records
 from revisit.words import WORDS
 
 IDS = ("id", "question_id", "index", "doc_id")
@@ -70,7 +70,7 @@ class Own(Benchmark):
         prompt, meta = self.labelled(question, label, row)
         return Item(id, prompt, tuple(finder.find(row)), meta)
 
-    def labelled(self, question: str, label: Any, row: Record) -> tuple[str, dict[str, Any]]:
+    def labelled(self, question: str, label: Any, row: Record) -> tuple[str, Fields]:
         """Return the prompt, and what scoring needs."""
         raise NotImplementedError  # every kind of file defines it
 
@@ -96,7 +96,7 @@ class OwnYesNo(Own):
     def version(self) -> str:
         return f"yesno-{self.parser}-1"
 
-    def labelled(self, question: str, label: Any, row: Record) -> tuple[str, dict[str, Any]]:
+    def labelled(self, question: str, label: Any, row: Record) -> tuple[str, Fields]:
         text = str(label).strip().rstrip(".").lower()
         if text not in YES_NO:
             raise RevisitError(f"{row.where}: the label must be yes or no, not {str(label)[:80]!r}.")
@@ -115,7 +115,7 @@ class OwnChoice(Own):
     headline = "accuracy"
     metrics = (Metric("accuracy", "higher", 100, 2), Metric("words", None, 1, 1))
 
-    def labelled(self, question: str, label: Any, row: Record) -> tuple[str, dict[str, Any]]:
+    def labelled(self, question: str, label: Any, row: Record) -> tuple[str, Fields]:
         options = _options(row)
         by_text = {text.strip().lower(): letter for letter, text in options.items()}
         answer = str(label).strip().strip("().")
@@ -150,7 +150,7 @@ class OwnCaptions(Own):
     def version(self) -> str:
         return chair.Chair().version.replace("chair", "captions")
 
-    def labelled(self, question: str, label: Any, row: Record) -> tuple[str, dict[str, Any]]:
+    def labelled(self, question: str, label: Any, row: Record) -> tuple[str, Fields]:
         names = [str(name).strip().lower() for name in read_list(label)]
         if len(names) == 1 and names[0] not in WORDS:  # a list in one cell, or one caption
             parts = [part.strip() for part in names[0].replace(";", ",").split(",")]

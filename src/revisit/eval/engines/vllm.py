@@ -19,6 +19,7 @@ from revisit.eval.benchmarks.base import Item
 from revisit.eval.engines.base import Engine, item_images, item_seed
 from revisit.eval.log import Answer
 from revisit.eval.spec import libraries
+from revisit.io.records import Fields
 from revisit.methods.revisit import ReVisiT
 from revisit.models.config import describe_model, resolve
 from revisit.models.families import of
@@ -61,7 +62,7 @@ class VllmEngine(Engine):
         return LLM(resolve(self.name), **self.arguments)
 
     @property
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> Fields:
         """The arguments of vLLM's engine."""
         return {"dtype": self.dtype, "trust_remote_code": self.trust_remote_code, **self.options}
 
@@ -185,7 +186,7 @@ class VllmEngine(Engine):
             )
         return list(outputs)
 
-    def _prompt(self, item: Item, images: list[Image]) -> dict[str, Any]:
+    def _prompt(self, item: Item, images: list[Image]) -> Fields:
         text = chat_text(self.processor, item.prompt, images)
         text = text.removeprefix(getattr(self.processor.tokenizer, "bos_token", None) or "")  # vLLM adds it again
         return {"prompt": text, "multi_modal_data": {"image": images}} if images else {"prompt": text}

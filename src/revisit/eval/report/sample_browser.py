@@ -23,6 +23,7 @@ from revisit.eval.compare import control_notes, variants_of
 from revisit.eval.log import Answer, Log, unfinished
 from revisit.eval.report.comparisons import heading, ranked
 from revisit.io.files import inside, make_folder, path_within, read_file, write_bytes
+from revisit.io.records import Fields
 from revisit.models.images import MAX_BYTES, open_image
 from revisit.pages.document import check_writable, script_page, write_page
 from revisit.words import wrong_spans
@@ -44,7 +45,7 @@ class Sample:
     prompt: str
     images: Mapping[Path, str] = field(default_factory=dict)  # path -> SHA-256
     truth: str = ""
-    answers: dict[int, dict[str, Any]] = field(default_factory=dict)  # column -> answer
+    answers: dict[int, Fields] = field(default_factory=dict)  # column -> answer
 
     def disagree(self, methods: Sequence[Mapping[str, Any]]) -> bool:
         """Return whether methods, not counting controls, have different verdicts, or different texts if they were not scored."""
@@ -58,7 +59,7 @@ class PageColumns:
     def __init__(self, logs: Sequence[Log]) -> None:
         self.logs = logs
         self.numbers: dict[Path, int] = {}  # path of a log -> its column
-        self.methods: list[dict[str, Any]] = []  # by column
+        self.methods: list[Fields] = []  # by column
         known: dict[tuple[str, ...], int] = {}
         variants: dict[Path, str] = {}
         for compared in self.by_benchmark().values():
@@ -81,16 +82,16 @@ class PageColumns:
             logs.setdefault(log.spec.benchmark, []).append(log)
         return logs
 
-    def totals(self) -> dict[str, Any]:
+    def totals(self) -> Fields:
         """Return the main metric of every benchmark by column, as tables print it, or the progress of an unfinished log."""
-        found: dict[str, Any] = {}
+        found: Fields = {}
         for benchmark, logs in self.by_benchmark().items():
-            totals: dict[int, dict[str, Any]] = {}
+            totals: dict[int, Fields] = {}
             metrics = [log.scores.shown[log.scores.headline] for log in logs if log.scores]
             cells = ranked(logs, metrics[0]) if metrics else []
             for number, log in enumerate(logs):
                 if log.scores is None:
-                    total: dict[str, Any] = {"open": f"{log.answered} of {log.request.items}"}
+                    total: Fields = {"open": f"{log.answered} of {log.request.items}"}
                 else:
                     value = [round(x, 4) for x in log.scores.value(metrics[0].name) if math.isfinite(x)]  # and interval
                     total = {"text": cells[number].text, "best": int(cells[number].rank == 1), "at": value}
@@ -118,7 +119,7 @@ def write(name: str, columns: PageColumns, samples: Sequence[Sample], out: Path,
         problem = f"{unread:,} images are not shown: they are missing or have changed since the run."
         logger.warning("%s To read them from another folder, use --data.", problem)
         notes = [*notes, problem]
-    data: dict[str, Any] = {
+    data: Fields = {
         "columns": [{key: c[key] for key in ("model", "name", "settings")} for c in columns.methods],
         "benchmarks": sorted({sample.benchmark for sample in samples}),
         "totals": columns.totals(),
@@ -171,12 +172,12 @@ def natural_order(name: str) -> list[tuple[int, int, str]]:
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", name) if part]
 
 
-def _answer(answer: Answer, scores: Scores | None) -> dict[str, Any]:
+def _answer(answer: Answer, scores: Scores | None) -> Fields:
     """Return an answer with short keys: text (x), steps (n), changed steps (c), wrong words (w), verdict (v), bad.
 
     Answers of an unfinished log, or of a benchmark that is not scored item by item, have no verdict.
     """
-    entry: dict[str, Any] = {
+    entry: Fields = {
         "x": answer.text,
         "c": answer.counters.get("changed", 0),
         "n": answer.counters.get("steps", 0),
@@ -210,9 +211,9 @@ def copy_images(samples: Sequence[Sample], folder: Path) -> tuple[dict[Path, str
     return addresses, len(images) - len(addresses)
 
 
-def _payload(sample: Sample, images: Mapping[Path, str], columns: PageColumns) -> dict[str, Any]:
+def _payload(sample: Sample, images: Mapping[Path, str], columns: PageColumns) -> Fields:
     """Return a sample with short keys, because a page may have ten thousand."""
-    entry: dict[str, Any] = {"b": sample.benchmark, "i": sample.id, "q": sample.prompt}
+    entry: Fields = {"b": sample.benchmark, "i": sample.id, "q": sample.prompt}
     entry["p"] = [images[path] for path in sample.images if path in images]
     if sample.truth:
         entry["t"] = sample.truth

@@ -17,7 +17,7 @@ from revisit.eval.benchmarks.base import Benchmark, HubDataset
 from revisit.eval.benchmarks.base import get as get_benchmark
 from revisit.eval.benchmarks.io.download import Progress, fetch_all
 from revisit.io.files import new_folder, path_within, read_file
-from revisit.io.records import Record
+from revisit.io.records import Fields, Record
 
 SOURCE = "source.json"
 MAX_IMAGE_BYTES = 200_000_000
@@ -30,7 +30,7 @@ def get(
     limit: int | None = None,
     progress: Progress | None = None,
     **options: Any,
-) -> dict[str, Any]:
+) -> Fields:
     """Download a benchmark's data into `folder`. Interrupted downloads resume.
 
     Args:
@@ -55,7 +55,7 @@ def get(
     if folder.is_file():
         raise RevisitError(f"{folder} is a file: name a new folder.")
     if folder.exists() and any(folder.iterdir()):
-        stored: dict[str, Any] = json.loads(file.read_text("utf-8")) if (file := folder / SOURCE).is_file() else {}
+        stored: Fields = json.loads(file.read_text("utf-8")) if (file := folder / SOURCE).is_file() else {}
         if stored.get("asked") == request:
             return stored
         raise RevisitError(f"{folder} has other files: name a new folder, or remove that one first.")
@@ -69,7 +69,7 @@ def get(
     return about
 
 
-def _from_servers(benchmark: Benchmark, root: Path, limit: int | None, progress: Progress | None) -> dict[str, Any]:
+def _from_servers(benchmark: Benchmark, root: Path, limit: int | None, progress: Progress | None) -> Fields:
     files = benchmark.downloads
     fetch_all(files, root, progress)
     images = benchmark.image_files(root, limit)
@@ -148,7 +148,7 @@ def _from_hub(
     source: str | None,
     limit: int | None,
     progress: Progress | None,
-) -> dict[str, Any]:
+) -> Fields:
     need("datasets")
     local = source is not None and Path(source).is_dir()
     repo, copy = (str(source), Path(str(source))) if local else _snapshot((source,) if source else dataset.repos)
