@@ -14,8 +14,9 @@ from revisit import RevisitError
 from revisit.decoding.method_id import MethodId
 from revisit.eval.benchmarks.base import Item, Metric
 from revisit.eval.compare import compare
-from revisit.eval.controls import CONTROLS, control_note, controlled, noise_like
+from revisit.eval.controls import CONTROLS, control_note, controlled, controls_of, edited, noise_like
 from revisit.eval.run import evaluate
+from revisit.video.clip import Video
 
 ACCURACY = Metric("accuracy", "higher", 100, 1)
 
@@ -39,7 +40,7 @@ def test_every_item_gets_another_items_image() -> None:
 def test_the_other_controls() -> None:
     items = [item(0, "a")]
     assert controlled(items, "no image")[0].images == ()
-    assert controlled(items, "noise image")[0].noise
+    assert controlled(items, "noise image")[0].edit == "noise image"
     image = Image.new("RGB", (30, 20))
     noise = np.array(noise_like(image, "key"))
     assert noise.shape == (20, 30, 3)
@@ -97,3 +98,19 @@ def test_controls_that_cannot_run_leave_no_logs(tmp_path: Path) -> None:
     with pytest.raises(RevisitError, match="different images"):
         evaluate("tiny", "pope", method=["greedy"], data="scenes:unusual:4", limit=2, out=tmp_path, controls=True)
     assert not list(tmp_path.rglob("*.jsonl"))
+
+
+def test_the_controls_of_videos_hide_the_video_or_its_order() -> None:
+    frames = np.arange(6, dtype=np.uint8)[:, None, None, None] * np.ones((1, 4, 4, 3), np.uint8)
+    clip = Video(frames, tuple(map(float, range(6))), tuple(range(6)), 6.0)
+    items = [Item("a", "What?", videos=(Path("clip.mp4"),), hash="h")]
+
+    assert controls_of(items) == ("no video", "one frame", "shuffled frames")
+    assert controlled(items, "no video")[0].files == ()
+    one, shuffled = (edited(clip, controlled(items, control)[0].edit, "h") for control in controls_of(items)[1:])
+    assert isinstance(one, Video)
+    assert isinstance(shuffled, Video)
+    assert (one.times, one.pixels[0, 0, 0, 0]) == ((3.0,), 3)
+    assert shuffled.times == clip.times
+    order = shuffled.pixels[:, 0, 0, 0].tolist()
+    assert sorted(order) == list(range(6)) != order

@@ -162,7 +162,7 @@ class Job:
         from revisit.decoding.decode import decode
         from revisit.models.prompts import prepare
         from revisit.models.reader import opener
-        from revisit.video.clip import Sampling
+        from revisit.video.sampling import Sampling
 
         pair = self.load(images[0], group[0])
         chosen, *others = (methods.as_method(name, pair[0], **settings) for name, settings in self.methods)

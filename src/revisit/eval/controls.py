@@ -1,7 +1,8 @@
-"""Controls: plain decoding that cannot see the images of the items.
+"""Controls: plain decoding that cannot see the images of the items, or not the order of a video.
 
 If a model can answer a benchmark without the images, a higher score does not show that a method uses them. The controls show how much of a
-score, and of a gain, is left: greedy decoding without the image, with noise of its size, and with the image of another item.
+score, and of a gain, is left: greedy decoding without the image, with noise of its size, and with the image of another item; or without
+the video, with its middle frame alone, and with its frames shuffled.
 """
 
 from __future__ import annotations
@@ -18,12 +19,21 @@ from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Item, Metric
 
 if TYPE_CHECKING:
+    import numpy as np
     from PIL.Image import Image
 
-NO_IMAGE = "no image"
+    from revisit.video.clip import Visual
+
+NO_IMAGE, NO_VIDEO = "no image", "no video"
 ONLY_VISUAL = "only visual"  # subset: items that plain decoding does not answer correctly without the image
 CONTROLS = (NO_IMAGE, "noise image", "other image")
+VIDEO_CONTROLS = (NO_VIDEO, "one frame", "shuffled frames")
 REQUIRED_METHODS = ("greedy", "plausible-only")  # added to every run with controls
+
+
+def controls_of(items: Sequence[Item]) -> tuple[str, ...]:
+    """Return the controls for these items; the first shows nothing."""
+    return VIDEO_CONTROLS if any(item.videos for item in items) else CONTROLS
 
 
 def controlled(items: Sequence[Item], control: str) -> list[Item]:
@@ -34,10 +44,10 @@ def controlled(items: Sequence[Item], control: str) -> list[Item]:
     Raises:
         RevisitError: All items have the same image, so there is no other one.
     """
-    if control == NO_IMAGE:
-        return [replace(item, images=(), image_hashes=()) for item in items]
-    if control == "noise image":
-        return [replace(item, noise=True) for item in items]
+    if control in (NO_IMAGE, NO_VIDEO):
+        return [replace(item, images=(), image_hashes=(), videos=(), frames=()) for item in items]
+    if control != "other image":
+        return [replace(item, edit=control) for item in items]
     other: dict[tuple[Path, ...], Item] = {}  # an item's images -> the item whose images replace them
     for number, item in enumerate(items):
         if item.images in other:
@@ -58,13 +68,34 @@ def controlled(items: Sequence[Item], control: str) -> list[Item]:
     ]
 
 
+def edited(visual: Visual, edit: str, key: str) -> Visual:
+    """Return an image or video as a control shows it; the same for the same key."""
+    import numpy as np
+
+    from revisit.video.clip import Video
+
+    if not isinstance(visual, Video):
+        return noise_like(visual, key) if edit == "noise image" else visual
+    count = len(visual.times)
+    if edit == "one frame":
+        return visual.pick([count // 2])
+    order = _generator(key).permutation(count)  # the times stay in order
+    return replace(visual, pixels=visual.pixels[np.roll(order, 1) if (order == np.arange(count)).all() else order])
+
+
+def _generator(key: str) -> np.random.Generator:
+    """Return a random generator for a key."""
+    import numpy as np
+
+    return np.random.default_rng(int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big"))
+
+
 def noise_like(image: Image, key: str) -> Image:
     """Return uniform noise of an image's size, the same for the same key."""
     import numpy as np
     from PIL import Image as images
 
-    rng = np.random.default_rng(int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big"))
-    return images.fromarray(rng.integers(0, 256, (image.height, image.width, 3), dtype=np.uint8))
+    return images.fromarray(_generator(key).integers(0, 256, (image.height, image.width, 3), dtype=np.uint8))
 
 
 def control_note(values: Mapping[MethodId, float], metric: Metric, baseline: MethodId) -> str:
@@ -73,11 +104,12 @@ def control_note(values: Mapping[MethodId, float], metric: Metric, baseline: Met
     The note is empty if there is no control without the image.
     """
     known = {method: value for method, value in values.items() if not math.isnan(value)}
-    blind = replace(baseline, control=NO_IMAGE)
-    if metric.better is None or not {baseline, blind} <= known.keys():
+    blinds = [replace(baseline, control=control) for control in (NO_IMAGE, NO_VIDEO)]
+    blind = next((method for method in blinds if method in known), None)
+    if metric.better is None or baseline not in known or blind is None:
         return ""
     shown = metric.text(known[blind]), metric.text(known[baseline])
-    note = f"Without the image, {metric.name} of {baseline} is {shown[0]} instead of {shown[1]}"
+    note = f"Without the {blind.control.removeprefix('no ')}, {metric.name} of {baseline} is {shown[0]} instead of {shown[1]}"
     if metric.better == "higher" and known[baseline] > 0:
         note += f": {100 * known[blind] / known[baseline]:.0f} % of it is left"
     sign = 1 if metric.better == "higher" else -1

@@ -34,6 +34,13 @@ SCORES = TypeAdapter(Scores)
 KEY_LENGTH = 12  # digits of the key in a log's name and lines
 
 
+class Frame(Frozen):
+    """A sampled frame of a video."""
+
+    index: int  # among all frames of the stream
+    time: float  # in seconds, from its own time stamp
+
+
 class Answer(Frozen):
     """The answer of an engine to one item."""
 
@@ -42,6 +49,8 @@ class Answer(Frozen):
     prompt: str
     images: tuple[str, ...] = ()  # relative to the data folder
     image_hashes: tuple[str, ...] = ()  # SHA-256 of each image's bytes
+    videos: tuple[str, ...] = ()  # relative to the data folder
+    frames: tuple[Frame, ...] = ()  # of the videos
     target: str | tuple[str, ...] = ""  # the correct answer, or the objects that are in the image
     text: str  # without thoughts
     thought: str = ""  # text before the answer of a model that thinks

@@ -23,11 +23,12 @@ from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Benchmark, Item
 from revisit.eval.benchmarks.language import require_data
 from revisit.eval.config import EvalConfig
-from revisit.eval.controls import CONTROLS, NO_IMAGE, ONLY_VISUAL, controlled
+from revisit.eval.controls import ONLY_VISUAL, controlled, controls_of
 from revisit.eval.engines.base import Engine, open_engine
-from revisit.eval.log import Log, check_layout, request_numbers, write_results
+from revisit.eval.log import Frame, Log, check_layout, request_numbers, write_results
 from revisit.eval.spec import Spec
-from revisit.io.files import digest, make_folder, path_within, read_file
+from revisit.io.files import digest, file_digest, make_folder, path_within, read_file
+from revisit.video.sampling import Sampling
 
 
 class Reporter:
@@ -160,7 +161,9 @@ def run(
 
 def conditions(methods: Sequence[Method], items: list[Item], controls: bool) -> list[tuple[Method, str, list[Item]]]:
     """Return each method with the items, then plain decoding with the items of each control."""
-    blind = [(plain(methods), control, controlled(items, control)) for control in CONTROLS] if controls else []
+    blind = (
+        [(plain(methods), control, controlled(items, control)) for control in controls_of(items)] if controls else []
+    )
     return [*((method, "", items) for method in methods), *blind]
 
 
@@ -203,8 +206,8 @@ def visual_items(
     reporter: Reporter,
 ) -> list[Item]:
     """Return the items that plain decoding does not answer correctly without the image, under the first seed."""
-    blind, seed = controlled(items, NO_IMAGE), config.all_seeds[0]
-    job = make_job(config, engine, benchmark, plain(methods), blind, seed, numbers, NO_IMAGE)
+    control, seed = controls_of(items)[0], config.all_seeds[0]
+    job = make_job(config, engine, benchmark, plain(methods), controlled(items, control), seed, numbers, control)
     with job.log() as log:
         answer(job, log, config.batch_size, reporter)
     assert log.scores is not None
@@ -226,6 +229,8 @@ def answer(job: Job, log: Log, batch_size: int, reporter: Reporter) -> None:
         (item.id, item.hash): {
             "images": tuple(Path(os.path.relpath(path, log.request.data)).as_posix() for path in item.images),
             "image_hashes": item.image_hashes,
+            "videos": tuple(Path(os.path.relpath(path, log.request.data)).as_posix() for path in item.videos),
+            "frames": tuple(Frame(index=index, time=time) for index, time in item.frames),
             "target": item.target,
         }
         for item in job.items
@@ -242,7 +247,7 @@ def answer(job: Job, log: Log, batch_size: int, reporter: Reporter) -> None:
 def make_batches(items: Sequence[Item], size: int) -> list[list[Item]]:
     """Cut items into batches of similar prompt length. The longest come first, so a run without enough memory fails early."""
     # Images make a prompt longer than its text. The sort is stable, so ties keep the benchmark's order.
-    ordered = sorted(items, key=lambda item: -(len(item.prompt) + 1000 * len(item.images)))
+    ordered = sorted(items, key=lambda item: -(len(item.prompt) + 1000 * (len(item.images) + len(item.frames))))
     return [ordered[start : start + size] for start in range(0, len(ordered), size)]
 
 
@@ -263,25 +268,61 @@ def read_items(config: EvalConfig, reporter: Reporter) -> list[tuple[Benchmark, 
         reporter.note(f"{benchmark.name}: {len(items)} items from {folder}")
         images = dict.fromkeys(path for item in items for path in item.images if path not in checksums)
         checksums |= read_images(list(images), folder, benchmark.name)
-        hashes = [[checksums[path] for path in item.images] for item in items]
-        hashed = [
-            replace(i, image_hashes=tuple(h), hash=digest([i.prompt, h])) for i, h in zip(items, hashes, strict=True)
-        ]
-        benchmarks.append((benchmark, hashed))
+        clips = dict.fromkeys((path, item.sampling) for item in items for path in item.videos)
+        frames = read_videos(list(clips), folder, benchmark.name)
+        benchmarks.append((benchmark, [_hashed(item, checksums, frames) for item in items]))
     return benchmarks
+
+
+Clip = tuple[Path, Sampling]
+Frames = tuple[tuple[int, float], ...]  # index and time
+
+
+def _hashed(item: Item, checksums: Mapping[Path, str], clips: Mapping[Clip, tuple[str, Frames]]) -> Item:
+    """Return an item with its hash, the hashes of its images, and the frames of its videos."""
+    hashes = [checksums[path] for path in item.images]
+    videos = [clips[path, item.sampling] for path in item.videos]
+    frames = tuple(frame for _, frames in videos for frame in frames)
+    content: list[Any] = [item.prompt, hashes, *([videos] if videos else [])]
+    return replace(item, image_hashes=tuple(hashes), frames=frames, hash=digest(content))
+
+
+def read_videos(clips: Sequence[Clip], folder: Path, benchmark: str) -> dict[Clip, tuple[str, Frames]]:
+    """Return the SHA-256 and the sampled frames of every video, without decoding; raise RevisitError for those that cannot be read."""
+    found: dict[Clip, tuple[str, Frames]] = {}
+    problems = {}
+    for path, sampling in clips:
+        from revisit.video.reading import list_frames  # Pillow and numpy are slow to import
+
+        try:
+            with path_within(folder, path).open("rb") as file:
+                frames = tuple(list_frames(file, repr(path.name), sampling))
+            found[path, sampling] = (file_digest(path), frames)
+        except OSError as error:
+            problems[path] = error.strerror or str(error)
+        except RevisitError as error:
+            problems[path] = str(error)
+    _raise_unread("video", problems, benchmark)
+    return found
 
 
 def read_images(paths: Sequence[Path], folder: Path, benchmark: str) -> dict[Path, str]:
     """Return the SHA-256 of every image; raise RevisitError with all images that cannot be read."""
     with ThreadPoolExecutor(4) as pool:
         results = list(zip(paths, pool.map(lambda path: _checksum(path, folder), paths), strict=True))
-    if unread := [f"{path} ({problem.rstrip('.')})" for path, (_, problem) in results if problem]:
+    _raise_unread("image", {path: problem for path, (_, problem) in results if problem}, benchmark)
+    return {path: checksum for path, (checksum, _) in results}
+
+
+def _raise_unread(kind: str, problems: Mapping[Path, str], benchmark: str) -> None:
+    """Raise RevisitError if there are files that cannot be read."""
+    unread = [f"{path} ({problem.rstrip('.')})" for path, problem in problems.items()]
+    if unread:
         more = f" and {len(unread) - 5} more" if len(unread) > 5 else ""
         raise RevisitError(
-            f"{len(unread)} image{'s' * (len(unread) > 1)} of {benchmark} cannot be read: {'; '.join(unread[:5])}{more}. "
+            f"{len(unread)} {kind}{'s' * (len(unread) > 1)} of {benchmark} cannot be read: {'; '.join(unread[:5])}{more}. "
             "Fix the files and rerun the command."
         )
-    return {path: checksum for path, (checksum, _) in results}
 
 
 def _checksum(path: Path, folder: Path) -> tuple[str, str]:

@@ -33,7 +33,8 @@ from revisit.models.types import ImageLike, Model, Processor, VideoLike
 from revisit.pages.answers import AnswerPage
 from revisit.pages.document import check_page, notebook_frame, write_page
 from revisit.registry import MAX_SEED, Count, Share, validated
-from revisit.video.clip import Sampling, Visual, shown_images
+from revisit.video.clip import Visual, shown_images
+from revisit.video.sampling import Sampling
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -22,7 +22,8 @@ from revisit.models.prompts import chat_text, check_no_image_tokens, encode, nee
 from revisit.models.reader import OnError, Sources, answer_all, open_visuals, opener, paired
 from revisit.models.types import ImageLike, Model, Processor, Tokenizer, VideoLike
 from revisit.registry import Count, Share, validated
-from revisit.video.clip import Sampling, Visual
+from revisit.video.clip import Visual
+from revisit.video.sampling import Sampling
 
 THRESHOLD = 0.05  # for models that recommend none
 TRUSTED = 0.8  # below this AUROC, measured on the model itself, a check carries a warning

@@ -32,7 +32,8 @@ from revisit.models.tokens import token_text
 from revisit.models.types import ImageLike, Model, Processor, Tokenizer, VideoLike
 from revisit.pages.document import check_page, images_payload, notebook_frame, script_page, write_page
 from revisit.registry import Count, validated
-from revisit.video.clip import Sampling, shown_images
+from revisit.video.clip import shown_images
+from revisit.video.sampling import Sampling
 
 if TYPE_CHECKING:
     from PIL.Image import Image

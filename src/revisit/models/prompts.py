@@ -9,8 +9,9 @@ from revisit.errors import RevisitError, brief
 from revisit.models import families
 from revisit.models.images import listed
 from revisit.models.reader import opener
-from revisit.video.clip import Sampling, Video
+from revisit.video.clip import Video
 from revisit.video.opening import as_videos
+from revisit.video.sampling import Sampling
 
 if TYPE_CHECKING:
     import torch

@@ -13,8 +13,9 @@ import numpy as np
 from PIL.Image import Image
 
 from revisit.errors import RevisitError
-from revisit.video.clip import Sampling, Video
+from revisit.video.clip import Video
 from revisit.video.reading import read_video
+from revisit.video.sampling import Sampling
 
 if TYPE_CHECKING:
     from revisit.models.types import VideoLike

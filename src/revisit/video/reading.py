@@ -10,6 +10,7 @@ import logging
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import dropwhile, islice
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -22,7 +23,7 @@ from revisit.models.images import DAMAGE, FORMATS, MAX_PIXELS
 from revisit.video.clip import Video
 
 if TYPE_CHECKING:
-    from revisit.video.clip import Sampling
+    from revisit.video.sampling import Sampling
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +79,34 @@ class Frames:
 
 def read_video(file: BinaryIO, what: str, sampling: Sampling) -> Video:
     """Read the sampled frames of a video file; messages call it "the video `what`"."""
+    with _opened(file, what) as (container, stream, timeline):
+        indices = sampling.choose(timeline.times.tolist(), timeline.end)
+        frames = Frames(stream, indices)
+        if timeline.keys:
+            _decode_groups(container, timeline, frames)
+        if frames.missing:
+            _decode_all(container, frames)
+        if frames.missing:
+            raise RevisitError(
+                f"The video {what} is damaged: its frame {min(frames.missing)} cannot be decoded; get a complete copy."
+            )
+    times, total = tuple(timeline.times[indices].tolist()), len(timeline.times)
+    logger.info(
+        "Video %s: decoded %d of its %d frames (%.1f %%).", what, frames.decoded, total, 100 * frames.decoded / total
+    )
+    return Video(frames.pixels, times, tuple(indices), timeline.duration, frames.decoded, total)
+
+
+def list_frames(file: BinaryIO, what: str, sampling: Sampling) -> list[tuple[int, float]]:
+    """Return the index and the time of each sampled frame, without decoding any."""
+    with _opened(file, what) as (_, _, timeline):
+        times = timeline.times.tolist()
+        return [(index, times[index]) for index in sampling.choose(times, timeline.end)]
+
+
+@contextmanager
+def _opened(file: BinaryIO, what: str) -> Iterator[tuple[Any, Any, Timeline]]:
+    """Open a video file within the limits: its container, its video stream and the frames of that."""
     need("av")
     import av
 
@@ -85,8 +114,18 @@ def read_video(file: BinaryIO, what: str, sampling: Sampling) -> Video:
         raise RevisitError(f"The video {what} has more than the {MAX_BYTES:,} bytes allowed; cut it first.")
     file.seek(0)
     try:
-        with av.open(file, options={"format_whitelist": CONTAINERS}) as container:
-            return _read(container, what, sampling)
+        with av.open(file, "r", options={"format_whitelist": CONTAINERS}) as container:
+            if not container.streams.video:
+                raise RevisitError(f"The file {what} has no video stream; check that it is the right file.")
+            stream = container.streams.video[0]
+            if stream.width * stream.height > MAX_PIXELS:
+                raise RevisitError(
+                    f"The video {what} has {stream.width}×{stream.height} pixels, more than the {MAX_PIXELS:,} allowed."
+                )
+            _check_duration((container.duration or 0) / 1_000_000, what)
+            timeline = _list_frames(container, stream, what)
+            _check_duration(timeline.duration, what)
+            yield container, stream, timeline
     except av.FFmpegError:
         raise _unreadable(file, what) from None
 
@@ -101,35 +140,6 @@ def _unreadable(file: BinaryIO, what: str) -> RevisitError:
         return RevisitError(
             f"The video {what} is truncated, damaged or in an unsupported format; get a complete copy, or convert it to MP4."
         )
-
-
-def _read(container: Any, what: str, sampling: Sampling) -> Video:
-    if not container.streams.video:
-        raise RevisitError(f"The file {what} has no video stream; check that it is the right file.")
-    stream = container.streams.video[0]
-    if stream.width * stream.height > MAX_PIXELS:
-        raise RevisitError(
-            f"The video {what} has {stream.width}×{stream.height} pixels, more than the {MAX_PIXELS:,} allowed."
-        )
-    _check_duration((container.duration or 0) / 1_000_000, what)
-    timeline = _list_frames(container, stream, what)
-    _check_duration(timeline.duration, what)
-    indices = sampling.choose(timeline.times.tolist(), timeline.end)
-    frames = Frames(stream, indices)
-    if timeline.keys:
-        _decode_groups(container, timeline, frames)
-    if frames.missing:
-        _decode_all(container, frames)
-    if frames.missing:
-        raise RevisitError(
-            f"The video {what} is damaged: its frame {min(frames.missing)} cannot be decoded; get a complete copy."
-        )
-    total = len(timeline.times)
-    logger.info(
-        "Video %s: decoded %d of its %d frames (%.1f %%).", what, frames.decoded, total, 100 * frames.decoded / total
-    )
-    times = tuple(timeline.times[indices].tolist())
-    return Video(frames.pixels, times, tuple(indices), timeline.duration, frames.decoded, total)
 
 
 def _check_duration(seconds: float, what: str) -> None:

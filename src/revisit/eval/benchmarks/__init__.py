@@ -6,6 +6,7 @@ from revisit.eval.benchmarks.base import Benchmark, Item, Metric, Scores, find, 
 BUILT_IN = {
     "amber": "revisit.eval.benchmarks.amber:Amber",
     "chair": "revisit.eval.benchmarks.chair:Chair",
+    "eventhallusion": "revisit.eval.benchmarks.eventhallusion:EventHallusion",
     "hallusionbench": "revisit.eval.benchmarks.hallusionbench:HallusionBench",
     "llava_bench": "revisit.eval.benchmarks.llava_bench:LlavaBench",
     "mme": "revisit.eval.benchmarks.mme:MME",
@@ -20,6 +21,8 @@ BUILT_IN = {
     "pope": "revisit.eval.benchmarks.pope:Pope",
     "repope": "revisit.eval.benchmarks.pope:RePope",
     "dash_b": "revisit.eval.benchmarks.pope:DashB",
+    "videohallucer": "revisit.eval.benchmarks.videohallucer:VideoHallucer",
+    "vidhal": "revisit.eval.benchmarks.vidhal:VidHal",
     "vqav2": "revisit.eval.benchmarks.vqav2:VQAv2",
 }
 

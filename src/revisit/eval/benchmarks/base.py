@@ -20,6 +20,7 @@ from revisit.errors import RevisitError
 from revisit.eval.benchmarks.io.download import Remote
 from revisit.io.records import AnswerRow, Fields, Record, folder
 from revisit.registry import Registry, Settings
+from revisit.video.sampling import EIGHT_FRAMES, Sampling
 
 if TYPE_CHECKING:
     from revisit.eval.benchmarks.io.data import Draft
@@ -67,9 +68,17 @@ class Item:
     prompt: str
     images: tuple[Path, ...] = ()
     meta: Fields = field(default_factory=dict)
-    hash: str = ""  # of the prompt and the images' bytes, set when they are read; answers are stored with it
-    image_hashes: tuple[str, ...] = ()  # SHA-256 of each image's bytes
-    noise: bool = False  # a control: the model gets noise instead of the images
+    hash: str = ""  # of the prompt, the images' bytes and the sampled frames, set when they are read; answers are stored with it
+    image_hashes: tuple[str, ...] = ()  # SHA-256 of each image's or video's bytes
+    videos: tuple[Path, ...] = ()  # after the images
+    sampling: Sampling = EIGHT_FRAMES  # of the videos
+    frames: tuple[tuple[int, float], ...] = ()  # index and time of each sampled frame, set when the videos are read
+    edit: str = ""  # a control: what is done to the images or frames
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The images, and then the videos."""
+        return (*self.images, *self.videos)
 
     @property
     def target(self) -> str | tuple[str, ...]:

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 from revisit.decoding.method import Method
 from revisit.decoding.settings import Decoding
 from revisit.eval.benchmarks.base import Item
-from revisit.eval.controls import noise_like
+from revisit.eval.controls import edited
 from revisit.eval.log import Answer
 
 if TYPE_CHECKING:  # PIL and torch are slow to import
-    from PIL.Image import Image
-
     from revisit.models.images import Scale
     from revisit.models.types import Model, Processor
+    from revisit.video.clip import Visual
 
 
 class Engine(ABC):
@@ -36,7 +35,7 @@ class Engine(ABC):
         """
 
     def answer(
-        self, method: Method, decoding: Decoding, seed: int, items: Sequence[Item], images: Sequence[list[Image]]
+        self, method: Method, decoding: Decoding, seed: int, items: Sequence[Item], visuals: Sequence[Sequence[Visual]]
     ) -> list[Answer]:
         """Return one answer per item, in their order; `seed` is that of the run."""
         raise NotImplementedError  # engines with a `stream` of their own need not define it
@@ -49,18 +48,19 @@ class Engine(ABC):
         By default `answer` decodes batch after batch.
         """
         for batch in batches:
-            yield self.answer(method, decoding, seed, batch, [item_images(item) for item in batch])
+            yield self.answer(method, decoding, seed, batch, [item_visuals(item) for item in batch])
 
     def close(self) -> None:  # noqa: B027 - most engines have nothing to release
         """Release the engine's resources."""
 
 
-def item_images(item: Item, files: Sequence[bytes] | None = None, scale: Scale | None = None) -> list[Image]:
-    """Return the images of an item as upright RGB, from these bytes or from disk, read smaller by `scale`."""
-    from revisit.models.images import open_image
+def item_visuals(item: Item, files: Sequence[bytes] | None = None, scale: Scale | None = None) -> list[Visual]:
+    """Return the images and then the videos of an item, from these bytes or from disk; images are read smaller by `scale`."""
+    from revisit.models.reader import open_visuals
 
-    images = [open_image(source, scale=scale) for source in (item.images if files is None else files)]
-    return [noise_like(image, item.hash) for image in images] if item.noise else images
+    sources, images = item.files if files is None else files, len(item.images)
+    visuals = open_visuals((sources[:images], sources[images:]), item.sampling, scale)
+    return [edited(visual, item.edit, item.hash) for visual in visuals] if item.edit else visuals
 
 
 def item_seed(seed: int, id: str) -> int:

@@ -8,14 +8,13 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from PIL.Image import Image
 
 from revisit.decoding.decode import decode_prompts
 from revisit.decoding.method import Method
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Item
-from revisit.eval.engines.base import Engine, item_images, item_seed
+from revisit.eval.engines.base import Engine, item_seed, item_visuals
 from revisit.eval.log import Answer
 from revisit.eval.spec import libraries
 from revisit.io.files import digest
@@ -25,6 +24,7 @@ from revisit.models.identity import fingerprint, loaded_fingerprint, model_folde
 from revisit.models.loading import as_dtype, load
 from revisit.models.reader import open_ahead, scale_for
 from revisit.models.types import Model, Processor
+from revisit.video.clip import Visual
 
 
 class LocalEngine(Engine):
@@ -95,13 +95,13 @@ class LocalEngine(Engine):
             "device": device,
             "dtype": dtype,
             "engine": "local",
-            "libraries": libraries("torch", "transformers", "tokenizers", "pillow"),
+            "libraries": libraries("torch", "transformers", "tokenizers", "pillow", *video_libraries(items)),
             "batching": None if self.placement == ("cpu", "float32") else batches,
         }
 
-    def open_item(self, item: Item, files: Sequence[bytes] | None = None) -> list[Image]:
-        """Return the images of an item, from these bytes or from disk, no larger than the model can use."""
-        return item_images(item, files, scale_for(self.loaded[1]))
+    def open_item(self, item: Item, files: Sequence[bytes] | None = None) -> list[Visual]:
+        """Return the images and videos of an item, from these bytes or from disk, no larger than the model can use."""
+        return item_visuals(item, files, scale_for(self.loaded[1]))
 
     def stream(
         self, method: Method, decoding: Decoding, seed: int, batches: Iterable[Sequence[Item]]
@@ -115,14 +115,14 @@ class LocalEngine(Engine):
             yield self.answer(method, decoding, seed, items, images)
 
     def answer(
-        self, method: Method, decoding: Decoding, seed: int, items: Sequence[Item], images: Sequence[list[Image]]
+        self, method: Method, decoding: Decoding, seed: int, items: Sequence[Item], visuals: Sequence[Sequence[Visual]]
     ) -> list[Answer]:
         """Return one answer per item; items without an image are decoded without the method."""
         model, processor = self.loaded
         started = time.perf_counter()
         prompts, seeds = [item.prompt for item in items], [item_seed(seed, item.id) for item in items]
         try:
-            rows = decode_prompts(model, processor, prompts, images, method, decoding, seeds)
+            rows = decode_prompts(model, processor, prompts, visuals, method, decoding, seeds)
         except torch.OutOfMemoryError as error:
             size = len(items)
             smaller = f"run the same command with a smaller --batch-size than {size}"
@@ -147,6 +147,11 @@ class LocalEngine(Engine):
         self.__dict__.pop("loaded", None)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+
+def video_libraries(items: Sequence[Item]) -> tuple[str, ...]:
+    """Return the packages that read videos and turn them into inputs, if an item has one."""
+    return ("av", "torchvision") if any(item.videos for item in items) else ()
 
 
 def placement_of(model: Model) -> tuple[str, str]:

@@ -10,13 +10,11 @@ from functools import cached_property
 from itertools import chain, islice
 from typing import Any
 
-from PIL.Image import Image
-
 from revisit.decoding.method import Method
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError, need
 from revisit.eval.benchmarks.base import Item
-from revisit.eval.engines.base import Engine, item_images, item_seed
+from revisit.eval.engines.base import Engine, item_seed, item_visuals
 from revisit.eval.log import Answer
 from revisit.eval.spec import libraries
 from revisit.io.records import Fields
@@ -29,6 +27,7 @@ from revisit.models.processors import load_processor
 from revisit.models.prompts import chat_text
 from revisit.models.thoughts import find_thoughts
 from revisit.models.types import Configured
+from revisit.video.clip import Visual
 
 REQUESTS = 128  # items that vLLM gets at once; it forms its own batches
 
@@ -98,6 +97,8 @@ class VllmEngine(Engine):
 
     def identity(self, batch_size: int, items: Sequence[Item]) -> Mapping[str, Any]:
         """Outside float32 on a CPU, answers depend on vLLM's schedule, which ignores the batch size."""
+        if any(item.videos for item in items):
+            raise RevisitError("The vLLM engine takes images, not videos: use the local engine.")
         device, dtype = self.placement
         return {
             "model": self.name,
@@ -116,7 +117,7 @@ class VllmEngine(Engine):
         self.check(method, decoding)
         waiting = chain.from_iterable(batches)
         while items := list(islice(waiting, REQUESTS)):
-            yield self.answer(method, decoding, seed, items, [item_images(item) for item in items])
+            yield self.answer(method, decoding, seed, items, [item_visuals(item) for item in items])
 
     def check(self, method: Method, decoding: Decoding) -> None:
         """Raise RevisitError for methods and settings that vLLM does not support here."""
@@ -136,7 +137,7 @@ class VllmEngine(Engine):
             check(method, kept_layers(self.described))
 
     def answer(
-        self, method: Method, decoding: Decoding, seed: int, items: Sequence[Item], images: Sequence[list[Image]]
+        self, method: Method, decoding: Decoding, seed: int, items: Sequence[Item], visuals: Sequence[Sequence[Visual]]
     ) -> list[Answer]:
         from vllm import SamplingParams
 
@@ -151,9 +152,9 @@ class VllmEngine(Engine):
                 extra_args=extra if attached else None,  # plain decoding without an image
                 detokenize=False,  # texts are decoded as in the local engine
             )
-            for item, attached in zip(items, images, strict=True)
+            for item, attached in zip(items, visuals, strict=True)
         ]
-        outputs = self._generate(items, images, parameters)
+        outputs = self._generate(items, visuals, parameters)
         tokens = [tuple(output.outputs[0].token_ids) for output in outputs]
         thoughts = find_thoughts(self.processor.tokenizer, self.described.config.model_type)
         texts = read_outputs(self.processor, thoughts, [output.prompt_token_ids for output in outputs], tokens)
@@ -169,11 +170,11 @@ class VllmEngine(Engine):
             for item, found, row, output in zip(items, texts, tokens, outputs, strict=True)
         ]
 
-    def _generate(self, items: Sequence[Item], images: Sequence[list[Image]], parameters: list[Any]) -> list[Any]:
+    def _generate(self, items: Sequence[Item], visuals: Sequence[Sequence[Visual]], parameters: list[Any]) -> list[Any]:
         """Return vLLM's outputs, one per item; raise RevisitError if one of them failed."""
         from vllm.exceptions import VLLMValidationError
 
-        prompts = [self._prompt(item, attached) for item, attached in zip(items, images, strict=True)]
+        prompts = [self._prompt(item, attached) for item, attached in zip(items, visuals, strict=True)]
         try:
             outputs = self.llm.generate(prompts, parameters, use_tqdm=False)
         except VLLMValidationError as error:
@@ -186,10 +187,10 @@ class VllmEngine(Engine):
             )
         return list(outputs)
 
-    def _prompt(self, item: Item, images: list[Image]) -> Fields:
+    def _prompt(self, item: Item, images: Sequence[Visual]) -> Fields:
         text = chat_text(self.processor, item.prompt, images)
         text = text.removeprefix(getattr(self.processor.tokenizer, "bos_token", None) or "")  # vLLM adds it again
-        return {"prompt": text, "multi_modal_data": {"image": images}} if images else {"prompt": text}
+        return {"prompt": text, "multi_modal_data": {"image": list(images)}} if images else {"prompt": text}
 
     def close(self) -> None:
         self.__dict__.pop("llm", None)
