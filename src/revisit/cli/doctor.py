@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import platform
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -35,8 +35,11 @@ def doctor(
         False, "--gpu", help="Compute on the GPU, and compare with the reference; takes a few minutes."
     ),
     with_vllm: bool = typer.Option(False, "--vllm", help="With --gpu, also start vLLM with and without the plug-in."),
+    engine: str = typer.Option(None, metavar="URL", help="Address of an OpenAI-compatible server to check."),
+    served: str = typer.Option(None, "--model", "-m", help="With --engine, the name of the model on the server."),
+    api_key: str = typer.Option(None, envvar=settings.API_KEY, help="With --engine, the server's key."),
     out: Path | None = typer.Option(
-        None, help="With --gpu, write the report as JSON, without paths, prompts or host names."
+        None, help="With --gpu or --engine, write the report as JSON, without paths, prompts or host names."
     ),
 ) -> None:
     """Check the installation, or whether ReVisiT supports a model before you download it.
@@ -47,16 +50,29 @@ def doctor(
     With --gpu, decode and compare on this machine's GPU. Exit status: 0 if everything is right, 1 if something is wrong, 2 if it is
     right but slow, or if there is no GPU.
 
+    With --engine, check a server: whether the model sees images, what they cost, and which options it honors. A local MODEL is
+    compared with the one served. Exit status: 0 if nothing is wrong, 1 if something is, 2 if the server cannot be reached.
+
     Examples:
 
       revisit doctor
       revisit doctor llava-hf/llava-1.5-7b-hf --image-size 1024 768 --json
       revisit doctor Qwen/Qwen2.5-VL-7B-Instruct --gpu --vllm --out report.json
+      revisit doctor --engine http://127.0.0.1:8000/v1 --model llava-hf/llava-1.5-7b-hf
     """
+    if with_vllm and not gpu:
+        raise RevisitError("--vllm needs --gpu.")
     if gpu:
-        raise typer.Exit(check_gpu(model or "tiny", with_vllm, out))
-    if with_vllm or out is not None:
-        raise RevisitError("--vllm and --out need --gpu.")
+        from revisit.cli import gpu_doctor
+
+        raise typer.Exit(report(gpu_doctor.checks(model or "tiny", with_vllm), gpu_doctor.status, out))
+    if engine is not None:
+        from revisit.cli import engine_doctor
+
+        checks = engine_doctor.checks(engine, served, api_key, model)
+        raise typer.Exit(report(checks, engine_doctor.status, out))
+    if served is not None or out is not None:
+        raise RevisitError("--model needs --engine, and --out needs --engine or --gpu.")
     facts, problems, warnings = None, list[str](), list[str]()
     if model is not None:
         load_config(model, trust_remote_code=trust_remote_code)  # a wrong name fails before torch is imported
@@ -81,18 +97,17 @@ def doctor(
         raise typer.Exit(1)
 
 
-def check_gpu(model: str, with_vllm: bool, out: Path | None) -> int:
+def report(checks: Iterable[Any], status_of: Callable[[Sequence[Any]], int], out: Path | None) -> int:
     """Print every check as it ends, then the verdict; return the exit status."""
-    from revisit.cli import gpu_doctor
     from revisit.io.files import write_json
 
     results = []
-    for check in gpu_doctor.checks(model, with_vllm):
+    for check in checks:
         results.append(check)
         threshold = f"  (limit: {check.threshold})" if check.threshold else ""
         print(f"{check.status:11}  {check.name}: {check.value}{threshold}".removesuffix(": "), flush=True)
     counts = Counter(check.status for check in results)
-    status = gpu_doctor.status(results)
+    status = status_of(results)
     verdict = ("Everything is right.", "Something is wrong: see FAIL above.", "Right as far as it could be checked.")[
         status
     ]
