@@ -1,6 +1,6 @@
 """Tokenizers of the kinds that models have: SentencePiece's, whose words carry a leading mark, and byte-level ones.
 
-Both small ones hold the words of the methods' own sentences and of COCO's objects as one token each, "image" among them. LLaMA's own
+The two small ones hold the words of the methods' own sentences and of COCO's objects as one token each, "image" among them. LLaMA's own
 32,000 tokens are added if the reference material lies beside the clone, and Mistral's two if mistral-common is installed.
 """
 
@@ -20,6 +20,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 import families
 from revisit.methods import code, icd
+from revisit.models.processors import load_processor
 from revisit.words import WORDS
 
 LLAMA = Path(__file__).parents[2] / "shared" / "data" / "tokenizers" / "llama_vocab.json"
@@ -30,12 +31,22 @@ MARKS = tuple(dict.fromkeys(token for token in (*families.SPECIAL, *families.ADD
 
 def names() -> list[str]:
     """List the vocabularies that are at hand."""
-    return ["marked", "bytes", *(["llama"] if LLAMA.is_file() else []), *(["mistral", "tekken"] if MISTRAL else [])]
+    return [
+        "marked",
+        "bytes",
+        "tiny",
+        *(["llama"] if LLAMA.is_file() else []),
+        *(["mistral", "tekken"] if MISTRAL else []),
+    ]
 
 
 @functools.cache
 def load(name: str) -> PreTrainedTokenizerFast:
     """Load a tokenizer, with the special tokens of all families' processors."""
+    if name == "tiny":
+        tokenizer = load_processor("tiny").tokenizer
+        tokenizer.add_tokens([AddedToken(mark, normalized=False, special=True) for mark in ("<unk>", *MARKS)])
+        return tokenizer
     if name in ("bytes", "tekken"):
         core = byte_level(_tekken() if name == "tekken" else _alphabet() + _parts(f"Ġ{word}" for word in words()))
     else:

@@ -25,6 +25,7 @@ from transformers.modeling_utils import AttentionInterface
 
 import families
 import revisit
+import vocabularies
 from revisit import FLB, SADT, VAF, MiddleLayers, RevisitError
 from revisit.forward.attention import Call
 from revisit.methods import flb, middle_layers, sadt, vaf
@@ -378,14 +379,16 @@ def followed(objects: sadt.ObjectWords, tokens: list[int]) -> dict[int, str]:
 def word_tokenizer(kind: str) -> Any:
     if kind == "tiny":
         return setting("tiny")[1].tokenizer
-    return families.tokenizer() if kind == "letters" else train(kind)
+    if kind == "letters":
+        return families.tokenizer()
+    return train(kind) if kind in ("metaspace", "bytes") else vocabularies.load(kind)
 
 
 TEXT = "A dog near hot dogs; the toaster on a backpack, back to the proven cats' oven. İ dining table, 猫!"
 OBJECT_WORDS = ["dog", "hot dogs", "toaster", "backpack", "cats", "oven", "dining table"]
 
 
-@pytest.mark.parametrize("kind", ["metaspace", "bytes", "letters", "tiny"])
+@pytest.mark.parametrize("kind", ["metaspace", "letters", *vocabularies.names()])
 def test_only_whole_words_are_judged(kind: str) -> None:
     """Tokenizers like LLaMA's and Qwen's, one of single bytes, and one of whole words."""
     tokenizer = word_tokenizer(kind)

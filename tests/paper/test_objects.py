@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import families
+import vocabularies
 from golden_files import golden
 from revisit import RevisitError
 from revisit.eval.benchmarks import chair
@@ -115,14 +116,15 @@ def test_words_are_traced_to_their_tokens(tokenizer: Any, caption: str, expected
 TEXT = "a dog cats table wine glass toilet seat zebra hot phone cell can't \" İ 狗 , . — person's"
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.parametrize("vocabulary", vocabularies.names())
+@settings(max_examples=20, deadline=None)
 @given(st.lists(st.sampled_from(TEXT.split()), min_size=1, max_size=25), st.sampled_from([" ", "  ", "\n"]))
-def test_mentions_are_those_of_chair_and_spans_hold_their_words(words: list[str], blank: str) -> None:
+def test_mentions_are_those_of_chair_and_spans_hold_their_words(vocabulary: str, words: list[str], blank: str) -> None:
     caption = blank.join(words).strip()
     places = word_mentions(caption)
     assert tuple(word for word, _ in places) == chair.parse_caption(caption).words
     assert all(a < b <= c for (_, (a, b)), (_, (c, _)) in itertools.pairwise(places))
-    tokenizer = train("bytes")
+    tokenizer = vocabularies.load(vocabulary)
     tokens = tokenizer.encode(caption, add_special_tokens=False)
     text, spans = token_spans(tokenizer, tokens)
     assert text == caption
