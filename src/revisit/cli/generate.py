@@ -73,7 +73,7 @@ def generate(
       revisit generate photos/ --model photo --out answers
     """
     from revisit.cli.progress import counted, resumable
-    from revisit.models.images import find_images, open_images
+    from revisit.models.images import find_images, open_image
 
     if not images:
         raise RevisitError("No image was given; for example: revisit generate photo.jpg")
@@ -96,7 +96,8 @@ def generate(
     others = [other for other in others if other != (method, settings) and other[0] != "none"]
     groups: list[Group] = [tuple(paths)] if together else [(path,) for path in dict.fromkeys(paths)]
     if len(groups) == 1:
-        open_images(groups[0])
+        for path in groups[0]:
+            open_image(path)
     # Files, names and settings are checked before torch is imported and the model is loaded.
     given, *_ = (methods.get(name, **own) for name, own in ((method, settings), *others))
     loading = {"dtype": dtype, "device_map": device_map}
@@ -148,11 +149,15 @@ class Job:
 
     def answers(self, missing: Sequence[int], batch_size: int, pages: bool) -> Iterator[list[Any]]:
         """Yield the numbered groups with the hashes of their images and their answers, pages or errors, batch by batch."""
-        from revisit.models.images import open_images
+        from revisit.models.images import open_image
         from revisit.models.reader import answer_missing
 
         start = partial(self.start, pages=pages)
-        return answer_missing(self.groups, missing, batch_size, lambda group: group, open_images, start)
+
+        def opened(group: Group) -> list[Image]:
+            return [open_image(path) for path in group]
+
+        return answer_missing(self.groups, missing, batch_size, lambda group: group, opened, start)
 
     def start(self, group: Group, images: list[Image], *, pages: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """Load the model; return the functions that open the images of a group and that answer a batch of groups."""
