@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from transformers import GenerationConfig
 
+from revisit.decoding.arguments import passing
 from revisit.decoding.loop import wrong_arguments
 from revisit.decoding.method import Method, MethodLike, as_method
 from revisit.decoding.settings import CallOptions
@@ -83,7 +84,8 @@ def generate(
         text = f"{chosen.name}:{name}={kwargs[name]}"
         raise RevisitError(f"{name} is a setting of the method, not an argument of generate: pass method={text!r}.")
     try:
-        output: GenerateOutput | Tensor = model.generate(*args, custom_generate=chosen, **kwargs)  # type: ignore[operator]
+        with passing(kwargs):
+            output: GenerateOutput | Tensor = model.generate(*args, custom_generate=chosen, **kwargs)  # type: ignore[operator]
     except (ValueError, TypeError, ImportError) as error:
         if Method.__call__.__code__ in (frame.f_code for frame, _ in walk_tb(error.__traceback__)):
             raise

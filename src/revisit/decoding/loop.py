@@ -7,10 +7,8 @@ or a loop of its own (`Method.decode`). Nothing in transformers is patched.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +25,8 @@ from transformers.generation import logits_process
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GENERATION_MODES_MAPPING, GenerateDecoderOnlyOutput
 
+from revisit.decoding.arguments import Arguments
+from revisit.decoding.arguments import take as arguments_of_call
 from revisit.decoding.method import Method, Step, StepResult
 from revisit.decoding.options import check_options
 from revisit.decoding.processors import OtherProcessors
@@ -57,25 +57,26 @@ def decode_call(
     input_ids: Tensor,
     processors: Sequence[LogitsProcessor],
     criteria: Sequence[StoppingCriteria],
+    config: GenerationConfig,
     model_kwargs: dict[str, Any],
     trace: Trace | None,
     vision_mask: Tensor | None,
     processor: Processor | None,
     stop_strings: str | list[str] | None,
+    inputs_tensor: Tensor | None,
 ) -> GenerateOutput | Tensor:
     """Decode one call that transformers has prepared, and remove all hooks when it ends.
 
     Raises:
         RevisitError: If the options of the call are wrong, or cannot be combined with the method.
     """
-    arguments = _arguments_of_generate()
-    config: GenerationConfig = arguments["generation_config"]  # transformers made it for this call
+    arguments = arguments_of_call()
     if not isinstance(trace, Trace | None):
         raise RevisitError(f"trace must be a revisit.Trace, not a {type(trace).__name__}.")
     mode = check_options(method, model, config, arguments)
-    model_kwargs, inputs = (_in_float32(model, given) for given in (model_kwargs, arguments.get("kwargs") or {}))
+    model_kwargs, inputs = (_in_float32(model, given) for given in (model_kwargs, arguments.inputs))
     if method.own_beams > 1 and config.num_beams == 1:
-        if arguments.get("prefix_allowed_tokens_fn") is not None or config.cache_implementation is not None:
+        if arguments.prefix_allowed_tokens_fn is not None or config.cache_implementation is not None:
             needed = f"{type(method).__name__} needs beams (num_beams={method.own_beams})"
             if config.cache_implementation is not None:
                 raise RevisitError(f"{needed}, which cannot be added to this KV cache: leave out cache_implementation.")
@@ -96,7 +97,8 @@ def decode_call(
         if hasattr(model, "peft_config"):
             follow_rows(model.get_decoder(), len(input_ids), stack)
         recorder = Recorder(trace, method, prompt, ended, stack)
-        loop = Loop(method, prompt, Passes(prompt, stack), recorder, mode, LogitsProcessorList(processors), arguments)
+        others = LogitsProcessorList(processors)
+        loop = Loop(method, prompt, Passes(prompt, stack), recorder, mode, others, arguments, inputs_tensor)
         return loop.finish(method.decode(prompt, loop.passes, loop))
 
 
@@ -151,16 +153,17 @@ class Loop:
         recorder: Recorder,
         mode: GenerationMode,
         others: LogitsProcessorList,
-        arguments: dict[str, Any],
+        arguments: Arguments,
+        inputs_tensor: Tensor | None,
     ) -> None:
         self.method, self.prompt, self.passes, self.recorder = method, prompt, passes, recorder
         self._function = getattr(type(prompt.model), GENERATION_MODES_MAPPING[mode])
-        self._options: dict[str, Any] = {"synced_gpus": bool(arguments.get("synced_gpus"))}
-        self._streamer = arguments.get("streamer")
+        self._options: dict[str, Any] = {"synced_gpus": bool(arguments.synced_gpus)}
+        self._streamer = arguments.streamer
         self._speculates = mode == GenerationMode.ASSISTED_GENERATION
         self._others = OtherProcessors(passes, prompt.config, others, checks_drafts=self._speculates)
         if self._speculates:
-            self._options |= {name: arguments.get(name) for name in ("assistant_model", "inputs_tensor")}
+            self._options |= {"assistant_model": arguments.assistant_model, "inputs_tensor": inputs_tensor}
         self.output: Any = None
         self._kwargs = dict(prompt.prepared)  # keyword arguments for the next `forward`
         self._length = 0  # tokens per row at the last call of `forward`
@@ -357,27 +360,8 @@ def wrong_arguments(error: Exception) -> RevisitError:
     )
 
 
-def _in_float32(model: Model, inputs: dict[str, Any]) -> dict[str, Any]:
+def _in_float32(model: Model, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the inputs with pixels in float32 for a float32 model: some processors return half precision for every model."""
     if getattr(model, "dtype", None) != torch.float32:
         return dict(inputs)
-    return inputs | {name: inputs[name].float() for name in PIXELS if isinstance(inputs.get(name), Tensor)}
-
-
-def _arguments_of_generate() -> dict[str, Any]:
-    """Return the arguments of the running call of transformers' generate().
-
-    transformers does not pass `streamer`, `assistant_model` and `synced_gpus` to a callable `custom_generate`, and some models
-    consume the pixels before it. All of them are in the frame of generate(), which is on the stack.
-    """
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name == "generate" and Path(frame.f_code.co_filename).match(
-            "transformers/generation/utils.py"
-        ):
-            return dict(frame.f_locals)
-        frame = frame.f_back  # type: ignore[assignment]
-    raise RevisitError(
-        "Do not call a decoding method directly: use model.generate(..., custom_generate=method) or revisit.generate(model, ..., "
-        "method=method)."
-    )
+    return {**inputs} | {name: inputs[name].float() for name in PIXELS if isinstance(inputs.get(name), Tensor)}

@@ -168,17 +168,19 @@ class Method(Settings):
         input_ids: Tensor,
         logits_processor: LogitsProcessorList | None = None,
         stopping_criteria: StoppingCriteriaList | None = None,
-        generation_config: GenerationConfig | None = None,
+        *,
+        generation_config: GenerationConfig,
         trace: Trace | None = None,
         vision_mask: Tensor | None = None,
         processor: Processor | None = None,
         stop_strings: str | list[str] | None = None,
+        inputs_tensor: Tensor | None = None,
         **model_kwargs: Any,
     ) -> GenerateOutput | Tensor:
         """Decode as transformers' `custom_generate`.
 
-        transformers calls this with what it has prepared. It passes on `trace`, `vision_mask`, `processor` and `stop_strings`
-        because they are parameters here.
+        transformers calls this with what it has prepared. It passes on `trace`, `vision_mask`, `processor`, `stop_strings`
+        and `inputs_tensor` because they are parameters here.
         """
         from revisit.decoding.loop import decode_call  # imports torch
 
@@ -188,11 +190,13 @@ class Method(Settings):
             input_ids,
             logits_processor or [],
             stopping_criteria or [],
+            generation_config,
             model_kwargs,
             trace,
             vision_mask,
             processor,
             stop_strings,
+            inputs_tensor,
         )
 
     def settings(self) -> dict[str, Any]:

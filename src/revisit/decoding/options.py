@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import transformers
@@ -10,6 +9,7 @@ from packaging.version import Version
 from transformers import GenerationConfig
 from transformers.generation.configuration_utils import GenerationMode
 
+from revisit.decoding.arguments import Arguments
 from revisit.decoding.settings import CallOptions
 from revisit.errors import RevisitError
 from revisit.models import families
@@ -24,9 +24,7 @@ MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.ASS
 CHUNKS_SINCE = "5.23"  # of transformers: earlier versions lose the image between the chunks of a prefill
 
 
-def check_options(
-    method: Method, model: Model, config: GenerationConfig, arguments: Mapping[str, Any]
-) -> GenerationMode:
+def check_options(method: Method, model: Model, config: GenerationConfig, arguments: Arguments) -> GenerationMode:
     """Check the arguments of `generate()`, and return transformers' decoding mode for them.
 
     Raises:
@@ -34,14 +32,14 @@ def check_options(
     """
     names = ("num_beams", "temperature", "top_p") if config.do_sample else ("num_beams",)
     CallOptions.read({name: value for name in names if (value := getattr(config, name)) is not None}, "generate")
-    assistant = arguments.get("assistant_model")
+    assistant = arguments.assistant_model
     mode = config.get_generation_mode(assistant)
     if mode not in MODES:
         raise RevisitError(
             "Decoding methods work with greedy search, sampling, beams and speculation, not with "
             f"{mode.value.replace('_', ' ')}: remove the options that enable it."
         )
-    if (mode in BEAMS or method.own_beams > 1) and arguments.get("streamer") is not None:
+    if (mode in BEAMS or method.own_beams > 1) and arguments.streamer is not None:
         raise RevisitError("Beam search cannot be streamed: remove the streamer, or decode without beams.")
     if method.needs_cache and not config.use_cache:
         raise RevisitError(
