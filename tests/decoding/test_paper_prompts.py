@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -96,6 +98,26 @@ def test_icd_replaces_the_system_message(name: str, vocabulary: str, system: str
     sentence = torch.tensor(processor.tokenizer(SENTENCE, add_special_tokens=False)["input_ids"])
     decoded = torch.tensor(prompt(system))
     assert sent(icd.with_beginning(decoded, sentence, opened, turn, 1), decoded) == prompt(SENTENCE)
+
+
+RECORDED = json.loads((Path(__file__).parents[1] / "data" / "released" / "prompts.json").read_text("utf-8"))
+
+
+@pytest.mark.skipif("llama" not in vocabularies.names(), reason="LLaMA's vocabulary is not beside the clone")
+@pytest.mark.parametrize("row", RECORDED, ids=lambda row: f"{row['method']}-{row['format']}")
+def test_second_prompts_are_those_of_the_released_programs(row: dict[str, Any]) -> None:
+    """LLaVA-1.5 and LLaVA-NeXT on Vicuna; the programs write -200 for the image."""
+    processor, family = chat("llama", "LLaVA-1.5")
+    if row["method"] == "icd":
+        (head, turn), (_, tail) = (
+            icd.system_turn(processor, family, SENTENCE),
+            around_image(processor, family, QUESTION),
+        )
+        assert [*head, *turn, -200, *tail] == row["tokens"]
+        return
+    system = HUMAN if row["format"] == "llava_v1" else HUMAN.replace("human", "user")
+    head, tail = around_image(processor, family, code.REQUEST, system)
+    assert [*head, -200, *tail] == row["tokens"]
 
 
 def sent(edit: Tensor, ids: Tensor) -> list[int]:

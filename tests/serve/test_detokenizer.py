@@ -57,6 +57,9 @@ def test_pieces_of_real_tokens_add_up_to_the_decoded_text(name: str, seed: int) 
     pieces = [*map(row.feed, tokens), row.finish()]
     assert "".join(pieces) == tokenizer.decode(tokens, skip_special_tokens=True).strip()
     assert max(sizes) < 20  # long answers take linear time
+    whole, stop = tokenizer.decode(tokens, skip_special_tokens=True).strip(), text[100:107]
+    row = IncrementalDetokenizer(decode, [stop])
+    assert "".join([*map(row.feed, tokens), row.finish()]).rstrip() == whole[: whole.index(stop)].rstrip()
 
 
 @given(st.text(alphabet="ab é", max_size=30), st.lists(st.text(alphabet="ab é", min_size=1, max_size=4), max_size=3))
