@@ -1,4 +1,4 @@
-"""`revisit generate`: describe images or answer questions about them, with any decoding method."""
+"""`revisit generate`: describe images and videos or answer questions about them, with any decoding method."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ from revisit.errors import Incomplete, RevisitError
 from revisit.io.records import Fields
 from revisit.pages.document import check_page
 from revisit.registry import MAX_SEED
+from revisit.video.sampling import Sampling
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
     from revisit.decoding.decode import Decoded
     from revisit.models.types import Model, Processor
     from revisit.pages.answers import AnswerPage
+    from revisit.video.clip import Visual
 
 LINES = "answers.jsonl"
-Group = tuple[str, ...]  # the images of one prompt
+Group = tuple[str, ...]  # the images and videos of one prompt
+Frames = list[dict[str, float]]  # index and time of each frame of the videos
 Failure = tuple[str, str]  # the names of the images, and the reason
 Advance = Callable[[int, int], None]
 
 
 def generate(
-    images: list[str] = typer.Argument(None, help="Image files or folders."),
+    images: list[str] = typer.Argument(None, help="Images, videos or folders."),
     prompt: str = options.PROMPT,
     model: str = options.MODEL,
     method: str = options.METHOD,
@@ -46,6 +47,8 @@ def generate(
     top_p: float = options.TOP_P,
     beams: int = options.BEAMS,
     seed: int = typer.Option(0, callback=options.a_seed, help="Random seed, with --sample."),
+    frames: int = options.FRAMES,
+    fps: float = options.FPS,
     together: bool = typer.Option(False, "--together", help="Ask one question about all images together."),
     batch_size: int = options.BATCH_SIZE,
     output: Path = typer.Option(
@@ -61,7 +64,7 @@ def generate(
     trust_remote_code: bool = options.TRUST_REMOTE_CODE,
     allow_incomplete: bool = options.ALLOW_INCOMPLETE,
 ) -> None:
-    """Describe images, or answer a question about each of them.
+    """Describe images or videos, or answer a question about each of them.
 
     Images that cannot be read or answered are listed at the end, with exit status 3; the others are answered.
 
@@ -71,9 +74,11 @@ def generate(
       revisit generate photo.jpg --model photo --html decode.html --compare-with vcd --compare-with greedy
       revisit generate photos/ --model photo --prompt "Is there a dog in the image?" --set alpha=1e-3 --json
       revisit generate photos/ --model photo --out answers
+      revisit generate clip.mp4 --frames 8 --model Qwen/Qwen3-VL-2B-Instruct
     """
     from revisit.cli.progress import counted, resumable
-    from revisit.models.images import find_images, open_image
+    from revisit.models.images import find_images
+    from revisit.models.reader import open_visuals
 
     if not images:
         raise RevisitError("No image was given; for example: revisit generate photo.jpg")
@@ -95,9 +100,9 @@ def generate(
     others = methods.parse_methods(compare_with) if html is not None else []
     others = [other for other in others if other != (method, settings) and other[0] != "none"]
     groups: list[Group] = [tuple(paths)] if together else [(path,) for path in dict.fromkeys(paths)]
+    sampling = Sampling(frames, fps)
     if len(groups) == 1:
-        for path in groups[0]:
-            open_image(path)
+        open_visuals(options.sources(groups[0]), sampling)
     # Files, names and settings are checked before torch is imported and the model is loaded.
     given, *_ = (methods.get(name, **own) for name, own in ((method, settings), *others))
     loading = {"dtype": dtype, "device_map": device_map}
@@ -107,6 +112,7 @@ def generate(
         groups,
         [(method, settings), *others],
         decoding,
+        sampling,
         {
             "max_new_tokens": max_new_tokens,
             "do_sample": sample,
@@ -144,53 +150,64 @@ class Job:
     groups: list[Group]
     methods: Sequence[tuple[str, Fields]]  # the first one answers; the pages compare it with the others
     decoding: Decoding
+    sampling: Sampling
     generation: Fields  # as in the output
-    load: Callable[[Image, str], tuple[Model, Processor]]
+    load: Callable[..., tuple[Model, Processor]]
 
     def answers(self, missing: Sequence[int], batch_size: int, pages: bool) -> Iterator[list[Any]]:
-        """Yield the numbered groups with the hashes of their images and their answers, pages or errors, batch by batch."""
-        from revisit.models.images import open_image
-        from revisit.models.reader import answer_missing
+        """Yield the numbered groups with the hashes of their files and their results or errors, batch by batch.
+
+        A result is an answer or a page, with the frames of the videos.
+        """
+        from revisit.models.reader import answer_missing, open_visuals
+
+        def probe(group: Group) -> list[Visual]:
+            return open_visuals(options.sources(group), self.sampling)
 
         start = partial(self.start, pages=pages)
+        return answer_missing(self.groups, missing, batch_size, lambda group: group, probe, start)
 
-        def opened(group: Group) -> list[Image]:
-            return [open_image(path) for path in group]
-
-        return answer_missing(self.groups, missing, batch_size, lambda group: group, opened, start)
-
-    def start(self, group: Group, images: list[Image], *, pages: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        """Load the model; return the functions that open the images of a group and that answer a batch of groups."""
+    def start(
+        self, group: Group, visuals: list[Visual], *, pages: bool
+    ) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """Load the model; return the functions that open the files of a group and that answer a batch of groups."""
         import torch
 
         from revisit import ask
         from revisit.decoding.decode import decode
-        from revisit.models.prompts import prepare
+        from revisit.models.prompts import prepare_opened
         from revisit.models.reader import opener
-        from revisit.video.sampling import Sampling
+        from revisit.video.clip import Video, frames_listing
 
-        pair = self.load(images[0], group[0])
+        first = visuals[0]  # a model that reads no videos raises its own error
+        pair = self.load(None, group[0]) if isinstance(first, Video) else self.load(first, group[0])
         chosen, *others = (methods.as_method(name, pair[0], **settings) for name, settings in self.methods)
         torch.manual_seed(self.generation["seed"])
         seed = int(torch.randint(MAX_SEED, (1,)))
         sampling = {name: value for name, value in self.generation.items() if name not in ("seed", "num_beams")}
 
-        def answer(groups: Sequence[Group], opened: Sequence[list[Image]]) -> list[Decoded]:
-            inputs = prepare(pair[1], [self.prompt] * len(groups), opened, device=pair[0].device)
-            return decode(*pair, inputs, chosen, self.decoding, seeds=[seed] * len(groups))
+        def answer(groups: Sequence[Group], opened: Sequence[list[Visual]]) -> Iterator[tuple[Decoded, Frames]]:
+            inputs = prepare_opened(pair[1], [self.prompt] * len(groups), opened, pair[0].device)
+            answers = decode(*pair, inputs, chosen, self.decoding, seeds=[seed] * len(groups))
+            return zip(answers, map(frames_listing, opened), strict=True)
 
-        def explain(groups: Sequence[Group], opened: Sequence[list[Image]]) -> Iterator[AnswerPage]:
-            for images in opened:
+        def explain(groups: Sequence[Group], opened: Sequence[list[Visual]]) -> Iterator[tuple[AnswerPage, Frames]]:
+            for visuals in opened:
                 torch.manual_seed(self.generation["seed"])
-                yield ask(pair, images, self.prompt, chosen, compare_with=list(dict.fromkeys(others)), **sampling).page
+                images = [visual for visual in visuals if not isinstance(visual, Video)]
+                videos = [visual for visual in visuals if isinstance(visual, Video)]
+                compared = list(dict.fromkeys(others))
+                told = ask(pair, images, self.prompt, chosen, video=videos, compare_with=compared, **sampling)
+                yield told.page, frames_listing(visuals)
 
-        open_all = opener(pair[1], Sampling())
-        return lambda group: open_all((group, None)), explain if pages else answer
+        open_all = opener(pair[1], self.sampling)
+        return lambda group: open_all(options.sources(group)), explain if pages else answer
 
-    def line(self, group: Group, answer: Decoded) -> Fields:
+    def line(self, group: Group, answer: Decoded, frames: Frames) -> Fields:
         """Return an answer as JSON values."""
         return {
             "images": list(group),
+            **({"frames": frames} if frames else {}),
             "prompt": self.prompt,
             "text": answer.text,
             "thought": answer.thought,
@@ -213,9 +230,10 @@ class Job:
                     if as_json and several:
                         options.print_json({"images": list(group), "error": str(result)})
                     continue
-                answer: Decoded = result if html is None else result.answers[0]
+                told, frames = result
+                answer: Decoded = told if html is None else told.answers[0]
                 if as_json:
-                    options.print_json(self.line(group, answer))
+                    options.print_json(self.line(group, answer, frames))
                 else:
                     print(f"{name}: {answer.text}" if several else answer.text, flush=True)
                 if answer.unclosed:
@@ -223,7 +241,7 @@ class Job:
                     print(f"No answer: {advice}", file=sys.stderr)
                 if html is not None:
                     page = html.with_name(f"{html.stem}-{number}{html.suffix}") if several else html
-                    print(f"Wrote {result.write(page)}", file=sys.stderr)
+                    print(f"Wrote {told.write(page)}", file=sys.stderr)
             advance(len(batch), sum(isinstance(result, RevisitError) for *_, result in batch))
         return failures
 
@@ -233,6 +251,7 @@ class Job:
         from revisit.models.identity import foreign_code
 
         settings = {**identity, "prompt": self.prompt, "generation": self.generation, "method": self.methods[0]}
+        settings["sampling"] = [self.sampling.frames, self.sampling.fps]
         settings["code"] = sorted(foreign_code(method))
         failures: dict[Group, Fields] = {}
         with closing(Results(output / LINES, settings, lambda line: tuple(line["images"]))) as results:
@@ -244,7 +263,7 @@ class Job:
                     if isinstance(result, RevisitError):
                         failures[group] = {"images": list(group), "error": str(result)}
                     else:
-                        lines.append({**self.line(group, result), "hash": hash})
+                        lines.append({**self.line(group, *result), "hash": hash})
                 results.append(lines)
                 advance(len(batch), len(batch) - len(lines))
             results.finish(self.groups, failures)

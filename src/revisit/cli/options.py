@@ -63,18 +63,28 @@ def chosen_method(text: str, assignments: list[str]) -> tuple[str, Fields]:
     return name, settings | added
 
 
-def load_for_image(model: str, image: Image, name: str, *, any_image: bool, **options: Any) -> tuple[Model, Processor]:
+def load_for_image(
+    model: str, image: Image | None, name: str, *, any_image: bool, **options: Any
+) -> tuple[Model, Processor]:
     """Load a model for images like this one. `tiny` raises RevisitError for images unlike its scenes unless `any_image` is set."""
     from revisit.models.config import is_embedded
     from revisit.models.loading import load
 
     logging.getLogger("revisit.tiny").disabled = True  # its notice about unfamiliar images; they are checked here
     loaded, processor = load(model, **options)
-    if is_embedded(model) and not any_image:
+    if is_embedded(model) and not any_image and image is not None:
         from revisit.embedded.familiar import check_scene
 
         check_scene(loaded, processor, image, name)
     return loaded, processor
+
+
+def sources(paths: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Return the images and the videos among some files, by their names."""
+    from revisit.io.finder import is_video
+
+    names = list(paths)
+    return [name for name in names if not is_video(name)], [name for name in names if is_video(name)]
 
 
 def identity(model: str, **options: Any) -> Fields:
@@ -116,6 +126,8 @@ TRUST_REMOTE_CODE = typer.Option(False, "--trust-remote-code", help="Run code fr
 ALLOW_INCOMPLETE = typer.Option(
     False, "--allow-incomplete", help="Load weights with missing, unexpected or non-finite tensors."
 )
+FRAMES = typer.Option(None, help="How many frames to take from a video, evenly spaced; 8 by default.")
+FPS = typer.Option(None, help="How many frames of a video to take per second, instead of --frames.")
 ANY_IMAGE = typer.Option(False, "--any-image", help="Let 'tiny' process images unlike the scenes it was trained on.")
 LENGTH = typer.Option(None, min=1, help="Maximum length of an answer, in tokens; by default the benchmark's.")
 LIMIT = typer.Option(None, min=1, help="Use only this many items of each benchmark.")

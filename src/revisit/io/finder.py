@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -14,12 +14,18 @@ from revisit.io.files import path_within
 from revisit.io.records import IMAGES, Record
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
+VIDEO_SUFFIXES = {".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v", ".mpg", ".mpeg", ".ts", ".flv", ".wmv", ".apng"}
 IDS = ("image_id", "id", "question_id", "index", "doc_id")
 
 
-def image_files(folder: Path) -> list[Path]:
+def is_video(name: str | Path) -> bool:
+    """Return whether a file is a video by its name."""
+    return Path(name).suffix.lower() in VIDEO_SUFFIXES
+
+
+def image_files(folder: Path, suffixes: Set[str] = SUFFIXES) -> list[Path]:
     """Return the image files in a folder and its subfolders, in order; hidden ones are left out."""
-    found = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+    found = (path for path in folder.rglob("*") if path.suffix.lower() in suffixes)
     return sorted(path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts))
 
 

@@ -19,7 +19,7 @@ from PIL.Image import Image
 from pydantic import BeforeValidator
 
 from revisit.errors import RevisitError
-from revisit.io.finder import image_files
+from revisit.io.finder import SUFFIXES, VIDEO_SUFFIXES, image_files
 
 if TYPE_CHECKING:
     from revisit.models.types import ImageLike
@@ -227,13 +227,13 @@ def _to_rgb(image: Image) -> Image:
 
 
 def find_images(arguments: Sequence[str]) -> list[str]:
-    """List image files in the given order; a folder stands for all image files in it and its subfolders."""
+    """List images and videos in the given order; a folder stands for all that are in it and its subfolders."""
     files: list[str] = []
     for argument in arguments:
         if Path(argument).is_dir():
-            inside = image_files(Path(argument))
+            inside = image_files(Path(argument), SUFFIXES | VIDEO_SUFFIXES)
             if not inside:
-                raise RevisitError(f"The folder {argument!r} contains no image files.")
+                raise RevisitError(f"The folder {argument!r} contains no image or video files.")
             files.extend(map(str, inside))
         else:
             files.append(argument)

@@ -108,12 +108,16 @@ def data_uri(image: Image) -> str:
 
 def images_payload(images: list[Image], layout: Layout) -> dict[str, Any]:
     """Return the data of images, and of the grids of vision tokens on them in pixels of the originals."""
-    sizes = layout.sizes or [image.size for image in images]
+    sizes, times = layout.sizes or [image.size for image in images], layout.times or [None] * len(images)
     return {
-        "images": [{"src": data_uri(image), "w": w, "h": h} for image, (w, h) in zip(images, sizes, strict=True)],
+        "images": [
+            {"src": data_uri(image), "w": w, "h": h, **({} if time is None else {"time": round(time, 3)})}
+            for image, (w, h), time in zip(images, sizes, times, strict=True)
+        ],
         "grids": [
             {
                 "image": grid.image,
+                "frames": grid.frames,
                 "view": grid.view,
                 "first": grid.first,
                 "rows": grid.rows,
