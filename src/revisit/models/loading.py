@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.util
 import logging
 import re
+import sys
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
+from safetensors import safe_open
 from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoModelForImageTextToText
 from transformers.utils.hub import cached_file
 
@@ -20,6 +22,7 @@ from revisit.models.processors import keep_processor, load_processor, processor_
 from revisit.models.types import Model, Processor
 
 INDEX = "model.safetensors.index.json"
+WEIGHTS = "model.safetensors"
 DeviceMap: TypeAlias = "str | int | torch.device | dict[str, Any]"
 _log = logging.getLogger(__name__)
 
@@ -52,6 +55,10 @@ def load(
     Raises:
         RevisitError: There is no such model, it takes no images, or its files are damaged.
     """
+    if sys.flags.optimize > 1:
+        raise RevisitError(
+            "transformers needs docstrings, which Python drops with -OO or PYTHONOPTIMIZE=2: use -O or 1."
+        )
     name = resolve(name_or_path)
     dtype = kwargs.pop("torch_dtype", None) if dtype is None else dtype  # the former name in transformers
     dtype = as_dtype(dtype) if isinstance(dtype, str) and dtype != "auto" else dtype
@@ -70,6 +77,7 @@ def load(
             "Qwen-VL or InternVL."
         )
     quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    _check_vision_layers(name, config)
     if index := cached_file(name, INDEX, **quiet, **hub):
         _check_index(Path(index))
     if cached_file(name, "adapter_config.json", **quiet, **hub):  # with peft, transformers would load its base model
@@ -83,6 +91,16 @@ def load(
     )
     if not allow_incomplete:
         _check_weights(name, model, loading)
+        whole = cached_file(name, WEIGHTS, **quiet, **hub)
+        if whole and not quantized and not hasattr(config, "quantization_config"):
+            _check_types(Path(whole))
+    if getattr(model.generation_config, "assistant_early_exit", None) is not None:
+        raise RevisitError(
+            f"The generation_config.json of {name!r} sets assistant_early_exit, which works only as an argument of generate: "
+            "remove it there."
+        )
+    if (limit := model.generation_config.max_time) is not None:
+        _log.warning("The generation_config.json of %r ends answers after max_time=%s seconds.", name, limit)
     keep_processor(model, processor)
     _log.info("%s is on %s", name_or_path, placement(model))
     if is_embedded(name):
@@ -149,6 +167,27 @@ def _check_index(index: Path) -> None:
             raise RevisitError(
                 f"{str(index)!r} names {file[:200]!r}: only .safetensors files in its own folder are allowed."
             )
+
+
+def _check_vision_layers(name: str, config: Any) -> None:
+    """Raise RevisitError if the model reads layers that its vision tower does not have."""
+    depth = getattr(getattr(config, "vision_config", None), "num_hidden_layers", None)
+    chosen = getattr(config, "vision_feature_layer", None)
+    for layer in chosen if isinstance(chosen, list) else [chosen]:
+        if isinstance(depth, int) and isinstance(layer, int) and not -depth - 1 <= layer <= depth:
+            raise RevisitError(
+                f"The config.json of {name!r} has vision_feature_layer {layer}, but its vision tower has {depth} layers."
+            )
+
+
+def _check_types(file: Path) -> None:
+    """Raise RevisitError for weights stored as integers, which transformers would convert."""
+    with safe_open(file, "pt") as weights:
+        for key in weights.keys():  # noqa: SIM118 (it is no dictionary)
+            if key.endswith(".weight") and weights.get_slice(key).get_dtype().startswith(("I", "U", "B0")):
+                raise RevisitError(
+                    f"{str(file)!r} holds {key[:200]} as integers, but the model is not quantized; get a complete copy."
+                )
 
 
 def _check_weights(name: str, model: Model, loading: dict[str, Any]) -> None:

@@ -179,6 +179,10 @@ def encode(
             **({"add_special_tokens": False} if has_bos else {}),  # the template has added them
         )
     except Exception as error:  # processors raise many kinds
+        if any("\ud800" <= character <= "\udfff" for text in texts for character in text):
+            raise RevisitError(
+                "The prompt is not valid Unicode: check that the terminal or file is in UTF-8."
+            ) from None
         raise RevisitError(f"The model's processor cannot encode this prompt: {brief(error)}") from error
     keeps = device is None or str(device) == "meta"  # an off-loaded model moves its inputs itself
     return inputs if keeps else inputs.to(device)  # type: ignore[no-any-return]
