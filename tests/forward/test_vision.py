@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import CompileConfig
 
 import families
 import revisit
@@ -55,16 +56,30 @@ def test_compiled_code_runs_eagerly_during_the_prefill() -> None:
     handle = module[0].register_forward_hook(lambda *_: calls.append(1))
     run(torch.ones(1, 2))
     unseen = len(calls)
-    states._FORCE_EAGER.begin()
+    states.FORCE_EAGER.begin()
     run(torch.ones(1, 2))
     assert len(calls) == unseen + 1
-    states._FORCE_EAGER.begin()  # a second decode in another thread begins before the first has its prefill
-    states._FORCE_EAGER.end()
+    states.FORCE_EAGER.begin()  # a second decode in another thread begins before the first has its prefill
+    states.FORCE_EAGER.end()
     run(torch.ones(1, 2))
     assert len(calls) == unseen + 2
-    states._FORCE_EAGER.end()
+    states.FORCE_EAGER.end()
     assert torch._dynamo.eval_frame._stance.stance == "default"
     handle.remove()
+
+
+@pytest.mark.parametrize("method", ["revisit", "dola", "deco", "vista", "memvr", "pai", "vaf", "only", "sid"])
+def test_a_model_that_was_compiled_before_decodes_the_same(method: str) -> None:
+    """With a static cache, transformers compiles models on GPUs without being asked."""
+    model, _ = families.build("llava")
+    inputs = families.inputs("llava", ["what is it?"], [[families.image(0)]])
+    options: dict[str, Any] = {**OPTIONS, "cache_implementation": "static"}
+    expected = revisit.generate(model, **inputs, method=method, **options).tolist()
+    compiling = CompileConfig(backend="eager", fullgraph=False, mode=None)
+    compiling._compile_all_devices = True
+    revisit.generate(model, **inputs, method="greedy", **options, compile_config=compiling)
+    options["compile_config"] = compiling
+    assert revisit.generate(model, **inputs, method=method, **options).tolist() == expected
 
 
 @pytest.mark.parametrize("layers", ["last", "all"])

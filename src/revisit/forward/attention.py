@@ -21,7 +21,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMa
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from revisit.errors import RevisitError
-from revisit.forward.states import Pass, paused
+from revisit.forward.states import FORCE_EAGER, Pass, paused
 from revisit.models.head import multiply
 from revisit.models.parts import ModelParts, describe
 
@@ -215,6 +215,8 @@ def watching(
     hooks = _here.__dict__.setdefault("hooks", [])
     watch = Watch(modules, attention_hook, layers, of)
     with contextlib.ExitStack() as stack:
+        FORCE_EAGER.begin()
+        stack.callback(FORCE_EAGER.end)
         for config in configs.values():
             _enter(config, method_name, parts)
             stack.callback(_leave, config)

@@ -73,17 +73,16 @@ class Pass:
 class Hooks:
     """Forward hooks that act in the thread that created them, until they are released or the stack closes.
 
-    With `of`, they act in forwards that contain this pass, and get its rows only. `force_eager` disables compiled code until then,
-    because it would bypass the hooks.
+    With `of`, they act in forwards that contain this pass, and get its rows only. Compiled code, which would bypass them, is disabled
+    until then.
     """
 
-    def __init__(self, stack: ExitStack, *, of: Pass | None = None, force_eager: bool = False) -> None:
+    def __init__(self, stack: ExitStack, *, of: Pass | None = None) -> None:
         self._of = of
         self._thread = threading.get_ident()
         self._handles: list[RemovableHandle] = []
-        self._eager = force_eager
-        if force_eager:
-            _FORCE_EAGER.begin()
+        self._open = True
+        FORCE_EAGER.begin()
         stack.callback(self.release)
 
     def before(self, module: nn.Module, callback: StateHook) -> None:
@@ -177,9 +176,9 @@ class Hooks:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        if self._eager:
-            self._eager = False
-            _FORCE_EAGER.end()
+        if self._open:
+            self._open = False
+            FORCE_EAGER.end()
 
 
 def normed(norm: nn.Module, states: Tensor) -> Tensor:
@@ -209,7 +208,7 @@ class ForceEager:
                 self.stance = None
 
 
-_FORCE_EAGER = ForceEager()
+FORCE_EAGER = ForceEager()
 
 
 POSITION_STATE = "rope_deltas"  # (rows, 1): difference between positions and the number of tokens
@@ -290,7 +289,7 @@ class Capture:
         self.earlier = _STATES_OF_CACHE.get(cache) if cache is not None else None  # items of the cache's last prompt
         self.store: Tensor | None = None  # (items, |J|, N, d), padded to the largest item
         self._indices: dict[torch.device, tuple[Tensor, Tensor]] = {}
-        self._hooks = Hooks(stack, of=of, force_eager=True)
+        self._hooks = Hooks(stack, of=of)
         self._hooks.every_position(parts.decoder, self._begin_forward)
         for layer in layers:
             if layer < parts.depth:
