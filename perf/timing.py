@@ -42,7 +42,7 @@ class Timed(Method):
         return self.inner.settings()
 
     def begin(self, prompt: Any, passes: Any) -> Any:
-        refine = self.inner.begin(prompt, passes)
+        steps = [method.begin(prompt, passes) for method in self.inner.links or (self.inner,)]
         step = 0
 
         def timed(input_ids: Tensor, logits: Tensor) -> Tensor:
@@ -51,10 +51,12 @@ class Timed(Method):
                 logits = self.script(step, logits)
             step += 1
             started, busy = now(logits.device), time.process_time()
-            scores = refine(input_ids, logits)
+            result = logits
+            for refine in steps:
+                result = refine(input_ids, getattr(result, "scores", result))
             self.spans.append((started, now(logits.device)))
             self.busy.append(time.process_time() - busy)
-            return scores
+            return result
 
         return timed
 

@@ -22,6 +22,7 @@ from revisit.methods.revisit import ReVisiT
 from revisit.models.config import describe_model, resolve
 from revisit.models.families import of
 from revisit.models.identity import fingerprint, model_folder
+from revisit.models.loading import as_dtype
 from revisit.models.outputs import read_outputs
 from revisit.models.processors import load_processor
 from revisit.models.prompts import chat_text
@@ -47,7 +48,7 @@ class VllmEngine(Engine):
             raise RevisitError("--device-map cannot be used with --engine vllm.")
         need("vllm")
         self.name, self.trust_remote_code, self.options = model, trust_remote_code, options
-        self.dtype = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}.get(str(dtype), dtype or "auto")
+        self.dtype = "auto" if dtype in (None, "auto") else str(as_dtype(dtype)).removeprefix("torch.")
 
     @cached_property
     def llm(self) -> Any:
