@@ -36,7 +36,7 @@ SETTINGS: dict[str, dict[str, Any]] = {  # for small random models and short ans
 METHODS: dict[str, Method] = {
     name: methods.get(name, **SETTINGS.get(name, {}))
     for name in sorted(registry.built_in)
-    if name not in ("greedy", "revisit", "opera")
+    if name not in ("greedy", "revisit", "opera", "tcd")
 }
 CONTRASTIVE = {name: method for name, method in METHODS.items() if isinstance(method, Contrastive)}
 

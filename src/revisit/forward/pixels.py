@@ -22,6 +22,7 @@ from revisit.models.parts import describe
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
+VIDEO_PIXELS = "pixel_values_videos"
 Change = Callable[[Tensor, torch.Generator], Tensor]
 DrawTransform = Callable[[torch.Generator, tuple[int, int]], Callable[[Tensor], Tensor]]
 
@@ -84,6 +85,35 @@ def transformed_images(prompt: Prompt, draw: DrawTransform, seed: int) -> dict[s
             first += counts[number]
         inputs[name] = torch.cat(pieces).to(pixels.device, pixels.dtype)
     return inputs
+
+
+def changed_frames(prompt: Prompt, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+    """Return the inputs of the prompt with the frames of every video changed; RevisitError if there is no video.
+
+    `change` takes and returns (frames, channels, height, width).
+    """
+    inputs = prompt_inputs(prompt)
+    pixels, grids = inputs.get(VIDEO_PIXELS), inputs.get(PACKED[VIDEO_PIXELS])
+    if isinstance(pixels, Tensor) and pixels.ndim == 5:  # (videos, frames, channels, height, width)
+        inputs[VIDEO_PIXELS] = torch.stack([change(video) for video in pixels])
+    elif isinstance(pixels, Tensor) and grids is not None:
+        videos = pixels.split(entries_per_image(pixels, grids))
+        laid = [packed_views(prompt, video, grid) for video, grid in zip(videos, grids, strict=True)]
+        inputs[VIDEO_PIXELS] = torch.cat([pack([change(views[0])]) for views, pack in laid])
+    elif pixels is None and len(frames := _frames_of_rows(prompt)) > 0:
+        inputs["pixel_values"] = torch.cat([change(own) if len(own) > 1 else own for own in frames])
+    else:
+        raise RevisitError(f"{prompt.method} needs a video, and the prompt has none: use another method.")
+    return inputs
+
+
+def _frames_of_rows(prompt: Prompt) -> list[Tensor]:
+    """Return the frames of each row for families whose frames are images between texts; empty if no row has several."""
+    pixels = prompt.inputs.get("pixel_values")
+    if not isinstance(pixels, Tensor) or pixels.ndim != 4:
+        return []
+    counts = [len(run_lengths(row.nonzero().squeeze(-1))) for row in prompt.vision[:: prompt.rows_per_item]]
+    return list(pixels.split(counts)) if sum(counts) == len(pixels) and max(counts) > 1 else []
 
 
 def pixel_inputs(prompt: Prompt) -> dict[str, Tensor]:

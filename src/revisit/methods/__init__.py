@@ -26,6 +26,7 @@ BUILT_IN = {
     "ritual": "revisit.methods.ritual:RITUAL",
     "sadt": "revisit.methods.sadt:SADT",
     "sid": "revisit.methods.sid:SID",
+    "tcd": "revisit.methods.tcd:TCD",
     "vaf": "revisit.methods.vaf:VAF",
     "vcd": "revisit.methods.vcd:VCD",
     "vista": "revisit.methods.vista:VISTA",
