@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +58,8 @@ def study(
         model=model,
         data=data,
         limit=limit,
-        output=str(make_folder(out)),
-        methods=tuple(method or getattr(STUDIES[name], "METHODS", ("greedy",))),
+        out=str(make_folder(out)),
+        method=tuple(method or getattr(STUDIES[name], "METHODS", ("greedy",))),
         max_new_tokens=max_new_tokens,
         batch_size=batch_size,
         dtype=dtype,
@@ -70,7 +69,7 @@ def study(
     with reporter(quiet, out / CAPTIONS) as progress:
         result = STUDIES[name].run(subject, progress, **special.get(name, {}))
     path = out / f"{name}-{slug(model)}-{slug(data)}.json"
-    about = {"command": command(), "settings": asdict(subject), "environment": environment()}
+    about = {"command": command(), "settings": subject.settings(), "environment": environment()}
     write_json(path, {"study": name, **about, "result": result})
     print_section(Section(f"{name} · {model} · {data}", STUDIES[name].draw(result)))
     print(f"Stored in {path}.")

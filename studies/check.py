@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -210,7 +210,7 @@ def judge_object(truth: Collection[str], word: str) -> Known | None:
 
 def run(subject: Subject, reporter: Reporter, writer: str | None = None) -> Result:
     """Run the study with captions by the model itself, or by another model."""
-    author = replace(subject, model=writer) if writer else subject
+    author = subject.replace(model=writer) if writer else subject
     truth = [set(item.meta["ground_truth"]) for item in subject.items]
     tokenizer = author.loaded[1].tokenizer
     captions = [tokenizer.decode(c.tokens, skip_special_tokens=True).strip() for c in author.captions(reporter)]

@@ -49,7 +49,7 @@ def quoted(truth: list[str], seed: int) -> tuple[str, str, str]:
 
 def run(subject: Subject, reporter: Reporter) -> Result:
     """Run the study: AUROC of every detector on exchanged words and letters, with intervals over images."""
-    reader, folder = Reader(subject), make_folder(Path(subject.output) / "rendered")
+    reader, folder = Reader(subject), make_folder(Path(subject.out) / "rendered")
     found: dict[tuple[bool, str], list[tuple[int, dict[str, float]]]] = {}  # (sign, text) -> image and scores
     for image, item in enumerate(track(reporter, "signs", subject.items)):
         words = quoted(item.meta["ground_truth"], image)

@@ -53,7 +53,7 @@ def test_studies_of_other_settings_in_the_same_folder_keep_their_captions(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REVISIT_CACHE", str(root / "cache"))
-    subjects = [Subject(data=SCENES, output=str(root / "two"), limit=1, max_new_tokens=n) for n in (3, 5, 3)]
+    subjects = [Subject(data=SCENES, out=str(root / "two"), limit=1, max_new_tokens=n) for n in (3, 5, 3)]
     first, longer, again = ([caption.tokens for caption in subject.captions(Reporter())] for subject in subjects)
     assert len(longer[0]) == 5
     assert again == first
@@ -69,7 +69,7 @@ def test_captions_use_the_settings_recommended_for_the_model(root: Path, monkeyp
     monkeypatch.setenv("REVISIT_CACHE", str(root / "cache"))
     monkeypatch.setattr("revisit.paper.study.run", stop)
     with pytest.raises(Stopped) as stopped:
-        Subject(data=SCENES, methods=("revisit",)).captions(Reporter())
+        Subject(data=SCENES, method=("revisit",)).captions(Reporter())
     assert stopped.value.args == (ReVisiT.recommended(describe_model("tiny")),)
 
 
@@ -80,7 +80,7 @@ def test_an_output_folder_that_cannot_be_written_fails_before_the_study(
     never_run = report.STUDIES["projection"]._replace(run=lambda *_: pytest.fail("The study was run."))
     monkeypatch.setitem(report.STUDIES, "projection", never_run)
     with pytest.raises(RevisitError, match="Cannot write"):
-        report.run_study("projection", Subject(data=SCENES, output=str(tmp_path / "file")), Reporter())
+        report.run_study("projection", Subject(data=SCENES, out=str(tmp_path / "file")), Reporter())
 
 
 def test_studies_are_stored_with_what_made_them(measured: Path) -> None:

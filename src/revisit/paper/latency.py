@@ -179,7 +179,7 @@ def time_images(subject: Subject, reporter: Reporter) -> list[Timing]:
     config = EvalConfig(model=(subject.model,), method=subject.methods, data=str(subject.folder), preset="paper")
     methods = dict(zip(subject.methods, config.methods_for(subject.model), strict=True))
     identity = [PROTOCOL, {name: [m.name, m.settings()] for name, m in methods.items()}, subject.settings()]
-    folder = make_folder(inside(subject.output, "latency", digest(identity)[:12]))
+    folder = make_folder(inside(subject.out, "latency", digest(identity)[:12]))
     total = {name: Timing(name) for name in methods}
     warmups = PROTOCOL["warmups"]
     for item in track(reporter, f"latency of {len(methods)} methods", subject.items):

@@ -55,7 +55,7 @@ STUDIES = {
 
 def run_study(name: str, subject: Subject, reporter: Reporter) -> Stored:
     """Run a study and write its file: the result with command, settings and environment. Return the content of the file."""
-    folder = make_folder(inside(subject.output, FOLDER))  # before the work, which would be lost
+    folder = make_folder(inside(subject.out, FOLDER))  # before the work, which would be lost
     result = STUDIES[name].run(subject, reporter)
     record = {
         "study": name,

@@ -16,6 +16,7 @@ from revisit.eval.log import Log
 from revisit.eval.report.document import Block, Document, Section, Table, Text
 from revisit.eval.run import Reporter, run
 from revisit.io.files import inside, slug
+from revisit.io.records import Fields
 from revisit.methods.revisit import ReVisiT
 from revisit.paper import published
 from revisit.paper.ablation import Panel, ablate, ablation_sections, paper_panels, read_panels
@@ -45,33 +46,21 @@ class Setup:
         limits = [n for n in (self.limit, row.items if partial else None) if n is not None]
         return min(limits, default=None)
 
+    def _shared(self, row: Exhibit, name: str, output: str) -> Fields:
+        out, limit = str(inside(self.out, output)), self.limit_of(row)
+        fields = {"model": self.models[name], "data": self.data[row.benchmark], "limit": limit, "out": out}
+        return {**self.options, **fields, "batch_size": self.batch_size}
+
     def config(self, row: Exhibit, name: str, output: str = "runs") -> EvalConfig:
         """Return the evaluation of one model of a row, under the paper's protocol."""
         alpha = ALPHAS.get((row.benchmark, name))
-        return EvalConfig(
-            model=self.models[name],
-            method=tuple(f"revisit:alpha={alpha:g}" if m == "revisit" and alpha else m for m in row.methods),
-            benchmark=row.benchmark,
-            data=self.data[row.benchmark],
-            limit=self.limit_of(row),
-            preset="paper",
-            out=str(inside(self.out, output)),
-            batch_size=self.batch_size,
-            **self.options,
-        )
+        methods = tuple(f"revisit:alpha={alpha:g}" if m == "revisit" and alpha else m for m in row.methods)
+        shared = self._shared(row, name, output)
+        return EvalConfig(**shared, method=methods, benchmark=row.benchmark, preset="paper")
 
     def subject(self, row: Exhibit, name: str, methods: tuple[str, ...]) -> Subject:
-        """Return one model and the images of CHAIR."""
-        return Subject(
-            model=self.models[name],
-            data=self.data["chair"],
-            limit=self.limit_of(row),
-            output=str(inside(self.out, "analyses")),
-            methods=methods,
-            batch_size=self.batch_size,
-            dtype=self.options.get("dtype"),
-            device_map=self.options.get("device_map"),
-        )
+        """Return one model and the images of CHAIR, for a study, which runs in this process."""
+        return Subject(**{**self._shared(row, name, "analyses"), "method": methods, "engine": "local"})
 
 
 def reproduce(rows: Sequence[Exhibit], setup: Setup, reporter: Reporter) -> Document:

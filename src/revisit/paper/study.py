@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -26,13 +26,14 @@ from revisit.explain.prefill import PromptStates, force
 from revisit.io.files import inside
 from revisit.io.records import Fields
 from revisit.methods import as_method
-from revisit.models.config import describe_model
+from revisit.models.config import EMBEDDED, describe_model
 from revisit.models.images import open_image
 from revisit.models.loading import load
 from revisit.models.outputs import end_tokens
 from revisit.models.parts import ModelParts, vision_mask
 from revisit.models.prompts import prepare
 from revisit.paper.objects import ObjectVocabulary
+from revisit.registry import Count
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -46,19 +47,21 @@ Stored: TypeAlias = Mapping[str, Any]  # the same, read from a file
 CAPTIONS = "captions"  # folder of the studied captions, below the output
 
 
-@dataclass(frozen=True)
-class Subject:
-    """A model and the images of a study: CHAIR's items in a folder, or generated scenes."""
+class Subject(EvalConfig):
+    """A model and the images of a study: CHAIR's items in a folder, or generated scenes.
 
-    model: str = "tiny"
+    The first method decodes the captions; some studies compare several.
+    """
+
+    model: str = EMBEDDED
     data: str = DEFAULT_SCENES
-    limit: int | None = None
-    output: str = "results"
-    methods: tuple[str, ...] = ("greedy",)  # the first one decodes the captions; some studies compare several
-    max_new_tokens: int = 512
-    batch_size: int = 8
-    dtype: str | None = None
-    device_map: str | None = None
+    method: Any = ("greedy",)
+    max_new_tokens: Count = 512
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods by name, with their settings."""
+        return tuple(self.method)
 
     @cached_property
     def folder(self) -> Path:
@@ -106,19 +109,9 @@ class Subject:
 
     def captions(self, reporter: Reporter) -> list[Caption]:
         """Return the model's captions of all items; they are decoded once and stored as an evaluation."""
-        config = EvalConfig(
-            model=self.model,
-            method=as_method(self.methods[0], describe_model(self.model)),
-            benchmark=Chair(),
-            data=str(self.folder),
-            out=str(inside(self.output, CAPTIONS)),
-            limit=self.limit,
-            batch_size=self.batch_size,
-            max_new_tokens=self.max_new_tokens,
-            dtype=self.dtype,
-            device_map=self.device_map,
-        )
-        (log,) = run(config, reporter)
+        changes = {"benchmark": Chair(), "data": str(self.folder), "out": str(inside(self.out, CAPTIONS))}
+        method = as_method(self.methods[0], describe_model(self.model))
+        (log,) = run(self.replace(**changes, method=method), reporter)
         end = end_tokens(self.loaded[0].generation_config)
         answers = {answer.id: answer.tokens for answer in log.current()}
         texts = {name: tokens[:-1] if tokens and tokens[-1] in end else tokens for name, tokens in answers.items()}
@@ -126,9 +119,11 @@ class Subject:
 
     def settings(self) -> Fields:
         """Return the settings that affect the result, as JSON values."""
-        unused = {} if self.methods else dict.fromkeys(("methods", "max_new_tokens", "batch_size"))
-        methods = "; ".join(self.methods)
-        return {**asdict(self), "output": None, "methods": methods, "items": len(self.items), **unused}
+        shown = {"model": self.model, "data": self.data, "limit": self.limit}
+        if self.methods:
+            lengths = {"max_new_tokens": self.max_new_tokens, "batch_size": self.batch_size}
+            shown |= {"methods": "; ".join(self.methods), **lengths}
+        return {**shown, "dtype": self.dtype, "device_map": self.device_map, "items": len(self.items)}
 
 
 @dataclass(frozen=True)
