@@ -12,6 +12,7 @@ from perf.random_models import Profile, random_inputs, random_model
 from perf.timing import Timing
 from revisit import ReVisiT, methods
 from revisit.cli.main import app
+from revisit.paper import latency
 from revisit.step import reference as core
 
 
@@ -37,6 +38,17 @@ def test_ratios_by_hand() -> None:
     assert row["ms_per_token"] == pytest.approx(115)
     assert row["tokens_per_second"] == pytest.approx(1 / 0.115)
     assert row["extra_memory_mib"] == 1
+
+
+def test_times_are_medians_and_a_busy_machine_is_reported() -> None:
+    calm = Timing("greedy", [1.0], [[0.10], [0.11], [0.10]], [0.1])
+    busy = Timing("revisit", [1.0, 9.0, 1.1], [[0.10], [0.30], [0.12]], [0.1])
+    rows = latency.table([calm, busy])
+    assert [row["ms_per_token"] for row in rows] == pytest.approx([100, 120])
+    assert [row["spread"] for row in rows] == pytest.approx([0.1, 1.5])
+    assert rows[1]["first_token_ratio"] == pytest.approx(1.1)
+    assert "revisit differ by up to 150%" in latency.busy_warning(rows)
+    assert latency.busy_warning(rows[:1]) == ""
 
 
 def test_the_command_reports_every_method() -> None:

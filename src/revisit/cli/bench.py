@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import typer
 
 from revisit import methods
@@ -83,9 +85,14 @@ def bench(
         "batch": batch,
         "beams": beams,
     }
+    if warning := latency.busy_warning(rows):
+        print(warning, file=sys.stderr)
     if as_json:
         options.print_json({**conditions, "methods": rows})
         return
     shown = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in conditions.items())
-    caption = f"{shown}. ms/token is mean ± deviation over calls; the ratio next to the lower quartile of all tokens is to greedy's."
+    caption = (
+        f"{shown}. Times are medians over calls, ± the largest difference of a call; the ratio next to the lower quartile of all tokens "
+        "is to greedy's."
+    )
     print_section(Section("Cost of methods", [latency.bench_table(rows, caption)]))

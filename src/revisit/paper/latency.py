@@ -65,6 +65,9 @@ class Clock(StoppingCriteria):
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 
 
+COMPARABLE = 0.1  # spread of the times of a method above which ratios mean little
+
+
 @dataclass
 class Timing:
     """The times of one method, over all repeats."""
@@ -80,6 +83,12 @@ class Timing:
         """Mean and standard deviation over the repeats of a run's seconds per further token."""
         means = [fmean(run) for run in self.intervals if run]
         return fmean(means), stdev(means) if len(means) > 1 else 0.0
+
+    @property
+    def spread(self) -> float:
+        """The largest difference of a repeat's time per token from their median, relative to it."""
+        middle = median(means := [fmean(run) for run in self.intervals if run])
+        return max(abs(mean - middle) for mean in means) / middle
 
     @property
     def quick(self) -> float:
@@ -130,21 +139,32 @@ def table(timings: Sequence[Timing]) -> list[Result]:
     """Return one row per method, in milliseconds, with ratios to the first."""
     base, rows = timings[0], []
     for timing in timings:
-        mean, deviation = timing.per_token
+        middle = median(fmean(run) for run in timing.intervals if run)
         rows.append(
             {
                 "method": timing.label,
                 "first_token_ms": 1e3 * median(timing.first),
                 "first_token_ratio": median(timing.first) / median(base.first),
-                "ms_per_token": 1e3 * mean,
-                "ms_per_token_std": 1e3 * deviation,
-                "tokens_per_second": timing.rows / mean,
+                "ms_per_token": 1e3 * middle,
+                "spread": timing.spread,
+                "tokens_per_second": timing.rows / middle,
                 "quick_ms_per_token": 1e3 * timing.quick,
                 "ratio": timing.quick / base.quick,
                 "cpu_ratio": fmean(timing.busy) / fmean(base.busy),
             }
         )
     return rows
+
+
+def busy_warning(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return a warning if the repeats of a method differ too much to compare it; empty otherwise."""
+    worst = max(rows, key=lambda row: float(row["spread"]))
+    if worst["spread"] <= COMPARABLE:
+        return ""
+    return (
+        f"The times of {worst['method']} differ by up to {worst['spread']:.0%} between calls, too much to compare: the machine is busy. "
+        "Use more --repeats, or compare CPU times."
+    )
 
 
 def bench_table(rows: Sequence[Mapping[str, Any]], caption: str) -> Table:
@@ -155,7 +175,7 @@ def bench_table(rows: Sequence[Mapping[str, Any]], caption: str) -> Table:
             row["method"],
             f"{row['first_token_ms']:.0f} ms",
             f"{row['first_token_ratio']:.3f}",
-            f"{row['ms_per_token']:.1f} ± {row['ms_per_token_std']:.1f}",
+            f"{row['ms_per_token']:.1f} ± {row['spread']:.0%}",
             f"{row['quick_ms_per_token']:.1f}",
             f"{row['ratio']:.3f}",
             f"{row['tokens_per_second']:.1f}",

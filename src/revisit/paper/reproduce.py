@@ -192,6 +192,6 @@ def _run_latency(row: Exhibit, setup: Setup, reporter: Reporter) -> Iterator[Sec
         timings = time_images(setup.subject(row, name, row.methods), reporter)
         theirs = {method: {"ms/token": times["mean"]} for method, times in published.table(row.published)[name].items()}
         ours = {timing.label: {"ms/token": (1e3 * timing.per_token[0], math.nan, math.nan)} for timing in timings}
-        caption = "Every image counts once; ms/token is mean ± deviation over images, the prompt is timed apart."
+        caption = "Every image counts once; ms/token is the median over images, ± the largest difference of one, the prompt is timed apart."
         tables = [bench_table(table(timings), caption), comparison_table(theirs, ours, f"{row.title} ({row.where}).")]
         yield Section(f"Time · {name}", list(tables), level=3)
