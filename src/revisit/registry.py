@@ -287,6 +287,8 @@ def parse_entry(entry: str | Mapping[str, Any], kind: str = "method") -> tuple[s
     file = {}
     if kind == "benchmark" and assignments[0] and "=" not in assignments[0]:  # yesno:questions.jsonl
         file = {"file": assignments.pop(0).strip()}
+    if kind == "method" and name.strip().lower() in ("off", "none"):
+        name = "greedy"
     return name.strip(), file | parse_assignments(filter(None, assignments), f"{kind}:key=value")
 
 

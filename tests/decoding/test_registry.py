@@ -70,12 +70,21 @@ def test_a_name_takes_recommended_settings_and_an_instance_keeps_its_own() -> No
     assert as_method(revisit.ReVisiT(), "qwen2_5_vl").layers == "last"  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("off", [None, "off", "None"])
+def test_no_method_is_plain_decoding(off: Any) -> None:
+    assert as_method(off) == as_method(off, "llava") == as_method("greedy")
+    model, _ = families.build("llava")
+    inputs = families.inputs("llava", ["What is it?"], [[families.image(1)]])
+    revisit.generate(model, **inputs, method=off, trace=(trace := revisit.Trace()), max_new_tokens=2)
+    assert trace.method == {"name": "greedy"}
+
+
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
         ("ReVisiT", "Did you mean 'revisit'"),
         ("vdc", "Did you mean 'vcd'"),
-        (None, "plain decoding is 'greedy'"),
+        (3, "plain decoding is 'greedy'"),
         (dict, "must be a decoding method"),
         ("nowhere.py:Mine", "There is no file"),
         ("revisit:alpha=1e-5,alpha=1e-2", "alpha"),

@@ -234,7 +234,7 @@ def check_layers(method: Method, layers: tuple[int, ...], depth: int) -> tuple[i
 
 
 # A method, its class, its name with settings ("revisit:alpha=1e-3"), or a mapping with its name.
-MethodLike = Method | type[Method] | str | Mapping[str, Any]
+MethodLike = Method | type[Method] | str | Mapping[str, Any] | None
 
 
 def _check_begin(cls: type[Method], where: str) -> None:
@@ -249,7 +249,8 @@ def as_method(method: MethodLike, model: Model | str | None = None, /, **setting
     """Return the method that is given as an instance, a class, a name or a mapping.
 
     Args:
-        method: An instance keeps its settings. A class or a name takes what is recommended for the model.
+        method: An instance keeps its settings. A class or a name takes what is recommended for the model. None, "off" and "none" are
+            plain decoding.
         model: A loaded model or its `model_type`; None for the method's defaults.
         **settings: Settings that override the others.
     """
@@ -257,8 +258,8 @@ def as_method(method: MethodLike, model: Model | str | None = None, /, **setting
         _check_begin(type(method), type(method).__name__)
         chosen = method.replace(**settings) if settings else method
         return chosen if model is None else chosen.for_model(model)
-    if isinstance(method, (str, Mapping)):
-        name, own_settings = METHODS.parse(method)
+    if method is None or isinstance(method, (str, Mapping)):
+        name, own_settings = METHODS.parse(method or "off")
         method, settings = METHODS.find(name), {**own_settings, **settings}
     elif isinstance(method, type) and issubclass(method, Method):
         METHODS.check(method, method.__name__)

@@ -211,6 +211,7 @@ def ask_many(
     items, sampling = paired(images, videos), Sampling(frames, fps)
     if set_here := {"trace", "processor", "custom_generate", "num_return_sequences"} & generate_kwargs.keys():
         raise RevisitError(f"{', '.join(sorted(set_here))} is set by `ask`; remove it.")
+    compare_with = () if compare_with is None else compare_with
     chosen: list[Any] = [method, *(compare_with if isinstance(compare_with, (list, tuple)) else [compare_with])]
     for entry in chosen:
         as_method(entry)  # before loading, so that mistakes fail at once

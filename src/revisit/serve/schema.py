@@ -155,6 +155,11 @@ class DecodingChoice(Body):
     objects: list[Name] | None = Field(default=None, max_length=64)  # in the image; the page marks other objects
 
 
+def _choice(value: object) -> object:
+    """Take the name of a method for the method alone."""
+    return {"method": value} if isinstance(value, str) else value
+
+
 class CheckChoice(Body):
     """The words to check, and the support below which they are flagged."""
 
@@ -202,7 +207,7 @@ class ChatBody(Body):
     ] = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    decoding: DecodingChoice | None = None
+    decoding: Annotated[DecodingChoice | None, BeforeValidator(_choice)] = None
     check: CheckChoice | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
