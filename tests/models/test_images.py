@@ -180,3 +180,32 @@ def test_very_long_images_raise(size: tuple[int, int]) -> None:
         with pytest.raises(RevisitError, match="200"):
             open_image(source)
     assert open_image(Image.new("RGB", (400, 2))).size == (400, 2)
+
+
+def test_paths_as_people_type_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "two words").mkdir()
+    Image.new("RGB", (8, 8), "red").save(tmp_path / "two words/a.png")
+    for name in ("~/two words/a.png", (tmp_path / "two words/a.png").as_uri()):
+        assert open_image(name).size == (8, 8)
+    assert find_images([(tmp_path / "two words").as_uri()]) == [str(tmp_path / "two words/a.png")]
+
+
+def test_base64_without_its_prefix_gets_a_hint() -> None:
+    file = io.BytesIO()
+    Image.effect_noise((200, 200), 50).save(file, "PNG")
+    for length in (300, None):  # the first is short enough for the name of a file
+        text = base64.b64encode(file.getvalue()).decode()[:length]
+        with pytest.raises(RevisitError, match="data:image/png;base64,") as error:
+            open_image(text)
+        assert len(str(error.value)) < 200
+
+
+def test_transparent_pixels_are_white() -> None:
+    image = Image.new("RGBA", (2, 1), (255, 0, 0, 0))
+    image.putpixel((1, 0), (0, 0, 255, 128))
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    for opened in (open_image(image), open_image(file.getvalue())):
+        assert opened.getpixel((0, 0)) == (255, 255, 255)
+        assert opened.getpixel((1, 0)) == pytest.approx((127, 127, 255), abs=1)  # half of each

@@ -159,7 +159,9 @@ def _print_summary(summary: Fields, as_json: bool) -> None:
     """Print the results of a file of texts, and end with their exit status."""
     from revisit.cli.progress import plural
 
-    failures = [(f"{f['id']} ({f['image']})", f["error"]) for f in summary.get("failures", ())]
+    failures = [
+        (f"{f['id']} ({f['image']})" if f["image"] else f["id"], f["error"]) for f in summary.get("failures", ())
+    ]
     if as_json:
         options.print_json(summary)
     elif "checked" in summary:
@@ -192,7 +194,7 @@ def _print_labels(found: Fields) -> None:
         mark = " *" if row["threshold"] == found["best_threshold"] else ""
         rows.append((f"{row['threshold']:.4g}{mark}", str(row["flagged"]), *numbers))
     print_table(Table(("threshold", "flagged", "precision", "recall", "F1"), rows, caption))
-    best = round(found["best_threshold"], 4)
+    best = f"{found['best_threshold']:.4g}"
     print(
         f'* The best F1 on these labels: --threshold {best}, or "threshold": {best} of `check` in generation_config.json.'
     )

@@ -97,8 +97,8 @@ def generate(
     if seed and not sample:
         raise RevisitError("--seed needs --sample: without it every seed gives the same answer.")
     method, settings = options.chosen_method(method, set_)
-    others = methods.parse_methods(compare_with) if html is not None else []
-    others = [other for other in others if other != (method, settings) and other[0] != "none"]
+    others = methods.parse_methods([name for name in compare_with if name != "none"]) if html is not None else []
+    others = [other for other in others if other != (method, settings)]
     groups: list[Group] = [tuple(paths)] if together else [(path,) for path in dict.fromkeys(paths)]
     sampling = Sampling(frames, fps)
     if len(groups) == 1:

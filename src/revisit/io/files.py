@@ -24,6 +24,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from filelock import FileLock, Timeout
 
@@ -58,6 +60,13 @@ def slug(text: str, limit: int = 40) -> str:
 
 
 # -- reading --------------------------------------------------------------------------------------------------------
+
+
+def local_path(name: str | Path) -> Path:
+    """Return the path that a user has typed, which may begin with `~` or `file://`."""
+    if str(name).startswith("file:"):
+        return Path(url2pathname(urlsplit(str(name)).path))
+    return Path(name).expanduser()
 
 
 def path_within(folder: Path, name: str | Path) -> Path:

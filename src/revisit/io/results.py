@@ -18,6 +18,7 @@ from revisit.io.files import (
     digest,
     file_digest,
     inside,
+    local_path,
     make_folder,
     scan_lines,
     write_bytes,
@@ -33,7 +34,7 @@ Line = Mapping[str, Any]
 def content_hash(files: Sequence[str | Path]) -> str | None:
     """Return a hash of the bytes of files; None if one cannot be read, or is no file."""
     with suppress(OSError, ValueError):
-        return digest([file_digest(Path(file).expanduser()) for file in files])
+        return digest([file_digest(local_path(file)) for file in files])
     return None
 
 

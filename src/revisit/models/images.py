@@ -7,9 +7,9 @@ import contextlib
 import io
 import logging
 import os
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from PIL.Image import Image
 from pydantic import BeforeValidator
 
 from revisit.errors import RevisitError
+from revisit.io.files import local_path
 from revisit.io.finder import SUFFIXES, VIDEO_SUFFIXES, image_files
 
 if TYPE_CHECKING:
@@ -111,18 +112,22 @@ def reduction(size: Size, side: int) -> int:
 def _read_file(name: str) -> bytes:
     if name.startswith(("http://", "https://")):
         raise RevisitError(f"{name[:200]!r} is a URL, which is not downloaded: save the image first.")
-    path = Path(name).expanduser()
+    path = local_path(name)
     if os.path.isdir(path):  # unlike Path.is_dir, false for any error
-        raise RevisitError(f"{name!r} is a folder, not an image file.")
+        raise RevisitError(f"{name[:200]!r} is a folder, not an image file.")
     if os.path.exists(path) and not os.path.isfile(path):
-        raise RevisitError(f"{name!r} is not a regular file.")
+        raise RevisitError(f"{name[:200]!r} is not a regular file.")
     try:
         with path.open("rb") as file:
             return file.read(MAX_BYTES + 1)
-    except FileNotFoundError:
-        raise RevisitError(f"There is no image file {name[:200]!r}; check the path.") from None
     except (OSError, ValueError) as error:
-        raise RevisitError(f"The image file {name[:200]!r} cannot be read: {error}.") from None
+        if re.fullmatch(r"[A-Za-z0-9+/\s]{200,}={0,2}\s*", name):
+            problem = "is no path; if it is an image in base64, write 'data:image/png;base64,' (or jpeg, …) before it"
+            raise RevisitError(f"{name[:40]!r}… {problem}.") from None
+        if isinstance(error, FileNotFoundError):
+            raise RevisitError(f"There is no image file {name[:200]!r}; check the path.") from None
+        reason = getattr(error, "strerror", None) or error
+        raise RevisitError(f"The image file {name[:200]!r} cannot be read: {reason}.") from None
 
 
 def _from_array(array: Any) -> Image:
@@ -217,9 +222,11 @@ def _upright_rgb(image: Image, what: str, max_pixels: int, scale: Scale | None =
 def _to_rgb(image: Image) -> Image:
     """Convert any mode to RGB; 16- and 32-bit gray is scaled to 8 bits, not clipped."""
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        values = np.asarray(image).astype("float32")
+        values = np.array(image, dtype="float32")
         top = 65535.0 if image.mode.startswith("I;16") else max(float(values.max()), 255.0)
-        image = pil.fromarray((values.clip(0, top) * (255 / top)).round().astype("uint8"))
+        values.clip(0, top, out=values)  # in place, because a photograph has 48 MB here
+        values *= 255 / top
+        image = pil.fromarray(values.round(out=values).astype("uint8"))
     if image.has_transparency_data:  # the color of transparent pixels is arbitrary
         image = image.convert("RGBA")
         image = pil.alpha_composite(pil.new("RGBA", image.size, "white"), image)
@@ -230,8 +237,8 @@ def find_images(arguments: Sequence[str]) -> list[str]:
     """List images and videos in the given order; a folder stands for all that are in it and its subfolders."""
     files: list[str] = []
     for argument in arguments:
-        if Path(argument).is_dir():
-            inside = image_files(Path(argument), SUFFIXES | VIDEO_SUFFIXES)
+        if local_path(argument).is_dir():
+            inside = image_files(local_path(argument), SUFFIXES | VIDEO_SUFFIXES)
             if not inside:
                 raise RevisitError(f"The folder {argument!r} contains no image or video files.")
             files.extend(map(str, inside))
