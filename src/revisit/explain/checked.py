@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from revisit.models.images import original_size
 from revisit.pages.document import asset, check_page, data_uri, fill, static_page, write_page
+from revisit.video.clip import TIME
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -151,6 +152,6 @@ def fragment(check: Check) -> str:
         check=check,
         name=f"{check.id} ({check.file})" if check.id else "",
         key=f"c{zlib.crc32(json.dumps(check.to_dict()).encode()):08x}",
-        images=[(original_size(image), data_uri(image)) for image in check.images],
+        images=[(original_size(image), data_uri(image), image.info.get(TIME)) for image in check.images],
         style=asset("check.css"),
     )

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from revisit.models.types import ImageLike
 
 
+TIME = "revisit_time"  # the entry of `Image.info` with the time of a frame
+
+
 @dataclass(frozen=True)
 class Video:
     """Frames of a video, in the order of time.
@@ -63,8 +66,11 @@ class Video:
 
     @property
     def frames(self) -> list[Image]:
-        """The frames as images."""
-        return [pil.fromarray(frame) for frame in self.pixels]
+        """The frames as images, whose `info` has the time of each."""
+        images = [pil.fromarray(frame) for frame in self.pixels]
+        for image, time in zip(images, self.times, strict=True):
+            image.info[TIME] = time
+        return images
 
     def sampled(self, sampling: Sampling) -> Video:
         """Return a video of some of the frames."""

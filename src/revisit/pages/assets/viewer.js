@@ -45,7 +45,10 @@ function percent(p) {
 const visible = (text) => text.replace(/\n/g, "⏎") || "·";
 const number = (x) => (x === null || x === undefined ? "–" : Math.abs(x) < 0.001 && x !== 0 ? x.toExponential(1) : x.toFixed(3));
 
-// Images with a heat map and a highlighted patch; coordinates are pixels of the original image.
+const seconds = (time) => `${time.toFixed(2)} s`;
+
+// Images with a heat map and a highlighted patch; coordinates are pixels of the original image. With a video, one image or frame is shown
+// large, and all of them in a strip.
 class Stage {
   constructor(root, images, grids) {
     this.images = images; this.grids = grids; this.heat = true; this.lines = false; this.values = null; this.view = null;
@@ -57,15 +60,40 @@ class Stage {
       const stage = make("div", { class: "stage" },
         make("img", { src: image.src, alt: images.length > 1 ? `Image ${i + 1}` : "The image that was asked about" }), canvas, marks, spot);
       stage.style.aspectRatio = `${image.w} / ${image.h}`;
-      this.frames.append(make("figure", { class: "frame" }, stage));
-      return { stage, canvas, marks, spot };
+      const figure = make("figure", { class: "frame" }, stage);
+      this.frames.append(figure);
+      return { stage, canvas, marks, spot, figure };
     });
     root.append(this.frames);
+    this.clip = images.some(({ time }) => time !== undefined);
+    if (this.clip) {
+      this.thumbs = images.map(({ src, time }, i) => make("button", { type: "button", class: "thumb", "aria-pressed": "false", onclick: () => this.choose(i) },
+        make("img", { src, alt: "" }), time === undefined ? `image ${i + 1}` : seconds(time)));
+      root.append(make("div", { class: "film", role: "group", "aria-label": "Frames" }, ...this.thumbs));
+      this.choose(0);
+    }
     this.imageButton = make("button", { class: "quiet", type: "button", "aria-pressed": "false", title: "The image alone (o)", onclick: () => this.bare() }, "Image");
     this.fit();
     this.watch = new ResizeObserver(() => { this.fit(); this.draw(); });
     this.watch.observe(this.frames);
   }
+
+  choose(chosen) { // show one frame large
+    this.parts.forEach(({ figure }, i) => { figure.hidden = i !== chosen; });
+    this.thumbs.forEach((thumb, i) => thumb.setAttribute("aria-pressed", String(i === chosen)));
+    const film = this.thumbs[0].parentNode, thumb = this.thumbs[chosen];
+    if (film) film.scrollLeft = thumb.offsetLeft - film.offsetLeft - (film.clientWidth - thumb.clientWidth) / 2;
+    if (this.watch) { this.fit(); this.draw(); }
+  }
+
+  when(token) { // "1.48 s", or "1.00–1.50 s" for several frames; null for a still image
+    const place = this.locate(token);
+    if (!place || this.images[place.grid.image].time === undefined) return null;
+    const first = this.images[place.grid.image].time, last = this.images[place.grid.image + place.grid.frames - 1].time;
+    return first === last ? seconds(first) : `${first.toFixed(2)}–${seconds(last)}`;
+  }
+
+  shows(grid, image) { return image >= grid.image && image < grid.image + (grid.frames || 1); }
 
   bare() { // show or hide everything drawn over the image
     this.imageButton.setAttribute("aria-pressed", String(this.frames.classList.toggle("bare")));
@@ -73,7 +101,7 @@ class Stage {
 
   fit() { // use the largest size that fits the column and the window
     const narrow = window.innerWidth <= 760;
-    const high = narrow ? 0.2 * window.innerHeight : Math.max(220, window.innerHeight - 420) / Math.min(2, this.images.length);
+    const high = narrow ? 0.2 * window.innerHeight : Math.max(220, window.innerHeight - 420) / Math.min(2, this.clip ? 1 : this.images.length);
     this.images.forEach((image, i) => {
       const wide = this.frames.clientWidth || 400;
       this.parts[i].stage.style.width = `${Math.round(Math.min(wide, (high * image.w) / image.h))}px`;
@@ -94,7 +122,7 @@ class Stage {
     const shown = this.parts[image].stage.getBoundingClientRect(), { w, h } = this.images[image];
     const x = ((event.clientX - shown.left) / shown.width) * w, y = ((event.clientY - shown.top) / shown.height) * h;
     for (const grid of this.grids) {
-      if (grid.image !== image || (view && grid.view !== view)) continue;
+      if (!this.shows(grid, image) || (view && grid.view !== view)) continue;
       const column = grid.xs.findIndex(([a, b]) => x >= a && x < b), row = grid.ys.findIndex(([a, b]) => y >= a && y < b);
       if (column >= 0 && row >= 0) return grid.first + row * (grid.columns + grid.gap) + column;
     }
@@ -104,7 +132,8 @@ class Stage {
   spot(token) { // "row 3, column 4", with the image and view where there are several
     const place = this.locate(token);
     if (!place) return null;
-    const many = this.images.length > 1 ? `image ${place.grid.image + 1}, ` : "", part = place.grid.view !== "image" ? `${place.grid.view}, ` : "";
+    const time = this.when(token);
+    const many = time ? `${time}, ` : this.images.length > 1 ? `image ${place.grid.image + 1}, ` : "", part = place.grid.view !== "image" ? `${place.grid.view}, ` : "";
     return `${many}${part}row ${place.row + 1}, column ${place.column + 1}`;
   }
 
@@ -119,10 +148,13 @@ class Stage {
     const place = index === null || index === undefined ? null : this.locate(index);
     if (!place) return null;
     const { grid } = place;
-    const spot = this.parts[grid.image].spot;
-    this.lay(spot, place);
-    spot.dataset.token = index;
-    spot.hidden = false;
+    this.parts.forEach(({ spot }, image) => {
+      if (!this.shows(grid, image)) return;
+      this.lay(spot, place);
+      spot.dataset.token = index;
+      spot.hidden = false;
+    });
+    if (this.clip) this.choose(grid.image);
     return place;
   }
 
@@ -164,7 +196,7 @@ class Stage {
       const pen = canvas.getContext("2d");
       pen.clearRect(0, 0, w, h);
       for (const grid of this.grids) {
-        if (grid.image !== image || (this.view && grid.view !== this.view)) continue;
+        if (!this.shows(grid, image) || (this.view && grid.view !== this.view)) continue;
         for (let r = 0; r < grid.rows; r++) for (let c = 0; c < grid.columns; c++) {
           const [x0, y0, x1, y1] = this.box(image, grid.xs[c][0], grid.ys[r][0], grid.xs[c][1], grid.ys[r][1]);
           if (x1 <= x0 || y1 <= y0) continue;
@@ -202,7 +234,7 @@ const TERMS = [["plausible tokens", "tokens at least alpha times as likely as th
 class Viewer {
   constructor(root, data) {
     this.data = data; this.now = null; this.pinned = null; this.cards = []; this.patch = null;
-    const look = (this.look = make("section", { class: `look${data.images.length === 1 ? " single" : ""}`, "aria-label": "Image" }));
+    const look = (this.look = make("section", { class: `look${data.images.length === 1 ? " single" : ""}`, "aria-label": data.images.some(({ time }) => time !== undefined) ? "Video" : "Image" }));
     this.answersBox = make("div", { class: "answers" });
     this.why = make("section", { class: "why", "aria-label": "Candidates at this step", tabindex: "0" });
     this.table = make("div", { class: "sheet" }); // on a phone, folded under the heading
@@ -313,6 +345,8 @@ class Viewer {
       onfocus: () => this.select(i, s, true, false),
     }, step.t.trim() || (step.t.includes("\n") ? "⏎" : step.t ? "␣" : "·"));
     button.style.setProperty("--shift", (step.v || 0).toFixed(3));
+    const time = this.stage.clip && step.i !== undefined ? this.stage.when(step.i) : null;
+    if (time) button.dataset.when = time;
     // Spaces are between the buttons, so that lines break as in plain text.
     const lead = /^\s*/.exec(step.t)[0], breaks = (step.t.match(/\n/g) || []).length;
     card.tokens.append(lead && step.t.trim() ? lead.replace(/\n/g, "") || " " : "", button, ...Array.from({ length: breaks }, () => make("br")));
