@@ -70,6 +70,32 @@ def test_functions_see_the_main_pass_next_to_a_longer_contrasted_prompt(mode: An
         torch.testing.assert_close(mine, want, atol=1e-4, rtol=1e-3)
 
 
+class Votes(Method):
+    """Adds what the vision tokens vote for, as a first method from the guide might."""
+
+    weight: float = 1.0
+
+    name = "votes"
+
+    def begin(self, prompt: Prompt, passes: Passes) -> Any:
+        capture = passes.capture("last")
+
+        def step(input_ids: Tensor, logits: Tensor) -> StepResult:
+            head, (states, real) = capture.head(passes.raw), capture.padded()
+            votes = head.logits(states, torch.arange(logits.shape[-1])).softmax(-1)  # (items, states, V)
+            votes = votes.masked_fill(~real[..., None], 0.0).amax(1)
+            return StepResult(logits + self.weight * votes, acted=prompt.has_image)
+
+        return step
+
+
+def test_a_method_may_read_captured_states_at_every_step() -> None:
+    trace = Trace(record=True)
+    assert torch.equal(decode(Votes(weight=0.0)), decode("greedy"))
+    assert decode(Votes(weight=100.0), trace=trace).tolist() != decode("greedy").tolist()
+    assert [row.applied for row in trace.rows] == [NEW, NEW]
+
+
 class Shifted(Method):
     """Adds a constant to the scores of every other row."""
 

@@ -282,6 +282,7 @@ class Capture:
         self.length = mask.shape[1]
         self.items = [VisionStates(row.nonzero().squeeze(-1), layers) for row in mask[::rows_per_item].cpu()]
         self.last: Tensor | None = None  # (items, d) normed state of the last prompt position
+        self._head: Head | None = None
         self.norm = parts.final_norm if final_norm else None
         self.cache = cache
         self.cached = 0 if cache is None else int(cache.get_seq_length())  # positions that the first forward skips
@@ -301,11 +302,16 @@ class Capture:
         self._hooks.release()
 
     def head(self, raw: Tensor) -> Head:
-        """Complete the capture, and return the head that projects the states; `raw` (rows, V) are the logits after the prompt."""
-        self.release()
-        self.check_reached()
-        assert self.last is not None
-        return self.parts.calibrate(self.last[0], raw[0])
+        """Return the head that projects the states.
+
+        At the first step, it completes the capture: `raw` (rows, V) must be the model's own logits after the prompt.
+        """
+        if self._head is None:
+            self.release()
+            self.check_reached()
+            assert self.last is not None
+            self._head = self.parts.calibrate(self.last[0], raw[0])
+        return self._head
 
     @property
     def complete(self) -> bool:
