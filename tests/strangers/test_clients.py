@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import shutil
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +23,7 @@ from servers import data_uri, serving
 
 QUESTION = "Is there a dog in the image?"
 KEY = "none"
+ROOT = Path(__file__).parents[2]
 SCHEMA = {
     "type": "object",
     "properties": {"dog": {"type": "boolean"}},
@@ -124,3 +133,38 @@ def test_pydantic_ai(server: Any, images: Any, expected: str) -> None:
     agent = library.Agent(model, model_settings={"max_tokens": 16})
     image = library.BinaryContent(file.getvalue(), media_type="image/png")
     assert agent.run_sync([image, QUESTION]).output == expected
+
+
+@pytest.mark.skipif(find_spec("litellm") is None, reason="run by make test-strangers, because it starts another server")
+def test_transformers_serve_with_the_folder_for_custom_generate(
+    images: Any, uri: str, tmp_path: Path, answer: Any
+) -> None:
+    """A chat without an image is decoded plainly, and one with an image by ReVisiT."""
+    httpx, pair = pytest.importorskip("httpx"), revisit.load("tiny")
+    for part in pair:
+        part.save_pretrained(tmp_path / "tiny")
+    shutil.copytree(ROOT / "hub" / "custom_generate", tmp_path / "tiny" / "custom_generate")
+    command = [Path(sys.executable).with_name("transformers"), "serve", tmp_path / "tiny", "--trust-remote-code"]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    address = f"http://127.0.0.1:{port}"
+
+    def ask(content: Any) -> str:
+        fields = {"model": str(tmp_path / "tiny"), "max_tokens": 16, "messages": [{"role": "user", "content": content}]}
+        reply = httpx.post(f"{address}/v1/chat/completions", json=fields, timeout=120)
+        return str(reply.json()["choices"][0]["message"]["content"])
+
+    with subprocess.Popen([*command, "--device", "cpu", "--port", str(port)], stderr=subprocess.DEVNULL) as server:
+        try:
+            while True:
+                with contextlib.suppress(httpx.TransportError):
+                    httpx.get(f"{address}/health", timeout=5)
+                    break
+                assert server.poll() is None
+                time.sleep(0.2)
+            parts = [chat(uri)[0]["content"][0], {"type": "text", "text": "Please describe this image in detail."}]
+            assert ask(parts) == answer(pair, "revisit", images[1:])[0]
+            assert ask("Hello there!")
+        finally:
+            server.kill()
