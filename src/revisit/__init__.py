@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from revisit.explain.checked import Check as Check
     from revisit.explain.lens import Lens as Lens
     from revisit.explain.lens import lens as lens
+    from revisit.io.images import open_image as open_image
     from revisit.methods.revisit import ReVisiT as ReVisiT
-    from revisit.models.images import open_image as open_image
     from revisit.models.loading import load as load
     from revisit.models.outputs import generated_text as generated_text
     from revisit.models.prompts import prepare as prepare
@@ -49,7 +49,7 @@ _PUBLIC = {
     "revisit.explain.check": ("check", "check_many"),
     "revisit.explain.checked": ("Check",),
     "revisit.explain.lens": ("Lens", "lens"),
-    "revisit.models.images": ("open_image",),
+    "revisit.io.images": ("open_image",),
     "revisit.models.loading": ("load",),
     "revisit.models.outputs": ("generated_text",),
     "revisit.models.prompts": ("prepare",),

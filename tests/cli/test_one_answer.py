@@ -19,9 +19,9 @@ from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Item
 from revisit.eval.engines.local import LocalEngine
 from revisit.explain import calibration
+from revisit.io.images import open_image
 from revisit.methods.greedy import Greedy
 from revisit.models import DESCRIBE
-from revisit.models.images import open_image
 from revisit.serve.decoder import Decoder
 from servers import data_uri, serving
 

@@ -17,8 +17,8 @@ import families
 import revisit
 from revisit import RevisitError
 from revisit.embedded.scenes import render, scene
+from revisit.io.images import open_image, original_size
 from revisit.models import reader
-from revisit.models.images import open_image, original_size
 from revisit.models.prompts import prepare
 from revisit.models.reader import GAP, answers, batched, open_ahead, scale_for, used_side
 

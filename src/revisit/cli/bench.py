@@ -43,7 +43,7 @@ def bench(
     """
     from PIL.Image import linear_gradient
 
-    from revisit.models.images import open_image
+    from revisit.io.images import open_image
 
     compared = methods.parse_methods(methods_)
     for name, _ in compared:

@@ -110,7 +110,7 @@ def check(
     if not kind_or_list:
         raise RevisitError("--words must be objects, content, or a list like dog,cat,cup.")
     if text is not None:
-        from revisit.models.images import open_image
+        from revisit.io.images import open_image
 
         if html is not None:
             check_page(html, [source])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 from urllib.error import HTTPError, URLError
@@ -37,7 +37,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 # How a request names ReVisiT's settings: `revisit serve`, and vLLM with the plug-in.
-PLACES = {
+PLACES: dict[str, Callable[[int], dict[str, Any]]] = {
     "revisit serve": lambda alpha: {"decoding": {"method": "revisit", "settings": {"alpha": alpha}}},
     "the vLLM plug-in": lambda alpha: {"vllm_xargs": {"revisit": f"revisit:alpha={alpha}"}},
 }

@@ -77,7 +77,7 @@ def generate(
       revisit generate clip.mp4 --frames 8 --model Qwen/Qwen3-VL-2B-Instruct
     """
     from revisit.cli.progress import counted, resumable
-    from revisit.models.images import find_images
+    from revisit.io.images import find_images
     from revisit.models.reader import open_visuals
 
     if not images:

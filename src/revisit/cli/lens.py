@@ -38,7 +38,7 @@ def lens(
       revisit lens photo.jpg --model photo
       revisit lens photo.jpg --model photo --words dog,cat,cup --html lens.html
     """
-    from revisit.models.images import open_image
+    from revisit.io.images import open_image
 
     if not images:
         raise RevisitError("No image was given; for example: revisit lens photo.jpg --words dog,cat,cup")

@@ -21,9 +21,9 @@ from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Item
 from revisit.eval.engines.local import LocalEngine
+from revisit.io.images import open_image
 from revisit.io.records import Fields
 from revisit.models.config import describe_model
-from revisit.models.images import open_image
 from revisit.models.prompts import vision_texts
 from revisit.settings import world_size
 

@@ -327,7 +327,7 @@ def _raise_unread(kind: str, problems: Mapping[Path, str], benchmark: str) -> No
 
 def _checksum(path: Path, folder: Path) -> tuple[str, str]:
     """Return the SHA-256 of an image in the data folder, or empty text and the reason if it cannot be read."""
-    from revisit.models.images import MAX_BYTES, read_image  # Pillow is slow to import
+    from revisit.io.images import MAX_BYTES, read_image  # Pillow is slow to import
 
     try:
         content = read_file(path_within(folder, path), MAX_BYTES)

@@ -21,19 +21,19 @@ from revisit.explain.checked import Check
 from revisit.explain.lens import patch_words
 from revisit.explain.prefill import watch_prefill
 from revisit.explain.support import answer_text
+from revisit.io.images import ImageLike, ImageList
 from revisit.models import DESCRIBE
 from revisit.models.config import name_of
 from revisit.models.geometry import layout_of
-from revisit.models.images import ImageList
 from revisit.models.loading import loaded_pair
 from revisit.models.parts import ModelParts
 from revisit.models.prompts import need_question, prepare_opened
 from revisit.models.reader import OnError, answer_all, open_visuals, opener, paired
-from revisit.models.types import ImageLike, Model, Processor, VideoLike
+from revisit.models.types import Model, Processor
 from revisit.pages.answers import AnswerPage
 from revisit.pages.document import check_page, notebook_frame, write_page
 from revisit.registry import MAX_SEED, Count, Share, validated
-from revisit.video.clip import Visual, shown_images
+from revisit.video.clip import VideoLike, Visual, shown_images
 from revisit.video.sampling import Sampling
 
 if TYPE_CHECKING:

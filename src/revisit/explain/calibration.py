@@ -19,14 +19,15 @@ from revisit.explain.check import settings_of
 from revisit.explain.checkable import is_object
 from revisit.explain.support import read_texts, support
 from revisit.explain.sweep import auroc, best_threshold
+from revisit.io.images import open_image
 from revisit.models import DESCRIBE
-from revisit.models.images import open_image
 from revisit.models.parts import ModelParts
 from revisit.models.prompts import chat_text, encode
 from revisit.words import category, object_words
 
 if TYPE_CHECKING:
-    from revisit.models.types import ImageLike, Model, Processor
+    from revisit.io.images import ImageLike
+    from revisit.models.types import Model, Processor
 
 
 class Calibration(NamedTuple):

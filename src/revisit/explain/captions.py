@@ -17,10 +17,10 @@ from revisit.explain.checkable import Words, need_words
 from revisit.explain.checked import Check, render
 from revisit.io.files import inside, scan_lines, write_json, write_text
 from revisit.io.finder import IDS, ImageFinder
+from revisit.io.images import open_image, reduction
 from revisit.io.records import Record, plain_cell, read_answers
 from revisit.io.results import Results
 from revisit.models import DESCRIBE
-from revisit.models.images import open_image, reduction
 from revisit.models.reader import answer_missing
 from revisit.registry import Share, validated
 

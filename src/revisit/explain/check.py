@@ -13,16 +13,16 @@ from revisit.errors import RevisitError
 from revisit.explain.checkable import Words, need_words, word_test
 from revisit.explain.checked import Check
 from revisit.explain.support import ModelText, read_texts, support
+from revisit.io.images import ImageLike, ImageList, TextList
 from revisit.models import DESCRIBE
 from revisit.models.config import name_of
-from revisit.models.images import ImageList, TextList
 from revisit.models.loading import loaded_pair
 from revisit.models.parts import ModelParts
 from revisit.models.prompts import chat_text, check_no_image_tokens, encode, need_question
 from revisit.models.reader import OnError, Sources, answer_all, open_visuals, opener, paired
-from revisit.models.types import ImageLike, Model, Processor, Tokenizer, VideoLike
+from revisit.models.types import Model, Processor, Tokenizer
 from revisit.registry import Count, Share, validated
-from revisit.video.clip import Visual
+from revisit.video.clip import VideoLike, Visual
 from revisit.video.sampling import Sampling
 
 THRESHOLD = 0.05  # for models that recommend none

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from revisit.models.images import original_size
+from revisit.io.images import original_size
 from revisit.pages.document import asset, check_page, data_uri, fill, static_page, write_page
 from revisit.video.clip import TIME
 

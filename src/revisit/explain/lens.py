@@ -19,6 +19,7 @@ from torch import Tensor
 
 from revisit.errors import RevisitError
 from revisit.explain.prefill import PromptStates, force, logit_slices
+from revisit.io.images import ImageLike
 from revisit.models import DESCRIBE
 from revisit.models.config import name_of
 from revisit.models.families import resolve_layers
@@ -29,10 +30,10 @@ from revisit.models.parts import ModelParts
 from revisit.models.prompts import prepare_opened
 from revisit.models.reader import open_visuals, paired
 from revisit.models.tokens import token_text
-from revisit.models.types import ImageLike, Model, Processor, Tokenizer, VideoLike
+from revisit.models.types import Model, Processor, Tokenizer
 from revisit.pages.document import check_page, images_payload, notebook_frame, script_page, write_page
 from revisit.registry import Count, validated
-from revisit.video.clip import shown_images
+from revisit.video.clip import VideoLike, shown_images
 from revisit.video.sampling import Sampling
 
 if TYPE_CHECKING:

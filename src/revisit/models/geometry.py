@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from revisit.io.images import SCALE
 from revisit.models import families
-from revisit.models.images import SCALE
 from revisit.models.parts import vision_mask, vision_token_ids
 from revisit.models.patch_maps import VIDEO_MAPS, Box, Context, ImageGrid, Piece, Size, merged, number_grids
 from revisit.video.clip import Video

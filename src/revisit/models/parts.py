@@ -108,9 +108,9 @@ class ModelParts:
 
 def running(model: Model) -> Model:
     """Return the model whose forward pass runs when this one generates: it may be compiled, or wrapped by adapters (peft)."""
-    inner = getattr(model, "_orig_mod", None)
+    inner: Any = getattr(model, "_orig_mod", None)
     if inner is None and hasattr(model, "get_base_model"):
-        inner = model.get_base_model()
+        inner = model.get_base_model()  # type: ignore[operator]
     return model if inner is None or inner is model else running(inner)
 
 
@@ -118,7 +118,7 @@ def virtual_tokens(model: Model) -> int:
     """Return the number of tokens that an adapter (peft's prompt learning) puts before every prompt."""
     prepares = getattr(model, "prepare_inputs_for_generation", None)
     for part in (model, getattr(prepares, "__self__", None)):
-        adapter = getattr(part, "active_peft_config", None)
+        adapter: Any = getattr(part, "active_peft_config", None)
         if getattr(adapter, "is_prompt_learning", False):
             return int(adapter.num_virtual_tokens)
     return 0

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from revisit.errors import RevisitError, brief
+from revisit.io.images import listed
 from revisit.models import families
-from revisit.models.images import listed
 from revisit.models.reader import opener
 from revisit.video.clip import Video
 from revisit.video.opening import as_videos
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     import torch
     from transformers import BatchFeature
 
-    from revisit.models.types import ImageLike, Processor, VideoLike
-    from revisit.video.clip import Visual
+    from revisit.io.images import ImageLike
+    from revisit.models.types import Processor
+    from revisit.video.clip import VideoLike, Visual
 
 
 MAX_TEXT = 4_000_000  # characters that a template may produce

@@ -14,8 +14,8 @@ from weakref import WeakKeyDictionary
 from PIL import Image as pil
 
 from revisit.errors import RevisitError
+from revisit.io.images import Scale, Size, listed, open_image, reduction
 from revisit.io.results import content_hash
-from revisit.models.images import Scale, Size, listed, open_image, reduction
 from revisit.video.clip import Visual
 from revisit.video.opening import as_videos, open_video
 from revisit.video.sampling import Sampling

@@ -24,10 +24,10 @@ from revisit.eval.run import Reporter, run
 from revisit.eval.spec import command_line
 from revisit.explain.prefill import PromptStates, force
 from revisit.io.files import inside
+from revisit.io.images import open_image
 from revisit.io.records import Fields
 from revisit.methods import as_method
 from revisit.models.config import EMBEDDED, describe_model
-from revisit.models.images import open_image
 from revisit.models.loading import load
 from revisit.models.outputs import end_tokens
 from revisit.models.parts import ModelParts, vision_mask

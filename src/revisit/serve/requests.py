@@ -17,8 +17,8 @@ from pydantic import JsonValue, ValidationError
 from revisit import methods
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError, unknown
+from revisit.io.images import SCALE, Scale, image_from_data_uri, original_size
 from revisit.methods.greedy import Greedy
-from revisit.models.images import SCALE, Scale, image_from_data_uri, original_size
 from revisit.serve.errors import ApiError, excerpt
 from revisit.serve.limits import Limits
 from revisit.serve.processors import grammar

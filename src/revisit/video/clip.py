@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from PIL import Image as pil
 from PIL.Image import Image
 
 from revisit.errors import RevisitError
-from revisit.models.images import open_image
+from revisit.io.images import ImageLike, open_image
 from revisit.video.sampling import Sampling
 
-if TYPE_CHECKING:
-    from revisit.models.types import ImageLike
+# A path, bytes or a data URI of a video file, a list of frames, a list of (frame, time) pairs, or a `Video`.
+VideoLike: TypeAlias = Any
 
 
 TIME = "revisit_time"  # the entry of `Image.info` with the time of a frame

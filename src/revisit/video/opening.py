@@ -7,18 +7,15 @@ import os
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from PIL.Image import Image
 
 from revisit.errors import RevisitError
-from revisit.video.clip import Video
+from revisit.video.clip import Video, VideoLike
 from revisit.video.reading import read_video
 from revisit.video.sampling import Sampling
-
-if TYPE_CHECKING:
-    from revisit.models.types import VideoLike
 
 
 def open_video(source: VideoLike, sampling: Sampling) -> Video:

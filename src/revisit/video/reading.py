@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image as pil
 
 from revisit.errors import RevisitError, need
-from revisit.models.images import DAMAGE, FORMATS, MAX_PIXELS
+from revisit.io.images import DAMAGE, FORMATS, MAX_PIXELS
 from revisit.video.clip import Video
 
 if TYPE_CHECKING:

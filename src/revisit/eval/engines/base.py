@@ -19,7 +19,7 @@ from revisit.eval.controls import edited
 from revisit.eval.log import Answer
 
 if TYPE_CHECKING:  # PIL and torch are slow to import
-    from revisit.models.images import Scale
+    from revisit.io.images import Scale
     from revisit.models.types import Model, Processor
     from revisit.video.clip import Visual
 

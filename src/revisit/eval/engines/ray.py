@@ -20,7 +20,7 @@ from revisit.eval.benchmarks.base import Item
 from revisit.eval.engines.base import Engine
 from revisit.eval.log import Answer
 from revisit.io.files import read_file
-from revisit.models.images import MAX_BYTES
+from revisit.io.images import MAX_BYTES
 
 if TYPE_CHECKING:  # torch is slow to import
     from revisit.eval.engines.local import LocalEngine

@@ -23,8 +23,8 @@ from revisit.eval.compare import control_notes, variants_of
 from revisit.eval.log import Answer, Log, unfinished
 from revisit.eval.report.comparisons import heading, ranked
 from revisit.io.files import inside, make_folder, path_within, read_file, write_bytes
+from revisit.io.images import MAX_BYTES, open_image
 from revisit.io.records import Fields
-from revisit.models.images import MAX_BYTES, open_image
 from revisit.pages.document import check_writable, script_page, write_page
 from revisit.words import wrong_spans
 

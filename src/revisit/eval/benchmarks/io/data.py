@@ -132,7 +132,7 @@ def _suffix(data: bytes, where: str) -> str:
     """Return the file suffix of an image's format."""
     from PIL import Image  # slow to import
 
-    from revisit.models.images import FORMATS
+    from revisit.io.images import FORMATS
 
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:

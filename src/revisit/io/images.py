@@ -10,7 +10,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, TypeAlias
 
 import numpy as np
 from PIL import Image as pil
@@ -23,7 +23,14 @@ from revisit.io.files import local_path
 from revisit.io.finder import SUFFIXES, VIDEO_SUFFIXES, image_files
 
 if TYPE_CHECKING:
-    from revisit.models.types import ImageLike
+    from torch import Tensor
+
+    # A path, encoded bytes, an open file, a PIL image, or an array of pixels (height, width, 3).
+    ImageLike: TypeAlias = (
+        str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO | Image | np.ndarray | Tensor
+    )
+else:
+    ImageLike = Any
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +99,7 @@ def _need_images(source: object) -> Sequence[Any] | None:
 
 # For functions that are `validated`: pydantic alone would copy a column, and so read all of its images.
 ImageList = Annotated[Any, BeforeValidator(_need_images)]
-TextList = Annotated[list[str], BeforeValidator(lambda texts: texts if listed(texts) is None else list(texts))]
+TextList = Annotated[Sequence[str], BeforeValidator(lambda texts: texts if listed(texts) is None else list(texts))]
 
 
 def original_size(image: Image) -> Size:

@@ -15,8 +15,8 @@ import torch
 from PIL import Image
 
 from revisit import RevisitError
-from revisit.models import images
-from revisit.models.images import find_images, image_from_data_uri, open_image, read_image
+from revisit.io import images
+from revisit.io.images import find_images, image_from_data_uri, open_image, read_image
 
 
 def test_exif_orientation_is_respected(tmp_path: Path) -> None:
