@@ -29,7 +29,7 @@ class StepRecord:
     token: int | None  # the chosen token; None with beams
     ids: list[int]  # the candidates: the plausible set, or the best of it
     base: list[float]  # probability before the method
-    vision: list[float] | None  # probability in the selected vision token, or in the contrasted run, if there was one
+    vision: list[float] | None  # probability in the selected vision token, or in the contrasted pass, if there was one
     final: list[float]  # probability after the method
     plausible_tokens: int  # size of the plausible set
     layer: int | None = None  # index into the decoder's hidden states: 0 is the projector's output

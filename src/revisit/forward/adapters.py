@@ -24,7 +24,7 @@ def row_adapters(model: nn.Module) -> list[str] | None:
 def follow_rows(decoder: nn.Module, rows: int, stack: ExitStack) -> None:
     """Let each row of every forward pass use the adapter of its item.
 
-    `rows` is the number of rows of the call. Other branches repeat all of them, and a description has one row per item.
+    `rows` is the number of rows of the call. Contrasted passes repeat all of them, and a description has one row per item.
     """
     for module in decoder.modules():
         if names := adapter_names(module):

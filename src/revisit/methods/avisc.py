@@ -1,6 +1,6 @@
 """AvisC (Woo et al.): contrast with a run that keeps only the vision tokens that draw too much attention.
 
-In the prefill, the last position's attention is averaged over the layers that attend to the image most. The second run gets the
+In the prefill, the last position's attention is averaged over the layers that attend to the image most. The second pass gets the
 same prompt with all vision tokens blanked except those above mean + sigma standard deviations ("blind" ones), and score = (1 +
 alpha)·l − alpha·l_blind on the plausible tokens, p >= beta · max p.
 """

@@ -1,6 +1,6 @@
 """CODE (Kim et al.): contrast with the model's own description in place of the image.
 
-The model describes the image with greedy decoding, and the second run gets the description's tokens in place of the vision
+The model describes the image with greedy decoding, and the second pass gets the description's tokens in place of the vision
 tokens. With the bounded divergence D of the two distributions, score = (2 − D)·l − (1 − D)·l_described on the tokens with p >=
 D · max p. Where the runs agree, the contrast is full and nothing is cut; where they disagree, only the top is left.
 """

@@ -1,6 +1,6 @@
 """ICD (Wang et al.): contrast with the same image under an instruction that invites hallucination.
 
-The second run has a disturbing sentence as its system message, and score = (1 + alpha)·l − alpha·l_disturbed on the plausible
+The second pass has a disturbing sentence as its system message, and score = (1 + alpha)·l − alpha·l_disturbed on the plausible
 tokens, p >= beta · max p. This is what the authors' code does for LLaVA. SID's code, which many comparisons use, puts its
 sentence right after the image instead: `place="image"`.
 """

@@ -40,7 +40,7 @@ class PAI(Contrastive):
 
     Args:
         alpha: Strength of the change of attention; 0 leaves it unchanged.
-        gamma: Strength of the guidance; None runs without guidance and its second branch.
+        gamma: Strength of the guidance; None runs without guidance and its second pass.
         beta: Plausibility threshold relative to the likeliest token; 0 keeps every token.
         first_layer: The first decoder layer (from 0) whose attention is changed.
 

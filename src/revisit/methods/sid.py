@@ -1,6 +1,6 @@
 """SID (Huo et al.): contrast with a run that keeps only the vision tokens that the text attends to least.
 
-The first layers of the second run determine, by the newest position's attention averaged over heads, which vision tokens matter
+The first layers of the second pass determine, by the newest position's attention averaged over heads, which vision tokens matter
 least. From then on only those and all text are visible to it, so that its logits are hallucination induced by unimportant
 parts: score = (1 + alpha)·l − alpha·l_induced on the plausible tokens, p >= beta · max p.
 """
@@ -46,8 +46,8 @@ class SID(Contrastive):
     Args:
         alpha: Strength of the contrast; the released scripts run 0.5, whatever their command line is.
         beta: Plausibility threshold relative to the likeliest token; 0 keeps every token.
-        layer: The first decoder layer (from 0) in which the contrasted run keeps fewer vision tokens; at least 1.
-        keep: Vision tokens that the contrasted run keeps: a number, a share of them, or None for the published budget of the
+        layer: The first decoder layer (from 0) in which the contrasted pass keeps fewer vision tokens; at least 1.
+        keep: Vision tokens that the contrasted pass keeps: a number, a share of them, or None for the published budget of the
             family. They are chosen again for every token.
         constraint: Drop implausible tokens "always", or only when "sampling" as in the released code.
     """
