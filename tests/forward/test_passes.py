@@ -96,6 +96,32 @@ def test_a_method_may_read_captured_states_at_every_step() -> None:
     assert [row.applied for row in trace.rows] == [NEW, NEW]
 
 
+class Erased(Method):
+    """Sets a hidden state to zero in the rows of the call."""
+
+    layer: int = 0
+
+    name = "erased"
+
+    def begin(self, prompt: Prompt, passes: Passes) -> Any:
+        passes.on_layer(self.layer, torch.zeros_like)
+
+        def step(input_ids: Tensor, logits: Tensor) -> Tensor:
+            seen.append(logits.clone())
+            return logits
+
+        return step
+
+
+@pytest.mark.parametrize("layer", [0, 2, 4])
+def test_a_function_replaces_any_hidden_state(layer: int) -> None:
+    """Of zeros, an LM head without a bias makes zeros; from an earlier layer on, both rows are equal."""
+    seen.clear()
+    decode(Erased(layer=layer), max_new_tokens=1)
+    expected = torch.zeros_like(seen[0]) if layer == 4 else seen[0][[0, 0]]
+    torch.testing.assert_close(seen[0], expected, atol=1e-5, rtol=1e-4)
+
+
 class Shifted(Method):
     """Adds a constant to the scores of every other row."""
 

@@ -114,6 +114,9 @@ class Hooks:
             changed = self._call(callback, states.view(args[0].shape) if flat else states)
             if changed is None:
                 return None
+            if hasattr(output, "last_hidden_state"):
+                output.last_hidden_state = changed
+                return output
             changed = changed.flatten(0, 1) if flat else changed
             return (changed, *output[1:]) if isinstance(output, tuple) else changed
 
