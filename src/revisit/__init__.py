@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from revisit.io.images import open_image as open_image
     from revisit.methods.revisit import ReVisiT as ReVisiT
     from revisit.models.loading import load as load
+    from revisit.models.loading import unload as unload
     from revisit.models.outputs import generated_text as generated_text
     from revisit.models.prompts import prepare as prepare
 
@@ -50,7 +51,7 @@ _PUBLIC = {
     "revisit.explain.checked": ("Check",),
     "revisit.explain.lens": ("Lens", "lens"),
     "revisit.io.images": ("open_image",),
-    "revisit.models.loading": ("load",),
+    "revisit.models.loading": ("load", "unload"),
     "revisit.models.outputs": ("generated_text",),
     "revisit.models.prompts": ("prepare",),
 }

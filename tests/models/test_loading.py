@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -215,3 +217,30 @@ def test_loading_changes_no_attribute_of_the_model(tmp_path: Path) -> None:
     before = set(vars(plain))
     assert processor_of(plain) is processor_of(plain)  # loaded once
     assert set(vars(plain)) == before
+
+
+def test_the_last_model_that_was_given_by_name_stays_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    families.save("llava", tmp_path / "model")
+    image, original, names = families.image(0), loading.load, list[str]()
+
+    def load(name: str, **options: Any) -> Any:
+        names.append(name)
+        return original(name, **options)
+
+    monkeypatch.setattr(loading, "load", load)
+    model = str(tmp_path / "model")
+    first = revisit.ask(model, image, "What is it?", max_new_tokens=2)
+    assert revisit.ask(model, image, "What is it?", max_new_tokens=2).text == first.text
+    revisit.lens(model, image)
+    assert names == [model]
+    (kept,) = (weakref.ref(pair[0]) for pair in loading._last.values())
+    generation = tmp_path / "model/generation_config.json"
+    generation.write_text(json.dumps({**json.loads(generation.read_text()), "max_length": 99}))
+    revisit.check(model, image, "A dog.")  # its files have changed
+    assert names == [model, model]
+    gc.collect()
+    assert kept() is None
+    (kept,) = (weakref.ref(pair[0]) for pair in loading._last.values())
+    revisit.unload()
+    gc.collect()
+    assert kept() is None

@@ -135,8 +135,8 @@ def ask(
 ) -> ExplainedAnswer:
     """Ask a model about an image or a video and record how it chose each word.
 
-    Each method takes one vision pass and one prefill, as in `generate`. A model given by name is loaded for this call only, so
-    load it once if you have several questions:
+    Each method takes one vision pass and one prefill, as in `generate`. The last model that was given by name stays loaded until another
+    one is loaded, or until `revisit.unload()`. Load several models yourself:
 
         model = revisit.load("HuggingFaceTB/SmolVLM-256M-Instruct")
         answer = revisit.ask(model, "photo.jpg", "What is on the table?")

@@ -59,6 +59,7 @@ def load(
         raise RevisitError(
             "transformers needs docstrings, which Python drops with -OO or PYTHONOPTIMIZE=2: use -O or 1."
         )
+    unload()  # before another model needs the memory
     name = resolve(name_or_path)
     dtype = kwargs.pop("torch_dtype", None) if dtype is None else dtype  # the former name in transformers
     dtype = as_dtype(dtype) if isinstance(dtype, str) and dtype != "auto" else dtype
@@ -110,12 +111,25 @@ def load(
     return model.eval(), processor
 
 
+# The last model that a function was given by name, with its files: one session asks one model many times.
+_last: dict[tuple[str, str], tuple[Model, Processor]] = {}
+
+
+def unload() -> None:
+    """Free the model that `ask`, `check` or `lens` loaded by its name, which stays loaded until another one is."""
+    _last.clear()
+
+
 def loaded_pair(
     model: str | Path | Model | tuple[Model, Processor], needed_by: str = "This"
 ) -> tuple[Model, Processor]:
-    """Return (model, processor); a name or a path is loaded."""
+    """Return (model, processor); a name or a path is loaded, unless it was the last one."""
     if isinstance(model, (str, Path)):
-        return load(str(model))
+        files = (path.stat() for path in sorted(Path(resolve(model)).glob("*")))
+        key = str(model), repr([(file.st_size, file.st_mtime_ns) for file in files])
+        if key not in _last:
+            _last[key] = load(str(model))
+        return _last[key]
     if isinstance(model, (list, tuple)):
         if len(model) != 2 or not hasattr(model[0], "generate"):
             raise RevisitError("Pass a loaded model as the pair (model, processor) that revisit.load returns.")
