@@ -276,12 +276,27 @@ def test_csv_has_the_unrounded_numbers_of_the_table(table: Comparison) -> None:
     assert {row["model"] for row in rows} == {"'=m"}  # not a formula
 
 
+def test_notebooks_show_tables(table: Comparison, logs: list[Log]) -> None:
+    assert "<td>85.0</td>" in table._repr_html_().replace("<b>85.0</b>", "85.0")
+    assert "&lt;b&gt;" in table._repr_html_()
+    assert len(repr(table)) < 100
+    scores = logs[0].scores
+    assert scores is not None
+    shown = scores.shown["vowels"].text(scores.metrics["vowels"])
+    assert f'<td class="w">vowels</td><td>{shown}</td>' in logs[0]._repr_html_()
+
+
 def test_latex(table: Comparison) -> None:
     text = WRITERS[".tex"]([table])
     assert r"org/m\&m" in text
-    assert r"revisit & \textbf{85.0} & \textbf{7.0} {\footnotesize [6.0, 8.0]} \\" in text
+    assert r"revisit & \textbf{85.0} & \textbf{7.0} \\" in text
     assert r"revisit & – & $-$3.0 {\footnotesize [$-$4.0, $-$2.0], p 8.00e-04***} \\" in text
-    assert r"greedy & \underline{80.0} {\footnotesize [78.0, 82.0]} & \underline{10.0} \\" in text
+    assert r"greedy & \underline{80.0} & \underline{10.0} \\" in text
+    assert [line for line in text.splitlines() if r"\label" in line] == [
+        r"\label{tab:chair-org-m-m}",
+        r"\label{tab:chair-org-m-m-difference}",
+    ]
+    assert "v_1" not in text.replace("\\", "")  # the version of a scorer is for logs
     assert r"CHAIR\_i $\downarrow$" in text
     assert text.count(r"\begin{tabular}{lrr}") == 2  # values, differences
 

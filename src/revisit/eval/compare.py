@@ -58,7 +58,7 @@ class Values(dict[MethodId, dict[str, Value]]):
         raise RevisitError(f"{str(name)!r} {problem}: use one of {', '.join(map(str, methods or self))}.")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """The methods on one benchmark with one model.
 
@@ -80,6 +80,15 @@ class Comparison:
     notes: tuple[str, ...] = ()
     variant: str = ""
     logs: tuple[Log, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Comparison {self.benchmark} · {self.title}: {len(self.values)} methods, n = {self.n}>"
+
+    def _repr_html_(self) -> str:
+        from revisit.eval.report.comparisons import comparison_sections  # which compares
+        from revisit.eval.report.document import Document, fragment
+
+        return fragment(Document("", "", comparison_sections([self])[:1]))
 
     @property
     def title(self) -> str:

@@ -23,6 +23,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from revisit.errors import RevisitError
 from revisit.eval import statistics
 from revisit.eval.benchmarks.base import Benchmark, Item, Scores, check_answers, ratio
+from revisit.eval.report.document import Document, Section, Table, fragment
 from revisit.eval.spec import Frozen, Spec, environment
 from revisit.io.files import LineFile, decode, digest, inside, open_regular, read_lines, slug, write_json
 from revisit.io.records import Fields
@@ -123,6 +124,16 @@ class Log:
             return f"<Log {self.state if self.requests else self.title}>"
         metric, n = self.scores.shown[self.scores.headline], len(self.scores.items)
         return f"<Log {self.title}: {metric.name} {metric.text(self.scores.metrics[metric.name])}, n = {n}>"
+
+    def _repr_html_(self) -> str:
+        rows = []
+        for name, metric in self.scores.shown.items() if self.scores else ():
+            assert self.scores is not None
+            _, low, high = self.scores.value(name)
+            bounds = "" if math.isnan(low) else f"[{low:.{metric.decimals}f}, {high:.{metric.decimals}f}]"
+            rows.append((name, metric.text(self.scores.metrics[name]), bounds))
+        table = Table(("metric", "value", "95 % interval"), rows, f"{self.answered} of {self.request.items} answers.")
+        return fragment(Document("", "", [Section(self.title, [table])]))
 
     @classmethod
     def open(cls, folder: Path, spec: Spec) -> Log:

@@ -6,6 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from revisit.decoding.method_id import MethodId, assignments
 from revisit.eval import benchmarks
@@ -20,6 +21,7 @@ from revisit.eval.report.document import (
     Section,
     Table,
     Text,
+    anchor,
     to_latex,
     to_markdown,
 )
@@ -164,6 +166,21 @@ def tables_of(table: Comparison) -> list[Block]:
     return tables
 
 
+def published_tables(table: Comparison) -> list[Block]:
+    """Build the tables of a comparison as papers print them: metrics with a better direction, values without intervals."""
+    metrics = tuple(metric for metric in table.metrics if metric.better) or table.metrics
+    values, *differences = (block for block in tables_of(replace(table, metrics=metrics)) if isinstance(block, Table))
+    label = "tab:" + anchor(f"{table.benchmark} {table.title}")
+    title, names = f"{benchmarks.title(table.benchmark)}, {table.title}", short_names(table.values)
+    rows = [[replace(cell, small="") if isinstance(cell, Cell) else cell for cell in row] for row in values.rows]
+    caption = f"{title}: {table.n} items; best in bold, second underlined.{footnotes(names)}"
+    note = f"{title}: difference from {table.baseline}, with intervals and p-values corrected by Holm."
+    return [
+        replace(values, rows=rows, caption=caption, label=label),
+        *(replace(block, caption=note, label=f"{label}-difference") for block in differences),
+    ]
+
+
 def _value_cell(metric: Metric, value: Value) -> Cell:
     """Format a value with its interval, and its standard deviation if there are several seeds."""
     std = "" if math.isnan(value.std) else f" ± {value.std * metric.show:.{metric.decimals}f}"
@@ -215,5 +232,5 @@ def to_csv(tables: Sequence[Comparison]) -> str:
 WRITERS: dict[str, Callable[[Sequence[Comparison]], str]] = {
     ".md": lambda tables: to_markdown(Document(finding(tables), "", comparison_sections(tables))),
     ".csv": to_csv,
-    ".tex": lambda tables: to_latex(Document(finding(tables), "", comparison_sections(tables))),
+    ".tex": lambda tables: to_latex(Document("", "", [Section("", published_tables(table)) for table in tables])),
 }

@@ -34,6 +34,7 @@ class Table:
     marked: frozenset[int] = frozenset()  # highlighted rows
     folded: bool = False  # collapsed on the page
     left: int = 1  # leading columns of text, which are aligned left
+    label: str = ""  # for references in LaTeX
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,7 @@ def _table_latex(table: Table) -> str:
             r"\begin{table}[t]",
             r"\centering",
             rf"\caption{{{LATEX.text(table.caption)}}}",
+            *([rf"\label{{{table.label}}}"] if table.label else []),
             rf"\begin{{tabular}}{{{'l' * table.left}{'r' * (len(table.heads) - table.left)}}}",
             r"\toprule",
             *([f"{'& ' * table.left}{groups} \\\\"] if groups else []),
@@ -189,8 +191,12 @@ def _table_latex(table: Table) -> str:
 
 def to_html(document: Document) -> str:
     """Write a document as one self-contained page."""
-    body = fill("report.html", document=document, anchor=anchor, base64=base64.b64encode)
-    return static_page(document.title, body, "report.css")
+    return static_page(document.title, fragment(document), "report.css")
+
+
+def fragment(document: Document) -> str:
+    """Write a document as HTML for a page or a notebook."""
+    return fill("report.html", document=document, anchor=anchor, base64=base64.b64encode)
 
 
 def write(document: Document, folder: Path) -> list[Path]:
