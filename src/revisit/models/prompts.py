@@ -174,7 +174,7 @@ def encode(
         inputs = processor(
             text=list(texts),
             images=nested if any(nested) else None,
-            **(_video_inputs(videos) if videos else {}),
+            **(_video_inputs(processor, videos) if videos else {}),
             padding=True,
             return_tensors="pt",
             **({"add_special_tokens": False} if has_bos else {}),  # the template has added them
@@ -189,8 +189,10 @@ def encode(
     return inputs if keeps else inputs.to(device)  # type: ignore[no-any-return]
 
 
-def _video_inputs(videos: Sequence[Video]) -> dict[str, Any]:
+def _video_inputs(processor: Any, videos: Sequence[Video]) -> dict[str, Any]:
     """Return the processor's arguments for videos, whose frames are already sampled; it would guess their times otherwise."""
+    least = getattr(processor.video_processor, "temporal_patch_size", None) or 1  # frames that Qwen-VL merges
+    videos = [video if len(video.times) >= least else video.pick([0] * least) for video in videos]
     metadata = [video.metadata() for video in videos]
     return {"videos": [video.pixels for video in videos], "video_metadata": metadata, "do_sample_frames": False}
 

@@ -173,7 +173,7 @@ def _list_frames(container: Any, stream: Any, what: str) -> Timeline:
         return Timeline(np.arange(len(stamps)) * step, len(stamps) * step, np.empty(0), [])
     unit = float(stream.time_base)
     origin = container.start_time / 1_000_000 if container.format.name in CLOCKED and container.start_time else 0.0
-    times = stamps * unit - origin
+    times = np.round(stamps * unit - origin, 6)
     mean = float(times[-1] - times[0]) / max(len(times) - 1, 1)  # the last frame lasts as long if it has no duration
     last = end * unit - origin if end > stamps[-1] else float(times[-1]) + mean
     if _declared_end(stream) > last + 1:

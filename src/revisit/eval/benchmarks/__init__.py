@@ -13,6 +13,7 @@ BUILT_IN = {
     "mmhal": "revisit.eval.benchmarks.mmhal:MMHal",
     "mmmu": "revisit.eval.benchmarks.mmmu:MMMU",
     "mmvp": "revisit.eval.benchmarks.mmvp:MMVP",
+    "moving": "revisit.eval.benchmarks.moving:MovingScenes",
     "naturalbench": "revisit.eval.benchmarks.naturalbench:NaturalBench",
     "yesno": "revisit.eval.benchmarks.own:OwnYesNo",
     "choice": "revisit.eval.benchmarks.own:OwnChoice",

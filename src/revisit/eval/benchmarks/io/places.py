@@ -65,11 +65,13 @@ def is_scenes(place: str) -> bool:
 
 def parse_scenes(text: str) -> tuple[str, int, int]:
     """Parse `scenes[:split[:n[:seed]]]` into (split, number of images, seed)."""
+    from revisit.embedded import moving
     from revisit.embedded.scenes import SPLITS
 
     split, n, seed, *rest = [*text.split(":")[1:], *("unusual", "100", "0")[text.count(":") :]]
-    if split not in SPLITS:
-        raise unknown("scene split", split, SPLITS)
+    splits = (*SPLITS, moving.SPLIT)
+    if split not in splits:
+        raise unknown("scene split", split, splits)
     if rest or not n.isdecimal() or not seed.isdecimal() or not 0 < int(n) <= 1_000_000:
         raise RevisitError(
             f"Scenes are named scenes:SPLIT:NUMBER:SEED, such as scenes:unusual:200:0 (at most 1,000,000), not {text!r}."
@@ -91,6 +93,7 @@ def _cached(text: str) -> Path:
 
 def scene_folder(text: str) -> Path:
     """Return the folder of generated scenes; they are generated on first use."""
+    from revisit.embedded import moving
     from revisit.embedded.build import build
 
     folder = _cached(text)
@@ -98,7 +101,11 @@ def scene_folder(text: str) -> Path:
         with alone(folder):
             if not folder.is_dir():
                 with new_folder(folder) as draft:  # complete or not at all
-                    build(draft, *parse_scenes(text))
+                    split, n, seed = parse_scenes(text)
+                    if split == moving.SPLIT:
+                        moving.build(draft, n, seed)
+                    else:
+                        build(draft, split, n, seed)
     return folder
 
 
