@@ -8,8 +8,8 @@ SITE    = "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("p
 
 .PHONY: demo test test-device test-faults test-strangers test-browser test-vllm test-vllm-previous test-ray test-triton test-mlx test-llama-cpp test-floor test-torchvision lint format docs clean
 
-# Reinstall the package if its version or compiled code changes.
-BUILD  := pyproject.toml setup.py src/revisit/__init__.py src/revisit/step/compiled/kernel.c
+# Reinstall the package if its version or its dependencies change.
+BUILD  := pyproject.toml src/revisit/__init__.py
 
 define venv
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)

@@ -20,6 +20,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -28,7 +29,7 @@ from torch.utils._pytree import tree_leaves
 from revisit.models.head import LinearHead
 from revisit.step import triton as kernels
 from revisit.step.batched import refine_batch
-from revisit.step.interface import BlockTable, PooledBlocks, StateBlocks, StepOutput
+from revisit.step.interface import RowStates, StepOutput
 from revisit.step.rule import Rule
 from revisit.vllm.plan import block_size
 
@@ -187,6 +188,12 @@ def meta(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.empty(*sizes, dtype=dtype, device="meta")
 
 
+def padded(model: Model, batch: int) -> RowStates:
+    """Return the states of a batch of items that have one block each."""
+    count = model.vision_tokens * model.layers
+    return RowStates.of_blocks(meta(batch, count, model.width, dtype=torch.bfloat16), [count] * batch)
+
+
 def torch_step(model: Model, batch: int, pooled: bool, rule: Rule) -> Cost:
     """Count the torch step."""
     count = model.vision_tokens * model.layers
@@ -195,11 +202,10 @@ def torch_step(model: Model, batch: int, pooled: bool, rule: Rule) -> Cost:
         size = block_size(model.image, model.layers, batch * count * 100)
         blocks = -(-count // size)
         pool = meta(batch * blocks, size, model.width, dtype=torch.bfloat16)
-        lengths, table = meta(batch * blocks, dtype=torch.long), meta(batch, blocks, dtype=torch.long)
-        states = PooledBlocks.of_pool(pool, lengths, table)
+        table = np.arange(batch * blocks)[::-1].reshape(batch, blocks)  # not in order, so that the states are copied
+        states = RowStates(pool, table, np.full(batch, count))
     else:
-        padded = meta(batch, count, model.width, dtype=torch.bfloat16)
-        states = StateBlocks(padded, None, meta(batch, 1, dtype=torch.long))
+        states = padded(model, batch)
     with Counted() as counted:
         refine_batch(meta(batch, model.vocabulary), states, MetaHead(weight), rule, capacity=CANDIDATES)
     return Cost(counted.kernels, counted.bytes, counted.products)
@@ -209,16 +215,15 @@ def triton_step(model: Model, batch: int, rule: Rule) -> Cost:
     """Count the Triton step, which is the same for transformers and for vLLM."""
     count = model.vision_tokens * model.layers
     tiles = kernels.tiles_for(batch, count, torch.bfloat16)
-    states = meta(batch, count, model.width, dtype=torch.bfloat16)
-    table = BlockTable(states, meta(batch, 1, dtype=torch.int32), meta(batch, dtype=torch.int32))
+    states = padded(model, batch)
     logits, rows = meta(batch, model.vocabulary), meta(batch)
-    buffers = kernels.allocate({}, logits, table, rule, tiles)
+    buffers = kernels.allocate({}, logits, states, rule, tiles)
     head = meta(model.vocabulary, model.width, dtype=torch.bfloat16)
     out = StepOutput(logits, rows, rows, rows, rows, rows)
-    launched = len(list(kernels.launches(logits, table, head, rule, buffers, out, tiles)))
+    launched = len(list(kernels.launches(logits, states, head, rule, buffers, out, tiles)))
     moved = traffic(batch, model.vocabulary, count, model.width, CANDIDATES, rule, tiles, 2)
     whole = moved.logits + moved.states + moved.head + moved.other
-    return Cost(launched, whole, 2 * states.numel() * tiles.tokens, moved.head_again + moved.states_again)
+    return Cost(launched, whole, 2 * states.states.numel() * tiles.tokens, moved.head_again + moved.states_again)
 
 
 def greedy_step(model: Model, batch: int, gpu: Gpu) -> float:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from random_models import Profile
 from revisit.models.head import LinearHead
-from revisit.step.interface import PaddedStates, StepInput
+from revisit.step.interface import RowStates, StepInput
 from revisit.step.rule import Rule
 from step import check, implementations
 from timing import Memory
@@ -36,7 +36,7 @@ def run(what: str, items: list[Tensor], head: LinearHead, profile: Profile) -> N
     for way, step in implementations(head, RULE).items():
         if len(items) == 1:
             check(step, items[0], head, RULE, table[0])
-        states = PaddedStates.of_items(items)
+        states = RowStates.of_items(items)
         memory, times = Memory(torch.device("cpu")), []
         for number in range(profile.steps):
             logits = table[[(number + 3 * row) % profile.steps for row in range(len(items))]]

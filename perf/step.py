@@ -1,4 +1,4 @@
-"""Compare the processor time of ReVisiT's step, compiled and in torch, with that of a greedy step, in one thread.
+"""Compare the processor time of ReVisiT's step, with and without cached columns, with that of a greedy step, in one thread.
 
 This works on machines that are too busy for wall-clock times; `perf/decode.py` times whole decoding runs. The greedy step and the
 prefill are those of a text model of the stated shape with random weights. ReVisiT's step runs on random vision states, that
@@ -23,8 +23,8 @@ from random_models import Profile
 from revisit.models.head import LinearHead
 from revisit.step import reference
 from revisit.step.batched import BatchedStep
-from revisit.step.compiled import kernel
-from revisit.step.interface import PaddedStates, Step, StepInput
+from revisit.step.cached import CachedStep
+from revisit.step.interface import RowStates, Step, StepInput
 from revisit.step.rule import Rule
 
 SHAPE = {
@@ -42,10 +42,7 @@ LAYERS = {"last": 1, "all": 12}
 
 def implementations(head: LinearHead, rule: Rule) -> dict[str, Step]:
     """Return the implementations of the step on a CPU by name."""
-    steps: dict[str, Step] = {"torch": BatchedStep(head, rule)}
-    if kernel.suits(head, rule):
-        steps["compiled"] = kernel.CompiledStep(head, rule)
-    return steps
+    return {"cached": CachedStep(head, rule), "batched": BatchedStep(head, rule)}
 
 
 def check(
@@ -54,7 +51,7 @@ def check(
     """Raise unless a step equals the reference's."""
     earlier = None if written is None else written[0]
     expected = reference.scatter(reference.refine_row(logits, states, head, rule, written=earlier), logits)
-    got = step.take(StepInput(logits[None], PaddedStates.of_items([states]), written=written)).scores[0]
+    got = step.take(StepInput(logits[None], RowStates.of_items([states]), written=written)).scores[0]
     torch.testing.assert_close(got, expected, atol=1e-3, rtol=1e-3)
 
 
@@ -115,11 +112,11 @@ def main() -> None:
             states = torch.randn(count * VISION, head.weight.shape[1], generator=torch.Generator().manual_seed(0))
             for way, step in implementations(head, rule).items():
                 check(step, states, head, rule, table[0], written)
-                rows = PaddedStates.of_items([states])
+                rows = RowStates.of_items([states])
                 times = [busy(step.take, StepInput(logits[None], rows, written=written))[1] for logits in table]
                 mean, middle = statistics.fmean(times[1:]), statistics.median(times[1:])
                 print(
-                    f"  {layers:4s} {way:8s} mean {mean:6.2f} ms a step = {1 + mean / greedy_step:.4f}×, median {middle:6.2f} ms = "
+                    f"  {layers:4s} {way:7s} mean {mean:6.2f} ms a step = {1 + mean / greedy_step:.4f}×, median {middle:6.2f} ms = "
                     f"{1 + middle / greedy_step:.4f}×; first step {times[0]:.1f} ms = {times[0] / prefill:.4f} of the prefill",
                     flush=True,
                 )

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from revisit.models.loading import unload as unload
     from revisit.models.outputs import generated_text as generated_text
     from revisit.models.prompts import prepare as prepare
+    from revisit.step.choice import refine_logits as refine_logits
 
 __version__ = "0.3.0"
 
@@ -54,6 +55,7 @@ _PUBLIC = {
     "revisit.models.loading": ("load", "unload"),
     "revisit.models.outputs": ("generated_text",),
     "revisit.models.prompts": ("prepare",),
+    "revisit.step.choice": ("refine_logits",),
 }
 
 

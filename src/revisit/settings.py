@@ -18,8 +18,8 @@ def flag(name: str, default: bool) -> bool:
     return value in ("1", "true", "yes", "on") if value else default
 
 
-def compiled_step() -> bool:
-    """Return whether REVISIT_KERNEL enables the compiled steps, C on CPUs and Triton on GPUs (on by default)."""
+def triton_step() -> bool:
+    """Return whether REVISIT_KERNEL enables the Triton step (on by default)."""
     return flag("REVISIT_KERNEL", True)
 
 

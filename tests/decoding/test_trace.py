@@ -43,6 +43,25 @@ def test_a_recorded_trace_has_the_tokens_of_the_output_and_their_text(decoded: t
             assert record.texts == [token_text(processor.tokenizer, token) for token in record.ids]
 
 
+def test_records_of_images_of_different_sizes_name_the_same_vision_tokens_as_alone() -> None:
+    model, _ = families.build("qwen2_5_vl")
+    images = [families.image(seed, size) for seed, size in ((1, (40, 32)), (2, (112, 84)))]
+
+    def records(texts: list[str], chosen: list[Any]) -> list[Any]:
+        trace = Trace(record=True)
+        inputs = families.inputs("qwen2_5_vl", texts, [[image] for image in chosen])
+        revisit.generate(model, **inputs, method=ReVisiT(alpha=1e-3, layers="all"), trace=trace, **OPTIONS)
+        return [row.records for row in trace.rows]
+
+    texts = ["What is it?", "And this?"]
+    alone = [records([text], [image])[0] for text, image in zip(texts, images, strict=True)]
+    assert alone[0][0].divergences.shape[1] < alone[1][0].divergences.shape[1]
+    for together, single in zip(records(texts, images), alone, strict=True):
+        assert [(r.layer, r.vision_token) for r in together] == [(r.layer, r.vision_token) for r in single]
+        for one, other in zip(together, single, strict=True):
+            torch.testing.assert_close(one.divergences, other.divergences, atol=1e-4, rtol=1e-4)
+
+
 def test_records_have_text_if_the_model_has_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """The trace names the method with the settings that were given."""
     model, processor = families.build("llava")

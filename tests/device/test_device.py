@@ -19,7 +19,7 @@ from revisit import methods
 from revisit.models.head import LinearHead
 from revisit.paper import latency
 from revisit.step import batched
-from revisit.step.interface import PaddedStates
+from revisit.step.interface import RowStates
 from revisit.step.rule import Rule
 
 pytestmark = [
@@ -191,11 +191,11 @@ def test_an_adaptive_weight_and_several_vision_tokens_stay_within_the_budget_of_
     head = LinearHead(torch.randn(500, 32, generator=generator).to("cuda:0"))
     for rows in (3, 8, 32):
         items = [torch.randn(0 if row == 1 else 20 + row % 3, 32, generator=generator) for row in range(rows)]
-        blocks = PaddedStates.of_items([item.to("cuda:0") for item in items]).blocks()
+        states = RowStates.of_items([item.to("cuda:0") for item in items])
         logits = torch.randn(rows, 500, generator=generator).mul(4).to("cuda:0")
         ended = torch.arange(rows, device="cuda:0") == 2
         with fake_cuda.Log() as log:
-            batched.refine_batch(logits, blocks, head, rule, capacity=64, ended=ended)
+            batched.refine_batch(logits, states, head, rule, capacity=64, ended=ended)
         assert log.waits == 0, log.places("wait")
         counts.append(log.kernels)
     assert max(counts) <= 58

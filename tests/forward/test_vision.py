@@ -38,10 +38,10 @@ def test_states_are_stored_once_for_all_rows_of_an_item(monkeypatch: pytest.Monk
     (capture,) = seen
     assert capture.store is not None
     assert len(capture.items) == 2  # two items, eight rows
-    states, mask = capture.padded()
+    states, lengths = capture.padded()
     assert states.untyped_storage().data_ptr() == capture.store.untyped_storage().data_ptr()
     assert states.untyped_storage().nbytes() == 4 * states.numel()  # no position of the prompt beyond these
-    assert bool(mask.all())
+    assert lengths == [states.shape[1]] * 2
     for number, item in enumerate(capture.items):
         assert torch.equal(torch.cat(list(item.by_layer.values())), states[number])
         assert {x.untyped_storage().data_ptr() for x in item.by_layer.values()} == {states.untyped_storage().data_ptr()}

@@ -325,7 +325,7 @@ def test_sadt_flags_what_the_release_flags(frequency: float, word: str, patch: i
         layers=(1, 2, 3),
         store=store,
         index=lambda _: (None, torch.arange(1, 7)[None]),
-        padded=lambda: (None, torch.ones(1, 3 * tokens, dtype=torch.bool)),
+        inside=lambda: torch.ones(1, tokens, dtype=torch.bool),
     )
     objects: Any = SimpleNamespace(agrees=agrees, begins=torch.zeros(8, dtype=torch.bool))
     lm_head: Any = SimpleNamespace(all_logits=lambda states: states @ head.T)

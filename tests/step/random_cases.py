@@ -1,6 +1,6 @@
 """Compare fast implementations with the reference on random steps with every edge case that the reference defines.
 
-    python tests/step/random_cases.py --cases 200000 [--seed 0] [--backend batched --backend compiled]
+    python tests/step/random_cases.py --cases 200000 [--seed 0] [--backend batched --backend cached]
     TRITON_INTERPRET=1 python tests/step/random_cases.py --cases 500 --backend triton
 
 Prints the number of rows of each outcome. "equal": the same vision token was selected, and scores are equal up to rounding.
@@ -25,8 +25,8 @@ from torch import Tensor
 from revisit.models.head import LinearHead
 from revisit.step import reference
 from revisit.step.batched import BatchedStep
-from revisit.step.compiled import kernel
-from revisit.step.interface import RESOLUTION, PaddedStates, RowDetail, StepInput, StepOutput
+from revisit.step.cached import CachedStep
+from revisit.step.interface import RESOLUTION, RowDetail, RowStates, StepInput, StepOutput
 from revisit.step.rule import SELECTIONS_WITHOUT_COUNT, Rule
 
 SCORES = 1e-5  # of the sum of the absolute numbers that are added up: by how much scores may differ
@@ -78,7 +78,7 @@ def reference_scores(
     logits: Tensor, states: list[Tensor], head: LinearHead, rule: Rule, written: Tensor | None = None
 ) -> Tensor:
     """Return the reference's scores of all rows; consecutive rows belong to one item.  -> (B, V)"""
-    padded = PaddedStates.of_items(states, len(logits) // len(states))
+    padded = RowStates.of_items(states, len(logits) // len(states))
     return reference.ReferenceStep(head, rule).take(StepInput(logits, padded, written=written)).scores
 
 
@@ -151,19 +151,15 @@ def _states(dice: random.Random, generator: torch.Generator, width: int) -> Tens
 
 def batched(case: Case) -> StepOutput:
     """Take one step of all rows at once in torch."""
-    states = PaddedStates.of_items(case.items, case.rows_per_item)
+    states = RowStates.of_items(case.items, case.rows_per_item)
     return BatchedStep(case.head, case.rule).take(StepInput(case.logits, states, case.uniform, written=case.written))
 
 
-def compiled(case: Case) -> StepOutput | None:
-    """Take two steps in C, the second with cached columns; None if C does not support the case."""
-    items = [item.float() for item in case.items]
-    head = LinearHead(case.head.weight.float(), transform=case.head.transform)
-    if not kernel.suits(head, case.rule):
-        return None
-    step, states = kernel.CompiledStep(head, case.rule), PaddedStates.of_items(items, case.rows_per_item)
+def cached(case: Case) -> StepOutput:
+    """Take two steps row by row, the second with cached columns."""
+    step, states = CachedStep(case.head, case.rule), RowStates.of_items(case.items, case.rows_per_item)
     step.take(StepInput(case.logits.flip(0), states))
-    return step.take(StepInput(case.logits, states, written=case.written))
+    return step.take(StepInput(case.logits, states, case.uniform, written=case.written))
 
 
 def interpreted(case: Case) -> StepOutput | None:
@@ -172,13 +168,13 @@ def interpreted(case: Case) -> StepOutput | None:
 
     if not case.rule.usual or case.head.plain_weight is None:
         return None
-    step, states = triton.TritonStep(case.head, case.rule), PaddedStates.of_items(case.items, case.rows_per_item)
+    step, states = triton.TritonStep(case.head, case.rule), RowStates.of_items(case.items, case.rows_per_item)
     small = triton.Tiles(16, warps=4, width=16, stages=1, tokens=16, vocabulary=64, projections=2, projected=16)
-    tiles = small if len(case.logits) % 2 else triton.tiles_for(*states.mask.shape, states.states.dtype)
-    return step.launch(case.logits, states.table, torch.empty_like(case.logits), tiles, written=case.written)
+    tiles = small if len(case.logits) % 2 else triton.tiles_for(len(states), states.longest, states.states.dtype)
+    return step.launch(case.logits, states, torch.empty_like(case.logits), tiles, written=case.written)
 
 
-BACKENDS: dict[str, Take] = {"batched": batched, "compiled": compiled, "triton": interpreted}
+BACKENDS: dict[str, Take] = {"batched": batched, "cached": cached, "triton": interpreted}
 
 
 def compare(case: Case, step: StepOutput) -> list[str]:
@@ -331,7 +327,7 @@ def main() -> int:
     parser.add_argument("--backend", action="append", choices=list(BACKENDS), default=None)
     arguments = parser.parse_args()
     failed = False
-    for backend in arguments.backend or ["batched", "compiled"]:
+    for backend in arguments.backend or ["batched", "cached"]:
         counts, differences = run(range(arguments.seed, arguments.seed + arguments.cases), backend)
         summary = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
         print(f"{backend}: {arguments.cases} cases, {sum(counts.values())} rows: {summary}")

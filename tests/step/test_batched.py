@@ -1,10 +1,13 @@
-"""The batched step equals the reference for every row, padded, pooled, sliced or shared."""
+"""The fast steps equal the reference for every row, padded, pooled, sliced or shared."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
+from unittest import mock
 
+import numpy as np
 import pytest
 import random_cases
 import torch
@@ -19,15 +22,14 @@ from revisit.errors import RevisitError
 from revisit.models.head import LinearHead
 from revisit.step import batched
 from revisit.step.batched import BatchedStep, refine_batch
+from revisit.step.cached import CachedStep
 from revisit.step.choice import Implementation, refine_logits
-from revisit.step.compiled import kernel
-from revisit.step.interface import PaddedStates, PooledBlocks, StepInput
+from revisit.step.interface import RowStates, Step, StepInput
+from revisit.step.reference import ReferenceStep
 from revisit.step.rule import Rule
 
-built = pytest.mark.skipif(kernel.library() is None, reason="the compiled step was not built")
 
-
-@pytest.mark.parametrize("backend", ["batched", pytest.param("compiled", marks=built)])
+@pytest.mark.parametrize("backend", ["batched", "cached"])
 @settings(max_examples=200, deadline=None)
 @given(seed=st.integers(0, 10**9))
 @example(seed=10014184)  # sums beyond float32 under a cap: ±inf or NaN, depending on their order
@@ -44,7 +46,7 @@ def test_random_steps_match_the_reference(backend: str, seed: int) -> None:
     assert not differences, counts
 
 
-@pytest.mark.parametrize("implementation", [None, "reference", "torch", pytest.param("compiled", marks=built)])
+@pytest.mark.parametrize("implementation", [None, "reference", "torch"])
 def test_refine_logits(implementation: Implementation | None) -> None:
     logits, states, head = batch(rows_per_item=2)
     scores = refine_logits(states, head.weight, logits, implementation=implementation)
@@ -67,11 +69,53 @@ def test_refine_logits_limits_written_tokens(implementation: Implementation) -> 
             refine_logits(states, head, logits, method, implementation, written=wrong)
 
 
+@pytest.mark.parametrize("implementation", [None, "reference", "torch"])
+@pytest.mark.parametrize("rows", [False, True], ids=["all rows", "each row"])
+def test_refine_logits_withholds_tokens(implementation: Implementation | None, rows: bool) -> None:
+    """The third row has no other plausible token, and the last no image."""
+    logits, states, head = batch(items=4)
+    logits[2, 7] = 90
+    states[3] = states[3][:0]
+    withheld = torch.zeros(logits.shape, dtype=torch.bool)
+    withheld[:, 7] = True
+    withheld[:, ::5] = True
+    mask = withheld if rows else withheld[0]
+    free = reference_scores(logits, states, head, Rule(alpha=1e-2))
+    scores = refine_logits(states, head, logits, Rule(alpha=1e-2), implementation, withheld=mask)
+    assert (scores[withheld] == -math.inf).all()
+    assert (free[:2][withheld[:2]] > -math.inf).any()
+    torch.testing.assert_close(scores[:2], free[:2].masked_fill(withheld[:2], -math.inf), atol=1e-5, rtol=1e-5)
+    assert torch.equal(scores[2:], logits[2:].masked_fill(withheld[2:], -math.inf))
+
+
+@given(st.lists(st.booleans(), min_size=8, max_size=8), st.integers(0, 10**6))
+@settings(max_examples=50, deadline=None)
+def test_a_withheld_token_is_never_chosen(mask: list[bool], seed: int) -> None:
+    """Whatever the mask, the best token is allowed, and without a mask nothing changes."""
+    generator = torch.Generator().manual_seed(seed)
+    logits, states = torch.randn(2, 8, generator=generator) * 9, torch.randn(2, 3, 4, generator=generator)
+    head, withheld = torch.randn(8, 4, generator=generator), torch.tensor(mask)
+    scores = refine_logits(states, head, logits, withheld=withheld)
+    assert (scores[:, withheld] == -math.inf).all()
+    assert withheld.all() or not withheld[scores.argmax(-1)].any()
+    free = refine_logits(states, head, logits)
+    assert withheld.any() or torch.equal(scores, free)
+
+
+@pytest.mark.parametrize(
+    "wrong", [torch.zeros(300), torch.zeros(299, dtype=torch.bool), torch.zeros(1, 300, dtype=torch.bool)]
+)
+def test_masks_that_do_not_fit_raise(wrong: torch.Tensor) -> None:
+    logits, states, head = batch()
+    with pytest.raises(RevisitError, match="withheld must be a mask"):
+        refine_logits(states, head, logits, withheld=wrong)
+
+
 def test_unusable_implementations_raise() -> None:
     logits, states, head = batch()
     with pytest.raises(RevisitError, match="torch"):
-        refine_logits(states, head, logits, ReVisiT(divergence="kl"), implementation="compiled")
-    with pytest.raises(RevisitError, match="Known: compiled, reference, torch"):
+        refine_logits(states, head, logits, ReVisiT(divergence="kl"), implementation="triton")
+    with pytest.raises(RevisitError, match="Known: reference, torch, triton"):
         refine_logits(states, head, logits, implementation="cuda")
 
 
@@ -114,33 +158,39 @@ def test_bias_and_cap_of_a_head() -> None:
     assert not torch.allclose(want, reference_scores(logits, states, head, Rule()))
 
 
-def test_pooled_blocks_equal_padded_ones() -> None:
-    """Blocks of four states in any order in the pool, with free ones in between; the second row has no image."""
+@pytest.mark.parametrize("order", ["shuffled", "in place"])
+@pytest.mark.parametrize("step", [ReferenceStep, CachedStep, BatchedStep])
+def test_pooled_blocks_equal_padded_ones(step: type[Step], order: str) -> None:
+    """Blocks of four states in a pool, with free ones in between or in order; the second row has no image."""
     logits, states, head = batch(items=4)
     states[1] = states[1][:0]
-    pool, lengths = torch.full((20, 4, 16), float("nan")), torch.zeros(20, dtype=torch.long)
-    table, free = torch.full((4, 7), -1), torch.randperm(20, generator=torch.Generator().manual_seed(0)).tolist()
+    pool, table = torch.full((28, 4, 16), math.nan), np.zeros((4, 7), np.int64)
+    numbers = torch.arange(28)
+    if order == "shuffled":
+        numbers = numbers[torch.randperm(28, generator=torch.Generator().manual_seed(0))]
     for row, item in enumerate(states):
-        for place, part in enumerate(item.split(4)):
-            if len(part):
-                block = free.pop()
-                pool[block, : len(part)], lengths[block], table[row, place] = part, len(part), block
+        table[row] = numbers[7 * row : 7 * row + 7]
+        for block, part in zip(table[row], item.split(4), strict=False):
+            pool[block, : len(part)] = part
+    pooled = RowStates(pool, table, np.array([len(item) for item in states]))
+    assert pooled.in_place == (order == "in place")
     for rule in (Rule(), Rule(select="max", divergence="kl"), Rule(neighbors=3, weight="agreement")):
-        got = refine_batch(logits, PooledBlocks.of_pool(pool, lengths, table), head, rule, capacity=300)
-        want = refine_batch(logits, PaddedStates.of_items(states).blocks(), head, rule, capacity=300)
-        torch.testing.assert_close(got.scores, want.scores, atol=1e-5, rtol=1e-5)
-        assert torch.equal(got.applied, want.applied)
+        got = step(head, rule).take(StepInput(logits, pooled))
+        want = step(head, rule).take(StepInput(logits, RowStates.of_items(states)))
+        assert torch.equal(got.scores, want.scores)
         assert got.applied.tolist() == [True, False, True, True]
         assert torch.equal(got.scores[1], logits[1])
+    for row, item in enumerate(states):
+        assert torch.equal(pooled.row(row), item)
 
 
 def test_slices_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, states, head = batch()
-    blocks = PaddedStates.of_items(states).blocks()
-    whole = [refine_batch(logits, blocks, head, rule, capacity=300) for rule in (Rule(), Rule(neighbors=3))]
-    monkeypatch.setattr(batched, "CPU_NUMBERS", 1000)
-    for rule, want in zip((Rule(), Rule(neighbors=3)), whole, strict=True):
-        got = refine_batch(logits, blocks, head, rule, capacity=300)
+    rows, rules = RowStates.of_items(states), (Rule(), Rule(neighbors=3))
+    whole = [refine_batch(logits, rows, head, rule, capacity=300) for rule in rules]
+    monkeypatch.setattr(batched, "NUMBERS", 1000)
+    for rule, want in zip(rules, whole, strict=True):
+        got = refine_batch(logits, rows, head, rule, capacity=300)
         torch.testing.assert_close(got.scores, want.scores, atol=1e-5, rtol=1e-5)
         assert torch.equal(got.states, want.states)
 
@@ -157,37 +207,36 @@ def test_rows_with_large_sets_are_computed_after_the_others(monkeypatch: pytest.
     monkeypatch.setattr(batched, "find_candidates", watched)
     rule, written = Rule(alpha=1e-3, once=0.5, weight="agreement"), logits.topk(4).indices
     want = reference_scores(logits, states, head, rule, written)
-    requested, blocks = [], PaddedStates.blocks
-    monkeypatch.setattr(PaddedStates, "blocks", lambda self, rows=None: requested.append(rows) or blocks(self, rows))
-    for room in (10**6, 300):
-        monkeypatch.setattr(batched, "room_for", lambda *_, room=room: room)
-        got = BatchedStep(head, rule).take(StepInput(logits, PaddedStates.of_items(states), written=written))
+    monkeypatch.setattr(batched, "USUAL", 1)
+    for copied in (10**6, 300 * 16):
+        monkeypatch.setattr(batched, "COPIED", copied)
+        got = BatchedStep(head, rule).take(StepInput(logits, RowStates.of_items(states), written=written))
         torch.testing.assert_close(got.scores, want, atol=1e-5, rtol=1e-5)
         assert got.sizes.tolist() == (want > -torch.inf).sum(-1).tolist()
     assert taken == [(3, 300), (2, max(got.sizes[::2].tolist())), (1, 300)]
-    assert requested == [None, None, [0, 2], [1]]  # each may be a copy of vLLM's pool
 
 
 def test_ended_rows_do_not_enlarge_the_step_of_others() -> None:
     logits, states, head = batch()
     logits[1] = 0  # every token of a row that has ended is plausible
     ended = torch.arange(len(logits)) == 1
-    got = BatchedStep(head, Rule(alpha=1e-3)).take(StepInput(logits, PaddedStates.of_items(states), ended=ended))
+    got = BatchedStep(head, Rule(alpha=1e-3)).take(StepInput(logits, RowStates.of_items(states), ended=ended))
     want = reference_scores(logits, states, head, Rule(alpha=1e-3))
     torch.testing.assert_close(got.scores[~ended], want[~ended], atol=1e-5, rtol=1e-5)
     assert got.sizes[1] == 0
     assert torch.equal(got.scores[1], logits[1])
 
 
-@given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 9)), min_size=1, max_size=20), st.integers(1, 5000))
-def test_parts_of_the_rows_fit_the_room(rows: list[tuple[int, int]], room: int) -> None:
-    sizes, counts = [size for size, _ in rows], [count for _, count in rows]
-    parts = batched.split(sizes, counts, room)
-    assert sorted(row for part in parts for row in part) == list(range(len(rows)))
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=20), st.integers(1, 5000), st.booleans())
+def test_parts_of_the_rows_fit_the_room(sizes: list[int], room: int, pooled: bool) -> None:
+    table = np.arange(len(sizes))[:: -1 if pooled else 1, None]
+    states = RowStates(torch.zeros(len(sizes), 9, 1), table, np.full(len(sizes), 9))
+    with mock.patch.multiple(batched, COPIED=room, USUAL=1):
+        parts = batched.split(sizes, states)
+    assert sorted(row for part in parts for row in part) == list(range(len(sizes)))
     for part in parts:
-        needed = sum(counts[row] for row in part) * max(sizes[row] for row in part)
-        assert len(part) == 1 or needed <= room
-    assert batched.split([3] * 63 + [9000], [1] * 64, 9000) == [list(range(63)), [63]]
+        needed = len(part) * (max(sizes[row] for row in part) + 9 * (not states.in_place))
+        assert len(part) == 1 or needed <= max(room, len(sizes))
 
 
 METHOD = ReVisiT(alpha=1e-3, layers="all")
@@ -209,21 +258,18 @@ def test_a_recorded_run_decodes_and_counts_the_same(extra: dict[str, Any]) -> No
     assert sum(row["applied"] for row in runs[0][1]) > 0
 
 
-@pytest.mark.parametrize("compiled", [pytest.param(True, marks=built), False])
 @pytest.mark.parametrize("beams", [1, 3])
-def test_only_generated_tokens_count_as_written(compiled: bool, beams: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "ENABLED", compiled)
+def test_only_generated_tokens_count_as_written(beams: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model, _ = families.build("llava")
     inputs = families.inputs("llava", ["hi", "what is it?"], [[families.image(0)], [families.image(1)]])
     taken: list[Any] = []
-    owner = kernel.CompiledStep if compiled else BatchedStep
-    take = owner.take
+    take = CachedStep.take
 
     def watched(self: Any, inputs: StepInput) -> Any:
         taken.append(inputs.written)
         return take(self, inputs)
 
-    monkeypatch.setattr(owner, "take", watched)
+    monkeypatch.setattr(CachedStep, "take", watched)
     method, options = METHOD.replace(once=1.0, layers="last"), {**OPTIONS, "num_beams": beams}
     out = revisit.generate(model, **inputs, method=method, **options)
     answer = out[:, inputs["input_ids"].shape[1] :]

@@ -18,7 +18,7 @@ from revisit.models.head import LinearHead
 from revisit.step import choice
 from revisit.step.batched import BatchedStep
 from revisit.step.choice import choose, refine_logits
-from revisit.step.interface import BlockTable, PaddedStates, StepInput
+from revisit.step.interface import RowStates, StepInput
 from revisit.step.rule import Rule
 from revisit.vllm.pool import Pool
 
@@ -67,7 +67,7 @@ def test_plausible_sets_of_any_size(sizes: list[int], tiles: kernels.Tiles | Non
     logits, states, head = sets(sizes, max(sizes) + 100, torch.Generator().manual_seed(0))
     rule = Rule(neighbors=2, weight="agreement")
     step, scores = kernels.TritonStep(head, rule), torch.empty_like(logits)
-    output = step.launch(logits, PaddedStates.of_items(states).table, scores, tiles)
+    output = step.launch(logits, RowStates.of_items(states), scores, tiles)
     assert output.sizes.tolist() == sizes
     assert output.applied.tolist() == [size > 1 for size in sizes]
     torch.testing.assert_close(scores, reference_scores(logits, states, head, rule), atol=2e-5, rtol=2e-5)
@@ -84,7 +84,7 @@ def test_written_tokens_are_found_in_sets_of_any_size(length: int) -> None:
         written[row, ::40] = tokens.min() if row % 2 else tokens.max()
     want = reference_scores(logits, states, head, rule, written)
     scores = torch.empty_like(logits)
-    kernels.TritonStep(head, rule).launch(logits, PaddedStates.of_items(states).table, scores, SMALL, written=written)
+    kernels.TritonStep(head, rule).launch(logits, RowStates.of_items(states), scores, SMALL, written=written)
     torch.testing.assert_close(scores, want, atol=2e-5, rtol=2e-5)
 
 
@@ -98,12 +98,12 @@ def test_equal_divergences_go_to_the_first_state() -> None:
         states[far:] = near
         states[same] = near + 1e-5  # adding a number to all logits changes no distribution
         step = kernels.TritonStep(head, Rule(neighbors=3))
-        output = step.launch(logits, PaddedStates.of_items([states]).table, logits.clone(), SMALL)
+        output = step.launch(logits, RowStates.of_items([states]), logits.clone(), SMALL)
         assert int(output.states[0]) == far
         assert step.buffers["chosen"][:3].tolist() == [far, far + 1, far + 2]
 
 
-def pooled(states: list[torch.Tensor], size: int) -> BlockTable:
+def pooled(states: list[torch.Tensor], size: int) -> RowStates:
     """Put the states of each item into blocks of a pool, taken in turns, with NaN everywhere else."""
     pool = Pool(sum(-(-len(item) // size) for item in states) + 5, size, states[0].shape[1], states[0].dtype, "cpu")
     pool.states.fill_(math.nan)
@@ -114,7 +114,7 @@ def pooled(states: list[torch.Tensor], size: int) -> BlockTable:
                 (block,) = pool.take(1)
                 numbers.append(int(block))
                 pool.states[block, : len(part)] = torch.tensor(part)
-    return pool.table([np.array(numbers, dtype=np.int64) for numbers in owned], [len(item) for item in states])
+    return pool.rows([np.array(numbers, dtype=np.int64) for numbers in owned], [len(item) for item in states])
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_rows_that_need_nothing_do_not_read_their_states(monkeypatch: pytest.Mon
     states[0] = states[0][:0]
     logits[1, 7] = 500  # one plausible token
     ended = torch.tensor([False, False, True, False])
-    table, scores = PaddedStates.of_items(states).table, torch.empty_like(logits)
+    table, scores = RowStates.of_items(states), torch.empty_like(logits)
     rows = {f"row{row}": table.states[row] for row in range(4)}
     counted = Bytes(monkeypatch, **rows)
     output = kernels.TritonStep(head, Rule()).launch(logits, table, scores, SMALL, ended=ended)
@@ -194,7 +194,7 @@ def test_a_step_moves_the_bytes_that_the_roofline_counts(rule: Rule, monkeypatch
         logits[row, torch.randperm(vocabulary, generator=generator)[:candidates]] = torch.rand(candidates)
     states = torch.randn(rows, count, width, generator=generator)
     head, scores = LinearHead(torch.randn(vocabulary, width, generator=generator)), torch.empty_like(logits)
-    table = PaddedStates.of_items(list(states)).table
+    table = RowStates.of_items(list(states))
     tiles = kernels.Tiles(16, warps=4, width=16, stages=1, tokens=16, vocabulary=64, projected=4)
     counted = Bytes(monkeypatch, logits=logits, scores=scores, states=table.states, head=head.weight)
     kernels.TritonStep(head, rule).launch(logits, table, scores, tiles)
@@ -207,16 +207,16 @@ def test_a_step_moves_the_bytes_that_the_roofline_counts(rule: Rule, monkeypatch
 
 def test_a_row_does_not_depend_on_the_others() -> None:
     logits, states, head = batch()
-    whole = kernels.TritonStep(head, Rule()).take(StepInput(logits, PaddedStates.of_items(states)))
+    whole = kernels.TritonStep(head, Rule()).take(StepInput(logits, RowStates.of_items(states)))
     for row, item in enumerate(states):
-        alone = kernels.TritonStep(head, Rule()).take(StepInput(logits[row : row + 1], PaddedStates.of_items([item])))
+        alone = kernels.TritonStep(head, Rule()).take(StepInput(logits[row : row + 1], RowStates.of_items([item])))
         assert torch.equal(alone.scores[0], whole.scores[row])
 
 
 @pytest.mark.parametrize("rows", [1, 4])
 def test_a_step_is_seven_kernels_and_the_host_reads_no_value(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     logits, states, head = batch(items=rows)
-    step, padded = kernels.TritonStep(head, Rule(weight="agreement", neighbors=2)), PaddedStates.of_items(states)
+    step, padded = kernels.TritonStep(head, Rule(weight="agreement", neighbors=2)), RowStates.of_items(states)
     want = step.take(StepInput(logits, padded))
     launched: list[str] = []
     monkeypatch.setattr(kernels.Launch, "run", lambda launch: launched.append(launch.kernel.__name__))
@@ -226,8 +226,8 @@ def test_a_step_is_seven_kernels_and_the_host_reads_no_value(rows: int, monkeypa
     assert launched == ["maxima", "count", "pack", "compare", "select", "project", "fuse"]
     assert output.scores.shape == want.scores.shape
     launched.clear()
-    table, written = padded.table, torch.zeros(rows, 5, dtype=torch.long)
-    kernels.TritonStep(head, Rule(once=1.0)).launch(logits, table, logits.clone(), written=written)
+    written = torch.zeros(rows, 5, dtype=torch.long)
+    kernels.TritonStep(head, Rule(once=1.0)).launch(logits, padded, logits.clone(), written=written)
     assert launched == ["maxima", "count", "pack", "mark", "compare", "select", "project", "fuse"]
 
 
@@ -237,7 +237,7 @@ def test_a_step_is_seven_kernels_and_the_host_reads_no_value(rows: int, monkeypa
 @pytest.mark.parametrize("broken", ["wrong", "fails"])
 def test_torch_computes_all_steps_if_the_first_differs(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     logits, states, head = batch()
-    padded, step = PaddedStates.of_items(states), kernels.TritonStep(head, Rule())
+    padded, step = RowStates.of_items(states), kernels.TritonStep(head, Rule())
     run = kernels.Launch.run
 
     def wrong(launch: Any) -> None:
@@ -263,7 +263,7 @@ def test_torch_computes_all_steps_if_the_first_differs(broken: str, monkeypatch:
 
 def test_the_first_step_agrees_and_is_checked_once() -> None:
     logits, states, head = batch(rows_per_item=2)
-    step, padded = kernels.TritonStep(head, Rule(neighbors=2)), PaddedStates.of_items(states, 2)
+    step, padded = kernels.TritonStep(head, Rule(neighbors=2)), RowStates.of_items(states, 2)
     output = step.take(StepInput(logits, padded))
     assert {
         (logits.device, torch.float32, torch.float32, kernels.tiles_for(6, 19, torch.float32), False): True

@@ -15,10 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
-from revisit.step.interface import BlockTable, StepOutput
+from revisit.step.interface import RowStates, StepOutput
 from revisit.step.rule import Rule
 
 triton = pytest.importorskip("triton")
@@ -87,19 +88,19 @@ def launches(shape: Shape, hip: bool) -> Iterator[Any]:
         return torch.empty(*sizes, dtype=dtype, device="meta")
 
     rows, size = shape.rows, shape.vision_tokens // shape.blocks
-    states = empty(rows * shape.blocks, size, shape.width, dtype=shape.dtype)
-    table = BlockTable(states, empty(rows, shape.blocks, dtype=torch.int32), empty(rows, dtype=torch.int32))
-    tiles = kernels.tiles_for(rows, table.longest, shape.dtype, hip)
+    pool = empty(rows * shape.blocks, size, shape.width, dtype=shape.dtype)
+    states = RowStates(pool, np.zeros((rows, shape.blocks), np.int64), np.ones(rows, np.int64))
+    tiles = kernels.tiles_for(rows, states.longest, shape.dtype, hip)
     logits = empty(rows, shape.vocabulary, dtype=shape.logits)
     flags = [empty(rows, dtype=torch.bool) for _ in range(3)]
     numbers = [empty(rows, dtype=torch.int32) for _ in range(2)]
     out = StepOutput(logits, numbers[0], flags[0], flags[1], numbers[1], empty(rows))
-    buffers = kernels.allocate({}, logits, table, shape.rule, tiles)
+    buffers = kernels.allocate({}, logits, states, shape.rule, tiles)
     head = empty(shape.vocabulary, shape.width, dtype=shape.dtype)
     ended, places = flags[2] if shape.ended else None, empty(rows, dtype=torch.int64) if shape.in_place else None
     gap = 1e5 if shape.in_place else math.inf
     written = empty(rows, 77, dtype=torch.int64)
-    yield from kernels.launches(logits, table, head, shape.rule, buffers, out, tiles, ended, places, gap, written)
+    yield from kernels.launches(logits, states, head, shape.rule, buffers, out, tiles, ended, places, gap, written)
 
 
 def source(launch: Any) -> ASTSource:

@@ -18,8 +18,9 @@ from revisit.errors import RevisitError
 from revisit.methods.revisit import ReVisiT
 from revisit.models.thoughts import Thoughts
 from revisit.step import batched
-from revisit.step.compiled import kernel
+from revisit.step.batched import BatchedStep
 from revisit.step.reference import refine_row, scatter
+from revisit.vllm import worker
 from revisit.vllm.generated_tokens import GeneratedTokens
 from revisit.vllm.head import ShardedHead
 from revisit.vllm.plan import EXCLUDING, MASKED_LOGIT_GAP, Plan
@@ -200,7 +201,7 @@ def test_states_do_not_depend_on_how_the_prefill_is_split(case: tuple[list[int],
         model.step([("a", sequence, a, b)])
     assert request.complete
     where = [i for i, token in enumerate(prompt) if token == IMAGE]
-    kept = model.worker.pool.read(request.blocks, request.states)
+    kept = model.worker.pool.rows([request.blocks], [request.states]).row(0)
     assert torch.equal(kept, torch.cat([sequence[1][where], sequence[DEPTH][where]]))
 
 
@@ -290,10 +291,11 @@ def test_the_sum_over_ranks_is_the_whole_head(ranks: int, ids: list[int], capped
 # -- the step -----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=[True, False], ids=["compiled", "torch"])
+@pytest.fixture(params=["cached", "batched"])
 def either_step(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take steps with the compiled code, and without it with torch, as on a GPU."""
-    monkeypatch.setattr(kernel, "ENABLED", request.param)
+    """Take steps row by row, as on a CPU, and for the whole batch, as on a GPU without Triton."""
+    if request.param == "batched":
+        monkeypatch.setattr(worker, "choose", lambda head, rule, _: BatchedStep(head, rule))
 
 
 @pytest.mark.usefixtures("either_step")
@@ -621,9 +623,10 @@ def test_the_largest_step_of_the_memory_profile_changes_nothing() -> None:
 
 
 def test_rows_with_more_candidates_than_room_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "ENABLED", False)
+    monkeypatch.setattr(worker, "choose", lambda head, rule, _: BatchedStep(head, rule))
     model = Model(blocks=64)
-    monkeypatch.setattr(batched, "room_for", lambda *_: 40)  # so that several parts are taken
+    monkeypatch.setattr(batched, "USUAL", 2)
+    monkeypatch.setattr(batched, "COPIED", 1)  # so that several parts are taken
     prompts = [[IMAGE] * (5 + 11 * i) + [2] for i in range(20)]
     sequences = [model.sequence(prompt, i) for i, prompt in enumerate(prompts)]
     for select in ("min", "random"):

@@ -81,7 +81,7 @@ def watched_steps(states: bool) -> Iterator[dict[str, Any]]:
         take_step(self, logits, group)
         watched["rows"] += len(group)
         for row in group if states else ():
-            kept = self.pool.read(row.request.blocks, row.request.states)
+            kept = self.pool.rows([row.request.blocks], [row.request.states]).row(0)
             watched["states"].setdefault(row.request.name.split("-")[0], kept.float().tolist())
 
     with patch.object(Worker, "_take_step", take):

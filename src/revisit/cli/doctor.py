@@ -132,13 +132,6 @@ def machine_rows() -> Iterator[tuple[str, str]]:
     names = [f"{device.name} ({device.total_memory / 2**30:.0f} GB)" for device in devices]
     names += ["mps"] if torch.backends.mps.is_available() else []
     yield "accelerators", ", ".join(names) or "none; models run on the CPU"
-    from revisit.step.compiled import kernel
-
-    if kernel.library() is not None:
-        yield "ReVisiT's step on CPUs", "in C (compiled at installation)"
-    else:
-        why = "not compiled here" if settings.compiled_step() else "the C version is turned off by REVISIT_KERNEL"
-        yield "ReVisiT's step on CPUs", f"in torch ({why})"
     if torch.cuda.is_available():
         from revisit.step.choice import without_triton
 

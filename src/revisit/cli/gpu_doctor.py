@@ -32,7 +32,7 @@ from revisit.models.head import LinearHead
 from revisit.models.loading import load
 from revisit.models.prompts import prepare
 from revisit.step.choice import choose, refine_logits, without_triton
-from revisit.step.interface import PaddedStates, StepInput
+from revisit.step.interface import RowStates, StepInput
 
 Status = Literal["PASS", "FAIL", "SLOW", "needs a GPU"]
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.02}  # of a probability
@@ -136,7 +136,7 @@ def compilation() -> Iterator[Check]:
         states, head, logits, written = example(shape, torch.device("cuda"))
         step: Any = choose(LinearHead(head), ReVisiT(**settings(shape, logits)).rule(), logits.device, "triton")
         start = time.perf_counter()
-        step.take(StepInput(logits, PaddedStates.of_items(states), written=written))
+        step.take(StepInput(logits, RowStates.of_items(states), written=written))
         torch.cuda.synchronize()
         seconds = time.perf_counter() - start
         spills = max(kernel.n_spills for kernel in step.kernels)

@@ -256,7 +256,7 @@ class Recorder:
             record.vision = detail.vision.exp()[order].tolist()
             record.layer, record.vision_token = states.layer_and_token(detail.state)
             record.divergence = float(detail.divergences[detail.state])
-            record.divergences = detail.divergences.float().cpu().view(len(states.layers), states.tokens)
+            record.divergences = states.by_layer_and_token(detail.divergences.float().cpu())
             record.weight = detail.weight
         return record
 

@@ -245,10 +245,11 @@ def run_lengths(positions: Tensor) -> list[int]:
 
 @dataclass
 class VisionStates:
-    """The hidden states of one item's vision tokens: state j·N + i is vision token i at the j-th chosen layer."""
+    """The hidden states of one item's vision tokens: state j·stride + i is vision token i at the j-th chosen layer."""
 
     positions: Tensor  # (N,) absolute positions in the padded prompt, on the CPU
     layers: tuple[int, ...]
+    stride: int  # the most vision tokens of an item in the batch
     by_layer: dict[int, Tensor] = field(default_factory=dict)  # layer -> (N, d), views of the capture's store
 
     @property
@@ -257,8 +258,13 @@ class VisionStates:
 
     def layer_and_token(self, state: int) -> tuple[int, int]:
         """Return (layer, vision token) of a state."""
-        j, i = divmod(state, self.tokens)
+        j, i = divmod(state, self.stride)
         return self.layers[j], i
+
+    def by_layer_and_token(self, values: Tensor) -> Tensor:
+        """Arrange the values of all states.  -> (|J|, N)"""
+        missing = len(self.layers) * self.stride - len(values)
+        return nn.functional.pad(values, (0, missing)).view(len(self.layers), -1)[:, : self.tokens]
 
 
 class Capture:
@@ -283,7 +289,8 @@ class Capture:
     ) -> None:
         self.parts, self.layers, self.rows_per_item = parts, layers, rows_per_item
         self.length = mask.shape[1]
-        self.items = [VisionStates(row.nonzero().squeeze(-1), layers) for row in mask[::rows_per_item].cpu()]
+        positions = [row.nonzero().squeeze(-1) for row in mask[::rows_per_item].cpu()]
+        self.items = [VisionStates(each, layers, max(map(len, positions))) for each in positions]
         self.last: Tensor | None = None  # (items, d) normed state of the last prompt position
         self._head: Head | None = None
         self.norm = parts.final_norm if final_norm else None
@@ -386,12 +393,20 @@ class Capture:
             self._indices[device] = rows.to(device), columns.to(device)
         return self._indices[device]
 
-    def padded(self) -> tuple[Tensor, Tensor]:
-        """Return the states of all items and a mask that is False for padding.  -> (items, |J| · N, d), (items, |J| · N)"""
+    def inside(self) -> Tensor:
+        """Return the mask of the items' vision tokens, False for padding.  -> (items, N)"""
         assert self.store is not None
         counts = torch.tensor([item.tokens for item in self.items], device=self.store.device)
-        inside = torch.arange(self.store.shape[2], device=self.store.device) < counts[:, None]  # (items, N)
-        return self.store.flatten(1, 2), inside.repeat(1, len(self.layers))
+        return torch.arange(self.store.shape[2], device=self.store.device) < counts[:, None]
+
+    def padded(self) -> tuple[Tensor, list[int]]:
+        """Return the states of all items, with NaN between them, and the length up to the last one of each.  -> (items, |J| · N, d)"""
+        assert self.store is not None
+        longest = self.store.shape[2]
+        if any(item.tokens < longest for item in self.items):
+            self.store.masked_fill_(~self.inside()[:, None, :, None], torch.nan)
+        lengths = [item.tokens and (len(self.layers) - 1) * longest + item.tokens for item in self.items]
+        return self.store.flatten(1, 2), lengths
 
     def _from_cache(self, number: int, layer: int, count: int) -> Tensor:
         """Return states of the first `count` vision tokens, which this prefill skipped because the cache holds them."""

@@ -31,7 +31,7 @@ from revisit.errors import RevisitError
 from revisit.methods.revisit import ReVisiT
 from revisit.models.head import LinearHead, Projection, multiply
 from revisit.step.choice import choose
-from revisit.step.interface import PaddedStates, Step, StepInput
+from revisit.step.interface import RowStates, Step, StepInput
 
 __all__ = ["Refiner", "attach"]
 
@@ -81,7 +81,7 @@ class Refiner:
     def begin(self) -> None:
         """Start a prompt, and drop the states of the previous one."""
         self._chunks: list[NDArray[np.float32]] = []
-        self._states: PaddedStates | None = None
+        self._states: RowStates | None = None
         self._prompt: int | None = None  # length of the prompt, known at the first step
 
     def keep(self, context: Any, count: int) -> None:
@@ -101,7 +101,7 @@ class Refiner:
         if self._states is None:
             if not self._chunks:
                 raise RevisitError("revisit.llama_cpp found no image in the prompt: add an image to the messages.")
-            self._states = PaddedStates.of_items([torch.from_numpy(np.concatenate(self._chunks))])
+            self._states = RowStates.of_items([torch.from_numpy(np.concatenate(self._chunks))])
             self._prompt = len(input_ids)
         written = torch.from_numpy(np.array(input_ids[self._prompt :], np.int64))[None]
         logits = torch.from_numpy(np.array(scores))[None]

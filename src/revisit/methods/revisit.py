@@ -22,7 +22,7 @@ from revisit.models.families import resolve_layers
 from revisit.models.types import Configured
 from revisit.registry import Seed
 from revisit.step.choice import choose
-from revisit.step.interface import PaddedStates, Step, StepInput
+from revisit.step.interface import RowStates, Step, StepInput
 from revisit.step.rule import SELECTIONS_WITHOUT_COUNT, Rule
 
 
@@ -114,13 +114,13 @@ class ReVisiT(Rule, Method):
         draws = random.Random(self.seed)
         uniform: list[float] = []  # one number per step, so that a row does not depend on the others
         implementation: Step | None = None
-        states: PaddedStates | None = None
+        states: RowStates | None = None
 
         def step(input_ids: Tensor, logits: Tensor) -> StepResult:
             nonlocal implementation, states
             if implementation is None or states is None:
                 head = capture.head(passes.raw)
-                states = PaddedStates(*capture.padded(), prompt.rows_per_item)
+                states = RowStates.of_blocks(*capture.padded(), prompt.rows_per_item)
                 implementation = choose(head, rule, states.states.device, "reference" if prompt.record else None)
             number = input_ids.shape[1] - start
             uniform.extend(draws.random() for _ in range(number + 1 - len(uniform)))

@@ -226,7 +226,7 @@ class Reader:
         device = self.states.device
         self.begins = objects.begins.to(device)
         self.columns = capture.index(device)[1]  # (items, N) positions of the vision tokens
-        self.inside = capture.padded()[1][:, : self.columns.shape[1]]  # (items, N)
+        self.inside = capture.inside()  # (items, N)
 
     def object_words(self, prompt: Prompt, passes: Passes, input_ids: Tensor, logits: Tensor) -> Tensor | None:
         """Return the row of `agrees` for the object word that each row begins, -1 for no word; None if no row begins one.

@@ -1,9 +1,8 @@
 """ReVisiT's step for a whole batch at once, in torch, on any device.
 
-It supports every setting, and is used where neither the compiled nor the Triton step applies. The states of all rows are one
-tensor (`StateBlocks`), in the model's dtype on a GPU. The candidates of every row are its likeliest tokens, as many as there
-are in the largest plausible set; implausible ones are masked. One gather of head rows and one batched product give the logits
-of all vision tokens. Nothing loops over images, and the host reads only the sizes of the sets.
+It supports every setting, and is used on accelerators where the Triton step does not apply. The candidates of every row are its
+likeliest tokens, as many as there are in the largest plausible set; implausible ones are masked. One gather of head rows and one
+batched product give the logits of all vision states. Nothing loops over images, and the host reads only the sizes of the sets.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from torch import Tensor
 from revisit.models.devices import widest_float
 from revisit.models.head import LARGEST_LOGIT, Projection, constant
 from revisit.step import reference
-from revisit.step.interface import SOFT_TEMPERATURE, StateBlocks, Step, StepInput, StepOutput, to_device
+from revisit.step.interface import SOFT_TEMPERATURE, RowStates, Step, StepInput, StepOutput, to_device
 from revisit.step.rule import AdaptiveWeight, Rule
 
-# Logits of vision tokens that are compared at a time: as many as fit a CPU's cache, and 128 MB on a GPU.
-CPU_NUMBERS, DEVICE_NUMBERS = 1 << 19, 1 << 25
+NUMBERS = 1 << 25  # logits of vision states that are compared at a time, 128 MB
+COPIED = 1 << 28  # numbers of the LM head, and of states, that are copied at a time
+USUAL = 128  # candidates for which all rows are compared at once
 # Logit of an implausible token: the least that a plausible one may have, which gives it probability 0.
 OUTSIDE = torch.tensor(-LARGEST_LOGIT).nextafter(torch.tensor(0.0)).item()
-TINY = 1e-37  # smallest probability whose logarithm is taken
 
 
 class Candidates(NamedTuple):
@@ -36,11 +35,6 @@ class Candidates(NamedTuple):
     inside: Tensor  # (B, K) whether each is plausible
     log_p: Tensor  # (B, K) the output distribution over the plausible ones, -inf elsewhere
     sizes: Tensor  # (B,) plausible tokens, which may be more than K; 0 for ended rows and logits that are not a distribution
-
-
-# Numbers of the LM head that are copied at a time for the candidates of all blocks: a CPU's cache, and 1 GB on a GPU.
-CPU_HEAD_NUMBERS, HEAD_NUMBERS = 1 << 22, 1 << 28
-USUAL = 128  # candidates for which all blocks are compared at once
 
 
 class BatchedStep(Step):
@@ -55,39 +49,36 @@ class BatchedStep(Step):
     @torch.no_grad()
     def take(self, inputs: StepInput) -> StepOutput:
         logits, states, uniform, ended, written = inputs
-        logp, blocks = log_probabilities(logits), states.blocks()
+        logp = log_probabilities(logits)
         sizes = count(logp, self.rule, ended)
         set_sizes: list[int] = sizes.tolist()
-        room = room_for(sum(states.counts), blocks.states.shape[-1], logits.device)
-        parts = split(set_sizes, states.counts, room)
+        parts = split(set_sizes, states)
         if len(parts) == 1:
             candidates = find_candidates(logp, sizes, max(set_sizes))
-            return finish(logits, candidates, blocks, self.head, self.rule, uniform, written)
-        del blocks  # may be a copy, and each part has its own
+            return finish(logits, candidates, states, self.head, self.rule, uniform, written)
         outputs = []
         for part in parts:
             index = to_device(np.array(part), logits.device)
             candidates = find_candidates(logp[index], sizes[index], max(set_sizes[row] for row in part))
             draws = uniform[index] if isinstance(uniform, Tensor) else uniform
             tokens = None if written is None else written[index]
-            outputs.append(finish(logits[index], candidates, states.blocks(part), self.head, self.rule, draws, tokens))
+            outputs.append(finish(logits[index], candidates, states.rows(part), self.head, self.rule, draws, tokens))
         return merge(outputs, parts)
 
+    @torch.no_grad()
+    def reserve(self, logits: Tensor, states: RowStates) -> None:
+        part = split([USUAL] * len(states), states)[0]
+        refine_batch(logits[: len(part)], states.rows(part), self.head, self.rule, USUAL)
 
-def room_for(blocks: int, width: int, device: torch.device) -> int:
-    """Return the largest product of blocks and candidates to compare at once, for this many blocks of states (S, width)."""
-    return max(blocks * USUAL, (CPU_HEAD_NUMBERS if device.type == "cpu" else HEAD_NUMBERS) // width)
 
-
-def split(sizes: Sequence[int], counts: Sequence[int], room: int) -> list[list[int]]:
-    """Split rows into parts whose blocks times largest set fit the room, small sets first; a row that needs more is a part."""
+def split(sizes: Sequence[int], states: RowStates) -> list[list[int]]:
+    """Split rows into parts that copy at most COPIED numbers each, small sets first; a row that copies more is a part."""
+    copied = 0 if states.in_place else states.longest  # states of each row
+    room = max(COPIED // states.states.shape[-1], len(sizes) * USUAL)
     parts: list[list[int]] = [[]]
-    blocks = 0
     for row in sorted(range(len(sizes)), key=lambda row: sizes[row]):
-        blocks += counts[row]
-        if parts[-1] and blocks * sizes[row] > room:
+        if parts[-1] and (1 + len(parts[-1])) * (sizes[row] + copied) > room:
             parts.append([])
-            blocks = counts[row]
         parts[-1].append(row)
     return [sorted(part) for part in parts]
 
@@ -103,12 +94,12 @@ def merge(outputs: Sequence[StepOutput], parts: Sequence[Sequence[int]]) -> Step
 
 
 def refine_batch(
-    logits: Tensor, blocks: StateBlocks, head: Projection, rule: Rule, capacity: int, ended: Tensor | None = None
+    logits: Tensor, states: RowStates, head: Projection, rule: Rule, capacity: int, ended: Tensor | None = None
 ) -> StepOutput:
     """Take one step of all rows without waiting for the device; wrong for rows with more than `capacity` plausible tokens."""
     logp = log_probabilities(logits)
     candidates = find_candidates(logp, count(logp, rule, ended), capacity)
-    return finish(logits, candidates, blocks, head, rule)
+    return finish(logits, candidates, states, head, rule)
 
 
 def log_probabilities(logits: Tensor) -> Tensor:
@@ -132,21 +123,24 @@ def find_candidates(logp: Tensor, sizes: Tensor, capacity: int) -> Candidates:
 def finish(
     logits: Tensor,
     candidates: Candidates,
-    blocks: StateBlocks,
+    states: RowStates,
     head: Projection,
     rule: Rule,
     uniform: float | Tensor = 0.0,
     written: Tensor | None = None,
 ) -> StepOutput:
     """Complete the step of all rows from their candidates."""
-    compared, xs = compare(candidates, blocks, head, rule)
-    distances = blocks.by_row(compared)  # (B, N)
+    distances, xs = compare(candidates, states, head, rule)
     index, selected = select(distances, candidates.sizes, rule, uniform)  # (B, n)
+    number = index.view(-1, states.rows_per_item, index.shape[1], 1)  # (I, c, n, 1)
     if xs is not None:
-        x = blocks.pick(xs, index)  # (B, n, K)
+        x = xs.transpose(1, 2).gather(2, number.expand(-1, -1, -1, xs.shape[-1])).flatten(0, 1)  # (B, n, K)
     else:
-        states = blocks.pick(blocks.states[:, :, None].expand(-1, -1, blocks.rows.shape[1], -1), index)  # (B, n, d)
-        x = mask(head.logits(states, candidates.ids, rule.model_dtype), candidates.inside[:, None], rule)
+        padded = states.padded[0]
+        chosen = padded.gather(1, number.flatten(1, 2).expand(-1, -1, padded.shape[-1])).view(
+            *index.shape, -1
+        )  # (B, n, d)
+        x = mask(head.logits(chosen, candidates.ids, rule.model_dtype), candidates.inside[:, None], rule)
     log_q = log_distribution(x, rule)
     log_q = log_q[:, 0] if index.shape[1] == 1 else mean(log_q, index, selected, distances, rule)  # (B, K)
     if rule.fusion == "interpolation":
@@ -163,8 +157,8 @@ def finish(
         fused = fused.log_softmax(-1)
 
     touched = candidates.inside[:, :1]  # (B, 1)
-    if blocks.seen is not None:
-        touched = touched & blocks.seen[:, None]
+    if states.seen is not None:
+        touched = touched & states.seen[:, None]
     # The likeliest tokens come first, so the second one tells whether there are several.
     several = candidates.inside[:, 1:2] if candidates.inside.shape[1] > 1 else candidates.sizes[:, None] > 1
     applied = several & selected[:, :1]
@@ -174,7 +168,7 @@ def finish(
     likeliest = final.argmax(-1, keepdim=True)
     before = candidates.log_p.gather(-1, likeliest)  # (B, 1)
     changed = (before < candidates.log_p[:, :1])[:, 0]  # never where nothing was applied
-    return StepOutput(scores, candidates.sizes, applied[:, 0], changed, index[:, 0], weights, blocks.seen)
+    return StepOutput(scores, candidates.sizes, applied[:, 0], changed, index[:, 0], weights, states.seen)
 
 
 def contains(written: Tensor, ids: Tensor, vocabulary: int) -> Tensor:
@@ -183,27 +177,28 @@ def contains(written: Tensor, ids: Tensor, vocabulary: int) -> Tensor:
     return marks.scatter_(1, written.remainder(vocabulary + 1), True).gather(1, ids)
 
 
-def compare(candidates: Candidates, blocks: StateBlocks, head: Projection, rule: Rule) -> tuple[Tensor, Tensor | None]:
-    """Return the distance of every vision state from the rows that share it, and its masked logits.  -> (G, S, c), (G, S, c, K)
+def compare(candidates: Candidates, states: RowStates, head: Projection, rule: Rule) -> tuple[Tensor, Tensor | None]:
+    """Return the distance of every vision state, and the masked logits of each item's states.  -> (B, N), (I, N, c, K)
 
     The distance is inf for padding and for states that cannot be selected. Large batches are compared in slices, whose
-    logits are not returned.
+    logits are not returned. c is the number of rows of an item.
     """
-    ids = blocks.by_block(candidates.ids)  # (G, c, K)
-    inside, log_p = (blocks.by_block(x)[:, None] for x in (candidates.inside, candidates.log_p))
-    # On a GPU, four tensors of this many float32 numbers stay below a quarter of the states in half precision.
-    largest = CPU_NUMBERS if ids.device.type == "cpu" else max(DEVICE_NUMBERS, blocks.states.numel() // 32)
+    padded, real = states.padded  # (I, N, d), (I, N)
+    shape = (len(padded), states.rows_per_item, -1)
+    ids = candidates.ids.view(shape)  # (I, c, K)
+    inside, log_p = (x.view(shape)[:, None] for x in (candidates.inside, candidates.log_p))
+    # Four tensors of this many float32 numbers stay below a quarter of the states in half precision.
+    slices = padded.split(max(1, max(NUMBERS, padded.numel() // 32) // ids.numel()), dim=1)
     infinity = constant(math.inf, ids.device)
-    slices = blocks.states.split(max(1, largest // ids.numel()), dim=1)
     parts = []
-    for states in slices:
-        x = head.logits(states, ids.flatten(1), rule.model_dtype)  # (G, s, c · K)
-        x = mask(x.unflatten(-1, ids.shape[1:]), inside, rule)  # (G, s, c, K)
+    for part in slices:
+        x = head.logits(part, ids.flatten(1), rule.model_dtype)  # (I, s, c · K)
+        x = mask(x.unflatten(-1, ids.shape[1:]), inside, rule)  # (I, s, c, K)
         parts.append(torch.where(usable(x, inside, rule), distance(log_p, x, inside, rule), infinity))
-    distances = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-    if blocks.mask is not None:
-        distances = torch.where(blocks.mask[..., None], distances, infinity)
-    return distances, x if len(slices) == 1 else None
+    distances = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)  # (I, N, c)
+    if real is not None:
+        distances = torch.where(real[..., None], distances, infinity)
+    return distances.mT.flatten(0, 1), x if len(slices) == 1 else None
 
 
 # -- distributions over padded sets of candidates ------------------------------------------------------------------
@@ -219,8 +214,7 @@ def usable(x: Tensor, inside: Tensor, rule: Rule) -> Tensor:
     """Return the mask of states without NaN or a logit beyond LARGEST_LOGIT for a plausible token.  (..., s, K) -> (..., s)"""
     if rule.model_dtype:
         x = torch.where(inside, x, 0.0)
-    # A norm is one kernel on a GPU, and slow on a CPU.
-    largest = x.abs().amax(-1) if x.is_cpu else torch.linalg.vector_norm(x, math.inf, -1)
+    largest: Tensor = torch.linalg.vector_norm(x, math.inf, -1)
     return largest < LARGEST_LOGIT
 
 
@@ -232,8 +226,8 @@ def log_distribution(x: Tensor, rule: Rule) -> Tensor:
 
 def entropy(p: Tensor) -> Tensor:
     """Return −Σ p ln p.  (..., K) -> (...)"""
-    # torch's own is one kernel on a GPU, and slow on a CPU.
-    return -p.clamp_min(TINY).log_().mul_(p).sum(-1) if p.is_cpu else torch.special.entr(p).sum(-1)
+    terms: Tensor = torch.special.entr(p)
+    return terms.sum(-1)
 
 
 def distance(log_p: Tensor, x: Tensor, inside: Tensor, rule: Rule) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -15,12 +16,12 @@ from revisit.errors import RevisitError, unknown
 from revisit.models.devices import widest_float
 from revisit.models.head import LinearHead, Projection
 from revisit.step.batched import BatchedStep
-from revisit.step.compiled import kernel
-from revisit.step.interface import PaddedStates, Step, StepInput
+from revisit.step.cached import CachedStep
+from revisit.step.interface import RowStates, Step, StepInput
 from revisit.step.reference import ReferenceStep
 from revisit.step.rule import Rule
 
-Implementation = Literal["reference", "torch", "compiled", "triton"]
+Implementation = Literal["reference", "torch", "triton"]
 
 
 @torch.no_grad()
@@ -32,6 +33,7 @@ def refine_logits(
     implementation: Implementation | None = None,
     *,
     written: Tensor | None = None,
+    withheld: Tensor | None = None,
 ) -> Tensor:
     """Return ReVisiT's scores for one decoding step of a loop of your own.
 
@@ -40,8 +42,10 @@ def refine_logits(
         head: The LM head's (V, d) weight, or a `LinearHead` with its bias, scale and cap.
         logits: (B, V) of the step. B is a multiple of the items: consecutive rows belong to one item (beams).
         method: A `ReVisiT` with the settings; the paper's by default. select="random" draws from torch's generator.
-        implementation: "reference", "torch", "compiled" (CPUs) or "triton" (GPUs); by default the one that `choose` selects.
+        implementation: "reference", "torch" or "triton" (GPUs); by default the one that `choose` selects.
         written: (B, n) tokens generated so far, -1 where a row has fewer; required by the setting `once`.
+        withheld: (V,) or (B, V) mask of tokens that must not be chosen. Their scores are -inf. A row in which no plausible token
+            is left gets its logits, with those of withheld tokens -inf.
 
     Returns:
         (B, V) log-scores, -inf outside the plausible set; their softmax and argmax are ReVisiT's.
@@ -53,22 +57,35 @@ def refine_logits(
         raise RevisitError(
             "refine_logits: the setting once needs the tokens generated so far: pass written, of shape (B, n)."
         )
+    if withheld is not None and (
+        withheld.dtype != torch.bool or withheld.shape not in (logits.shape, logits.shape[1:])
+    ):
+        raise RevisitError(
+            f"refine_logits: withheld must be a mask of bool, of shape (V,) or (B, V), not {withheld.dtype} {tuple(withheld.shape)}."
+        )
     if getattr(rule, "phase", "both") != "both":
         raise RevisitError("refine_logits takes one step and cannot tell thoughts from the answer: leave out phase.")
     step = choose(projection, rule, logits.device, implementation)
-    padded = PaddedStates.of_items(items, rows_per_item=len(logits) // len(items))
+    padded = RowStates.of_items(items, rows_per_item=len(logits) // len(items))
     device = logits.device
     random = rule.select == "random"
     draws = torch.rand(len(logits), 1, dtype=widest_float(device), device=device) if random else 0.0
     tokens = None if written is None else written.to(device, torch.long)
-    return step.take(StepInput(logits, padded, draws, written=tokens)).scores
+    scores = step.take(StepInput(logits, padded, draws, written=tokens)).scores
+    return scores if withheld is None else withhold(scores, logits, withheld.to(device))
+
+
+def withhold(scores: Tensor, logits: Tensor, withheld: Tensor) -> Tensor:
+    """Exclude tokens after a step; a row without another plausible token gets its logits.  (B, V), (B, V), (V,) or (B, V) -> (B, V)"""
+    left, plain = (values.masked_fill(withheld, -math.inf) for values in (scores, logits))
+    return torch.where(left.amax(-1, keepdim=True) == -math.inf, plain, left)
 
 
 def choose(head: Projection, rule: Rule, device: torch.device, implementation: Implementation | None = None) -> Step:
     """Choose the step implementation for these settings.
 
-    The reference handles the full vocabulary and, on a CPU, the rounding of the released code: batching gains nothing there,
-    and its result is exact. C code handles the usual settings on a CPU, Triton kernels on a GPU, and torch everything else.
+    The reference handles the full vocabulary and, on a CPU, the rounding of the released code. Triton kernels handle the usual
+    settings on a GPU, and torch everything else: row by row with a cache on a CPU, and for the whole batch elsewhere.
 
     Args:
         head: The LM head.
@@ -78,28 +95,26 @@ def choose(head: Projection, rule: Rule, device: torch.device, implementation: I
     """
     if implementation is None:
         exact = rule.full_vocabulary or (rule.model_dtype and device.type == "cpu")
-        fast: Implementation = "compiled" if device.type == "cpu" else "triton"
-        implementation = "reference" if exact else fast if supports(fast, head, rule, device) else "torch"
+        with_triton = device.type != "cpu" and supports("triton", head, rule, device)
+        implementation = "reference" if exact else "triton" if with_triton else "torch"
     if not supports(implementation, head, rule, device):
         raise RevisitError(
             f"The {implementation} step is not available here, or does not support this head, device or setting: leave "
             'implementation out, or pass "torch" or "reference".'
         )
-    if implementation == "compiled":
-        return kernel.CompiledStep(head, rule)
     if implementation == "triton":
         from revisit.step.triton import TritonStep
 
         return TritonStep(head, rule)
-    return ReferenceStep(head, rule) if implementation == "reference" else BatchedStep(head, rule)
+    if implementation == "reference":
+        return ReferenceStep(head, rule)
+    return CachedStep(head, rule) if device.type == "cpu" else BatchedStep(head, rule)
 
 
 def supports(implementation: Implementation, head: Projection, rule: Rule, device: torch.device) -> bool:
     """Return whether an implementation is available on a device and supports the head and the settings."""
     if implementation not in get_args(Implementation):
         raise unknown("implementation", str(implementation), get_args(Implementation))
-    if implementation == "compiled":
-        return device.type == "cpu" and kernel.suits(head, rule)
     if implementation == "triton":
         if without_triton(device) is not None:
             return False
@@ -116,7 +131,7 @@ def usual_step(device: torch.device, dtype: torch.dtype) -> str:
 
 def without_triton(device: torch.device) -> str | None:
     """Return the reason why the Triton step cannot be used on a device, in a few words; None if it can."""
-    if not settings.compiled_step():
+    if not settings.triton_step():
         return "turned off by REVISIT_KERNEL"
     if find_spec("triton") is None:
         return "Triton is not installed"

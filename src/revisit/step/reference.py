@@ -22,12 +22,13 @@ model's dtype as the released code does. Edge cases that the paper leaves open:
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from revisit.models.head import LARGEST_LOGIT, Projection, constant
-from revisit.step.interface import RESOLUTION, SOFT_TEMPERATURE, RowDetail, RowSummary, Step, StepInput, StepOutput
+from revisit.step.interface import RESOLUTION, SOFT_TEMPERATURE, RowDetail, Step, StepInput, StepOutput
 from revisit.step.rule import Divergence, Fusion, Rule
 
 # Vision tokens are projected and compared in slices of at most this many numbers, so that a flat distribution
@@ -42,20 +43,21 @@ def refine_row(
     rule: Rule,
     uniform: float = 0.0,
     written: Tensor | None = None,
+    compare: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> RowDetail | None:
     """Take one step of one sequence; None if it is left unchanged.  (V,), (n, d)
 
     `uniform` in [0, 1) is the draw of select="random"; `written` (m,) are the tokens generated so far, for `once`.
+    `compare` computes the divergences (n,) from log P and the ids (k,), by default as `all_divergences` does.
     """
     logp = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)  # (V,)
-    if not len(states) or bool(logp.isnan().any()):
+    ids = plausible(logp, rule.threshold).nonzero().squeeze(-1)  # (k,); none if the logits are not a distribution
+    if not len(states) or not len(ids):
         return None
-    keep = plausible(logp, rule.threshold)
-    ids = keep.nonzero().squeeze(-1)  # (k,)
     log_p = logp[ids].log_softmax(-1)
     if len(ids) == 1:
         return RowDetail(ids, log_p, log_p, log_p, -1, None)
-    divergences = all_divergences(log_p, states, head, ids, rule)  # (n,)
+    divergences = compare(log_p, ids) if compare else all_divergences(log_p, states, head, ids, rule)  # (n,)
     chosen, shares = select(divergences, len(ids), rule, uniform)  # (m,), (m,)
     if not len(chosen):
         return RowDetail(ids, log_p, log_p, log_p, -1, divergences)
@@ -166,7 +168,8 @@ def select(divergences: Tensor, size: int, rule: Rule, uniform: float = 0.0) -> 
     usable = ~divergences.isnan()
     count = int(usable.sum())
     distance = (-divergences if rule.select == "max" else divergences).masked_fill(~usable, math.inf)
-    order = torch.where(usable, quantized_distance(distance, distance.min(), size, rule), math.inf).argsort(stable=True)
+    ranked = torch.where(usable, quantized_distance(distance, distance.min(), size, rule), math.inf)
+    order = ranked.argmin()[None] if rule.neighbors == 1 and rule.select != "soft" else ranked.argsort(stable=True)
     if rule.select == "soft":
         chosen = order[:count]
         return chosen, (-distance[chosen] / SOFT_TEMPERATURE).softmax(-1)
@@ -251,19 +254,23 @@ class ReferenceStep(Step):
     def take(self, inputs: StepInput) -> StepOutput:
         scores = inputs.logits.clone()
         ended = [False] * len(scores) if inputs.ended is None else inputs.ended.tolist()
-        rows = [None if ended[row] else self.take_row(inputs, row, scores[row]) for row in range(len(scores))]
+        rows = [None if ended[row] else self.take_row(inputs, row) for row in range(len(scores))]
+        for row, detail in enumerate(rows):
+            if detail is not None:
+                scores[row] = -math.inf
+                scores[row, detail.ids] = detail.final.to(scores.dtype)
         facts = [(0, 0, 0, 0, 0) if r is None else (r.size, r.applied, r.changed, r.state, 1) for r in rows]
         sizes, applied, changed, selected, seen = torch.tensor(facts, device=scores.device).T
         weights = torch.tensor([0.0 if r is None else r.weight for r in rows], device=scores.device)
-        details = tuple(r if isinstance(r, RowDetail) else None for r in rows)
-        return StepOutput(scores, sizes, applied.bool(), changed.bool(), selected, weights, seen.bool(), details)
+        return StepOutput(scores, sizes, applied.bool(), changed.bool(), selected, weights, seen.bool(), tuple(rows))
 
-    def take_row(self, inputs: StepInput, row: int, scores: Tensor) -> RowDetail | RowSummary | None:
-        """Write the scores (V,) of one row, and return the outcome; None if the row is left unchanged."""
-        states, uniform = inputs.states.item(row).states, inputs.uniform
+    def take_row(self, inputs: StepInput, row: int) -> RowDetail | None:
+        """Take the step of one row; None if it is left unchanged."""
+        logits, states, uniform, written = inputs.logits[row], inputs.states.row(row), inputs.uniform, inputs.written
         draw = float(uniform[row]) if isinstance(uniform, Tensor) else uniform
-        written = None if inputs.written is None else inputs.written[row]
-        result = refine_row(inputs.logits[row], states, self.head, self.rule, draw, written)
-        if result is not None:
-            scores.copy_(scatter(result, scores))
-        return result
+        tokens = None if written is None else written[row]
+        return refine_row(logits, states, self.head, self.rule, draw, tokens, self.comparison(inputs, row))
+
+    def comparison(self, inputs: StepInput, row: int) -> Callable[[Tensor, Tensor], Tensor] | None:
+        """Return the function that computes the divergences of a row's states; None for the reference's."""
+        return None

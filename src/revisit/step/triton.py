@@ -18,8 +18,7 @@ graph. Loops over candidates end at the row's own count, so a plausible set may 
 vision states or have one plausible token return before their states are read. The order of every sum is fixed: the same
 input gives the same bits.
 
-The vision states of row b are `counts[b]` states in blocks of S, in the blocks `table[b]` of one tensor (G, S, d): padded
-states of transformers have one block per item, vLLM's pool has blocks anywhere.
+The vision states of row b are `counts[b]` states in blocks of S, in the blocks `table[b]` of one tensor (G, S, d), see `RowStates`.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from torch import Tensor
 from revisit.models.head import HALF, LARGEST_LOGIT, Projection
 from revisit.step import reference
 from revisit.step.batched import BatchedStep
-from revisit.step.interface import BlockTable, Step, StepInput, StepOutput
+from revisit.step.interface import RowStates, Step, StepInput, StepOutput
 from revisit.step.rule import Rule
 
 # -- kernels -------------------------------------------------------------------------------------------------------
@@ -468,7 +467,7 @@ Buffers = dict[str, Tensor]
 DTYPES = dict.fromkeys(("found", "ids", "chosen", "chosen_count"), torch.int32) | {"marks": torch.int8}
 
 
-def allocate(old: Buffers, logits: Tensor, states: BlockTable, rule: Rule, tiles: Tiles) -> Buffers:
+def allocate(old: Buffers, logits: Tensor, states: RowStates, rule: Rule, tiles: Tiles) -> Buffers:
     """Return the memory between the kernels of a step; buffers of `old` that are large enough are used again."""
     vocabulary, longest = logits.shape[1], states.longest
     counts = {  # numbers for each row
@@ -482,7 +481,7 @@ def allocate(old: Buffers, logits: Tensor, states: BlockTable, rule: Rule, tiles
     }
     buffers = {}
     for name, count in counts.items():
-        size, dtype = count * len(states.blocks), DTYPES.get(name, torch.float32)
+        size, dtype = count * len(states), DTYPES.get(name, torch.float32)
         enough = name in old and old[name].numel() >= size
         buffers[name] = old[name] if enough else torch.empty(size, dtype=dtype, device=logits.device)
     return buffers
@@ -490,7 +489,7 @@ def allocate(old: Buffers, logits: Tensor, states: BlockTable, rule: Rule, tiles
 
 def launches(
     logits: Tensor,
-    states: BlockTable,
+    states: RowStates,
     head: Tensor,
     rule: Rule,
     buffers: Buffers,
@@ -516,13 +515,13 @@ def launches(
         gap: How far below its logit the score of a token outside the plausible set is.
         written: (B, n) tokens generated so far, -1 for none; only `once` needs them.
     """
-    batch, vocabulary, (_, size, width) = len(states.blocks), logits.shape[1], states.states.shape
+    batch, vocabulary, (_, size, width) = len(states), logits.shape[1], states.states.shape
     parts, state_tiles = triton.cdiv(vocabulary, tiles.vocabulary), triton.cdiv(states.longest, tiles.states)
     adaptive = rule.weight if isinstance(rule.weight, str) else ""
     values = {
         **buffers, "logits": logits, "rows": rows, "ended": ended, "head": head, "V": vocabulary, "stride": logits.stride(0),
         "states": states.states, "table": states.blocks, "counts": states.counts, "copies": states.rows_per_item,
-        "N": states.longest, "S": size, "D": width, "blocks": states.blocks.shape[1], "parts": parts, "tiles": state_tiles,
+        "N": states.longest, "S": size, "D": width, "blocks": states.table.shape[1], "parts": parts, "tiles": state_tiles,
         "scores": out.scores, "score_stride": out.scores.stride(0), "sizes": out.sizes, "applied": out.applied,
         "changed": out.changed, "state": out.states, "weights": out.weights, "log_alpha": math.log(rule.alpha), "gap": gap,
         "sign": -1.0 if rule.select == "max" else 1.0, "neighbors": rule.neighbors, "once": rule.once,
@@ -600,44 +599,45 @@ class TritonStep(Step):
         if not self._works(inputs):
             return self.torch.take(inputs)
         logits, states, _, ended, written = inputs
-        return self.launch(logits, states.table, torch.empty_like(logits), ended=ended, written=written)
+        return self.launch(logits, states, torch.empty_like(logits), ended=ended, written=written)
 
     @torch.no_grad()
     def take_in_place(self, inputs: StepInput, rows: Tensor | None, gap: float) -> StepOutput:
         if not self._works(inputs, rows):
             return self.torch.take_in_place(inputs, rows, gap)
         logits, states = inputs.logits, inputs.states
-        return self.launch(logits, states.table, logits, rows=rows, gap=gap, written=inputs.written)
+        return self.launch(logits, states, logits, rows=rows, gap=gap, written=inputs.written)
 
     def launch(
-        self, logits: Tensor, table: BlockTable, scores: Tensor, tiles: Tiles | None = None, **options: Any
+        self, logits: Tensor, states: RowStates, scores: Tensor, tiles: Tiles | None = None, **options: Any
     ) -> StepOutput:
         """Launch the kernels; for `options` see `launches`."""
-        device, batch = logits.device, len(table.blocks)
-        tiles = tiles or tiles_for(batch, table.longest, table.states.dtype)
-        self.reserve(logits, table, tiles)
+        device, batch = logits.device, len(states)
+        tiles = tiles or tiles_for(batch, states.longest, states.states.dtype)
+        self.reserve(logits, states, tiles)
         sizes, state = (torch.empty(batch, dtype=torch.int32, device=device) for _ in range(2))
         applied, changed = (torch.empty(batch, dtype=torch.bool, device=device) for _ in range(2))
         out = StepOutput(scores, sizes, applied, changed, state, torch.empty(batch, device=device))
         with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-            steps = launches(logits, table, self.weight, self.rule, self.buffers, out, tiles, **options)
+            steps = launches(logits, states, self.weight, self.rule, self.buffers, out, tiles, **options)
             self.kernels = [launch.run() for launch in steps]
         return out
 
-    def reserve(self, logits: Tensor, states: BlockTable, tiles: Tiles | None = None) -> None:
-        tiles = tiles or tiles_for(len(states.blocks), states.longest, states.states.dtype)
+    def reserve(self, logits: Tensor, states: RowStates, tiles: Tiles | None = None) -> None:
+        tiles = tiles or tiles_for(len(states), states.longest, states.states.dtype)
         self.buffers = allocate(self.buffers, logits, states, self.rule, tiles)
 
     # -- first use -------------------------------------------------------------------------------------------------
 
     def _works(self, inputs: StepInput, rows: Tensor | None = None) -> bool:
         """Return whether the kernels can be used for a step; the first of its kind is compared with the reference's."""
-        logits, table = inputs.logits, inputs.states.table
-        tiles = tiles_for(len(table.blocks), table.longest, table.states.dtype)
-        fits = triton.cdiv(table.longest, tiles.states) <= MANY_TILES and table.states.dtype == self.weight.dtype
+        logits, states = inputs.logits, inputs.states
+        dtype = states.states.dtype
+        tiles = tiles_for(len(states), states.longest, dtype)
+        fits = triton.cdiv(states.longest, tiles.states) <= MANY_TILES and dtype == self.weight.dtype
         if not fits or logits.dtype == torch.float64 or logits.stride(1) != 1:
             return False
-        key = (logits.device, logits.dtype, table.states.dtype, tiles, inputs.written is not None)
+        key = (logits.device, logits.dtype, dtype, tiles, inputs.written is not None)
         if key not in _WORKS:
             try:
                 problem = self._compare(inputs if rows is None else inputs._replace(logits=logits[rows]))
@@ -656,19 +656,18 @@ class TritonStep(Step):
     def _compare(self, inputs: StepInput) -> str | None:
         """Describe how the first rows differ from the reference's; None if they do not."""
         logits, states, _, _, written = inputs
-        table = states.table
-        out = self.launch(logits, table, torch.empty_like(logits), written=written)
-        distances = self.buffers["distances"][: len(logits) * table.longest].view(len(logits), -1)
+        out = self.launch(logits, states, torch.empty_like(logits), written=written)
+        distances = self.buffers["distances"][: len(logits) * states.longest].view(len(logits), -1)
         for row, one in enumerate(logits[:COMPARED]):
             tokens = None if written is None else written[row]
-            want = reference.refine_row(one, states.item(row).states, self.head, self.rule, written=tokens)
+            want = reference.refine_row(one, states.row(row), self.head, self.rule, written=tokens)
             size = 0 if want is None else want.size
             if int(out.sizes[row]) != size:
                 return f"row {row} has {int(out.sizes[row])} plausible tokens instead of {size}"
             if want is None or want.divergences is None:
                 continue
             theirs = want.divergences[~want.divergences.isnan()]
-            ours = distances[row, : int(table.counts[row])] * (-1 if self.rule.select == "max" else 1)
+            ours = distances[row, : states.lengths[row]] * (-1 if self.rule.select == "max" else 1)
             ours = ours[ours.isfinite()]
             if len(ours) != len(theirs) or not torch.allclose(ours, theirs, rtol=0, atol=CLOSE):
                 return f"divergences of row {row} differ"

@@ -143,9 +143,8 @@ class Plan:
 def block_size(image: int | None, layers: int, room: int) -> int:
     """Choose the number of states in a block.
 
-    For every block, the candidates' rows of the LM head are gathered (written once and read twice), as many bytes as 3 · 64 states
-    for 64 candidates; the last block of a request is read whole, even if nearly empty. So blocks are large where a request
-    has many states, and hold whole images where these have one size.
+    The last block of a request is read whole, even if nearly empty, so blocks are large only where a request has many states, and
+    hold whole images where these have one size.
 
     Args:
         image: Vision tokens of an image; None if that varies.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import random
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,10 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from revisit.methods.revisit import ReVisiT
-from revisit.step.interface import BlockTable, ItemStates, StateBlocks
 from revisit.step.rule import Rule
 from revisit.vllm.plan import Plan
-from revisit.vllm.pool import Pool
 
 
 class GroupSettings(NamedTuple):
@@ -39,7 +36,6 @@ class RequestState:
         self.stored = np.zeros(self.tokens, bool)  # (N,) whether the states of a vision token are in the pool
         self.blocks = np.empty(0, np.int64)  # of the pool
         self.shared = False  # whether another request computes the states
-        self.item: ItemStates | None = None  # its states, for steps that read row by row
         self.slot: int | None = None  # in `GeneratedTokens`, if its settings need the tokens
         self._generator = random.Random(method.seed)
         self._draws: list[float] = []
@@ -62,7 +58,6 @@ class RequestState:
     def restart(self) -> None:
         """Expect the states to be computed again, unless another request computes them."""
         self.stored[:] = self.shared
-        self.item = None
 
     def uniform(self, token: int) -> float:
         """Return the random draw of a generated token, which does not depend on interruptions."""
@@ -99,38 +94,3 @@ class Row(NamedTuple):
     request: RequestState
     number: int
     token: int  # number of the token, 0 for the first after the prompt
-
-
-class PooledStates:
-    """The row states (see `revisit.step.interface`) of requests that are decoded together."""
-
-    def __init__(self, pool: Pool, requests: Sequence[RequestState]) -> None:
-        self.pool, self.requests = pool, requests
-        self.counts = [len(request.blocks) for request in requests]
-        self._in_place: StateBlocks | None = None  # the blocks of all rows, unless they are a copy
-
-    def item(self, row: int) -> ItemStates:
-        request = self.requests[row]
-        if request.item is None:
-            states = self.pool.read(request.blocks, request.states)
-            # The compiled step may cache as many bytes of columns as the states have, and at least a megabyte.
-            request.item = ItemStates(states, max(1 << 20, states.nbytes))
-        return request.item
-
-    def blocks(self, rows: Sequence[int] | None = None) -> StateBlocks:
-        if rows is not None:
-            return PooledStates(self.pool, [self.requests[row] for row in rows]).blocks()
-        if self._in_place is not None:
-            return self._in_place
-        blocks = self.pool.view(*self._owned())
-        if blocks.states.data_ptr() == self.pool.states.data_ptr():
-            self._in_place = blocks
-        return blocks
-
-    @functools.cached_property
-    def table(self) -> BlockTable:
-        return self.pool.table(*self._owned())
-
-    def _owned(self) -> tuple[list[np.ndarray], list[int]]:
-        """Return the blocks and the number of states of every request."""
-        return [request.blocks for request in self.requests], [request.states for request in self.requests]

@@ -22,16 +22,16 @@ import torch
 from torch import Tensor, nn
 
 from revisit.errors import RevisitError
-from revisit.step.batched import refine_batch, room_for
+from revisit.step.batched import BatchedStep
 from revisit.step.choice import choose
-from revisit.step.interface import Step, StepInput, to_device
+from revisit.step.interface import RowStates, Step, StepInput, to_device
 from revisit.step.rule import Rule
 from revisit.vllm.generated_tokens import GeneratedTokens
 from revisit.vllm.head import ShardedHead
 from revisit.vllm.plan import Plan
 from revisit.vllm.pool import Pool
 from revisit.vllm.request import parse
-from revisit.vllm.states import GroupSettings, PooledStates, RequestState, Row, Scheduled
+from revisit.vllm.states import GroupSettings, RequestState, Row, Scheduled
 
 log = logging.getLogger("vllm.revisit")  # below vLLM's own logger, which prints it
 
@@ -62,7 +62,8 @@ class Worker:
         self._failed: set[str] = set()
         self._scheduled: list[Scheduled] = []
         self._observed = True  # whether `observe` was called in this step
-        self._groups: dict[GroupSettings, tuple[Step, PooledStates]] = {}  # of the last step, by settings
+        # The requests of the last step by settings, with their step and states.
+        self._groups: dict[GroupSettings, tuple[list[RequestState], Step, RowStates]] = {}
         self._generated = GeneratedTokens(self.pool.states.device)
 
     @functools.cached_property
@@ -172,6 +173,7 @@ class Worker:
                 self._scheduled.append(Scheduled(request, first, end, start, row, draft))
                 if first == 0:
                     request.restart()
+                    self._groups.clear()  # it may have other blocks
                 new = max(first, request.prompt_length)  # the first position of a generated token
                 if request.slot is not None and new < end:
                     copies.append((request.slot, new - request.prompt_length, start + new - first, end - new))
@@ -273,10 +275,13 @@ class Worker:
     def _take_step(self, logits: Tensor, group: Sequence[Row]) -> None:
         requests, numbers = [row.request for row in group], [row.number for row in group]
         rule, phase, gap = settings = requests[0].settings
-        step, states = self._groups.get(settings) or (choose(self.head, rule, self.pool.states.device), None)
-        if states is None or states.requests != requests:
-            states = PooledStates(self.pool, requests)
-        self._groups[settings] = step, states  # reused while the same requests are decoded together
+        known = self._groups.get(settings)
+        step = known[1] if known else choose(self.head, rule, self.pool.states.device)
+        if known and known[0] == requests:  # the same requests are still decoded together
+            states = known[2]
+        else:
+            states = self.pool.rows([request.blocks for request in requests], [request.states for request in requests])
+        self._groups[settings] = requests, step, states
         rows = None if numbers == list(range(len(logits))) else to_device(np.array(numbers), logits.device)
         draws: Tensor | float = 0.0
         if rule.select == "random":
@@ -303,13 +308,8 @@ class Worker:
     def rehearse(self, logits: Tensor) -> None:
         """Take the largest possible step to include it in vLLM's memory profile."""
         self.rehearsed = True
-        blocks = self.plan.blocks
-        owned = np.array_split(np.arange(blocks), len(logits))
-        counts = [len(numbers) * self.plan.block for numbers in owned]
-        view = self.pool.view(owned, counts)
-        copied = self.pool.states[: blocks // 2].clone()  # the largest copy of `Pool.view`
-        capacity = room_for(blocks, self.plan.width, logits.device) // blocks
-        refine_batch(logits.float(), view, self.head, Rule(), capacity=capacity)
-        del copied
+        owned = np.array_split(np.arange(self.plan.blocks), len(logits))
         rows = 1 + self.plan.drafts  # of a request
-        choose(self.head, Rule(), self.pool.states.device).reserve(logits, self.pool.table(owned * rows, counts * rows))
+        states = self.pool.rows(owned * rows, [len(numbers) * self.plan.block for numbers in owned] * rows)
+        BatchedStep(self.head, Rule()).reserve(logits.float(), states)
+        choose(self.head, Rule(), self.pool.states.device).reserve(logits, states)

@@ -1,1 +1,0 @@
-"""The step in C for CPUs; optional."""
