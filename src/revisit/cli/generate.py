@@ -203,8 +203,11 @@ class Job:
         open_all = opener(pair[1], self.sampling)
         return lambda group: open_all(options.sources(group)), explain if pages else answer
 
-    def line(self, group: Group, answer: Decoded, frames: Frames) -> Fields:
-        """Return an answer as JSON values."""
+    def line(self, group: Group, hash: str | None, result: tuple[Decoded, Frames] | RevisitError) -> Fields:
+        """Return an answer or its error as JSON values."""
+        if isinstance(result, RevisitError):
+            return {"images": list(group), "error": str(result)}
+        answer, frames = result
         return {
             "images": list(group),
             **({"frames": frames} if frames else {}),
@@ -216,24 +219,25 @@ class Job:
             "method": answer.trace.method,
             "generation": self.generation,
             "counters": answer.trace.summary(),
+            "hash": hash,
         }
 
     def show(self, advance: Advance, batch_size: int, as_json: bool, html: Path | None) -> list[Failure]:
         """Print the answers and write their pages; return the groups that failed."""
         several, failures, number = len(self.groups) > 1, list[Failure](), 0
         for batch in self.answers(range(len(self.groups)), batch_size if html is None else 1, html is not None):
-            for group, _, result in batch:
+            for group, hash, result in batch:
                 number += 1
                 name = ", ".join(group)
                 if isinstance(result, RevisitError):
                     failures.append((name, str(result)))
                     if as_json and several:
-                        options.print_json({"images": list(group), "error": str(result)})
+                        options.print_json(self.line(group, None, result))
                     continue
                 told, frames = result
                 answer: Decoded = told if html is None else told.answers[0]
                 if as_json:
-                    options.print_json(self.line(group, answer, frames))
+                    options.print_json(self.line(group, hash, (answer, frames)))
                 else:
                     print(f"{name}: {answer.text}" if several else answer.text, flush=True)
                 if answer.unclosed:
@@ -253,19 +257,10 @@ class Job:
         settings = {**identity, "prompt": self.prompt, "generation": self.generation, "method": self.methods[0]}
         settings["sampling"] = [self.sampling.frames, self.sampling.fps]
         settings["code"] = sorted(foreign_code(method))
-        failures: dict[Group, Fields] = {}
         with closing(Results(output / LINES, settings, lambda line: tuple(line["images"]))) as results:
             missing = results.missing((group, group) for group in self.groups)
             advance(len(self.groups) - len(missing), 0)
-            for batch in self.answers(missing, batch_size, pages=False):
-                lines = []
-                for group, hash, result in batch:
-                    if isinstance(result, RevisitError):
-                        failures[group] = {"images": list(group), "error": str(result)}
-                    else:
-                        lines.append({**self.line(group, *result), "hash": hash})
-                results.append(lines)
-                advance(len(batch), len(batch) - len(lines))
-            results.finish(self.groups, failures)
+            answers = self.answers(missing, batch_size, pages=False)
+            failures = results.fill(self.groups, ([self.line(*entry) for entry in batch] for batch in answers), advance)
         print(f"{len(self.groups) - len(failures)} answers, {len(failures)} failures: {output}")
-        return [(", ".join(group), line["error"]) for group, line in failures.items()]
+        return [(", ".join(line["images"]), line["error"]) for line in failures]

@@ -19,7 +19,7 @@ from revisit.io.files import inside, scan_lines, write_json, write_text
 from revisit.io.finder import IDS, ImageFinder
 from revisit.io.images import open_image, reduction
 from revisit.io.records import Record, plain_cell, read_answers
-from revisit.io.results import Results
+from revisit.io.results import Line, Results
 from revisit.models import DESCRIBE
 from revisit.models.reader import answer_missing
 from revisit.registry import Share, validated
@@ -88,7 +88,7 @@ def check_captions(
     words: Words,
     batch_size: int,
     advance: Callable[[int, int], None],
-) -> list[dict[str, Any]]:
+) -> list[Line]:
     """Check the captions that the folder `out` does not contain yet; return those that failed, with their errors.
 
     Args:
@@ -120,35 +120,27 @@ def check_captions(
 
         return open_one, lambda batch, images: check([((c.image, None), c.text) for c in batch], images)
 
-    failures: dict[Key, dict[str, Any]] = {}
     settings = {**identity, "prompt": prompt, "words": words}
     with closing(Results(out / LINES, settings, _key)) as results:
         missing = results.missing((caption.key, caption.images) for caption in captions)
         advance(len(captions) - len(missing), 0)
-        for batch in answer_missing(captions, missing, batch_size, lambda caption: caption.images, probe, start):
-            lines, failed = [], 0
-            for caption, hash, result in batch:
-                place = {"number": caption.number, "id": caption.id, "image": caption.name}
-                if isinstance(result, RevisitError):
-                    failed += 1
-                    failures[caption.key] = {**place, "error": str(result)}
-                else:
-                    lines.append({**place, "hash": hash, **_line(result)})
-            results.append(lines)
-            advance(len(batch), failed)
-        results.finish([caption.key for caption in captions], failures)
-    return list(failures.values())
+        checked = answer_missing(captions, missing, batch_size, lambda caption: caption.images, probe, start)
+        lines = ([_line(*entry) for entry in batch] for batch in checked)
+        return results.fill([caption.key for caption in captions], lines, advance)
 
 
 def _key(line: Mapping[str, Any]) -> Key:
     return line["number"], line["text"]
 
 
-def _line(check: Check) -> dict[str, Any]:
-    """Return what is stored of a check: everything but flags, which depend on the threshold of a command."""
-    stored = {name: value for name, value in check.to_dict().items() if name != "flagged"}
+def _line(caption: Caption, hash: str | None, result: Check | RevisitError) -> dict[str, Any]:
+    """Return an error, or what is stored of a check: everything but flags, which depend on the threshold of a command."""
+    place = {"number": caption.number, "id": caption.id, "image": caption.name, "text": caption.text}
+    if isinstance(result, RevisitError):
+        return {**place, "error": str(result)}
+    stored = {name: value for name, value in result.to_dict().items() if name != "flagged"}
     words = [{name: value for name, value in word.items() if name != "flagged"} for word in stored["words"]]
-    return {**stored, "words": words}
+    return {**place, "hash": hash, **stored, "words": words}
 
 
 # -- results --------------------------------------------------------------------------------------------------------

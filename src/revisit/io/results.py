@@ -75,13 +75,25 @@ class Results:
             if key not in self.hashes or self.hashes[key] != content_hash(images)
         ]
 
-    def append(self, lines: Sequence[Line]) -> None:
-        """Store the results of a batch: all of them or none."""
-        if lines:
-            self._file.append(lines)
+    def fill(
+        self, keys: Iterable[Hashable], batches: Iterable[Sequence[Line]], advance: Callable[[int, int], None]
+    ) -> list[Line]:
+        """Store the lines of each batch, all of them or none, as it comes; return those with an `error`, which are listed apart.
 
-    def finish(self, keys: Iterable[Hashable], failures: Mapping[Any, Line]) -> None:
-        """Close the file, put its lines in the order of these items, those of other items last, and list the failures."""
+        At the end, the lines are in the order of `keys`, and those of other items last. `advance` is called with the numbers of lines
+        and of errors.
+        """
+        failures: dict[Hashable, Line] = {}
+        for batch in batches:
+            failed = {self.key(line): line for line in batch if "error" in line}
+            if good := [line for line in batch if "error" not in line]:
+                self._file.append(good)
+            failures |= failed
+            advance(len(batch), len(failed))
+        self._finish(keys, failures)
+        return list(failures.values())
+
+    def _finish(self, keys: Iterable[Hashable], failures: Mapping[Hashable, Line]) -> None:
         self.close()
         places = {}  # item -> offset and length of its last line
         order, offset = [], 0
