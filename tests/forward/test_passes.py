@@ -140,6 +140,13 @@ def test_beams_are_compared_by_normalized_scores_unless_a_method_says_that_they_
     assert not torch.equal(decode(Shifted(comparable=True), num_beams=3), plain)
 
 
+def test_a_method_acts_where_it_says_so_although_the_logits_stay() -> None:
+    for method, applied in (("middle_layers", NEW), (Chain(["middle_layers", "vaf"]), NEW), ("greedy", 0)):
+        trace = Trace()
+        decode(method, trace=trace)
+        assert [row.applied for row in trace.rows] == [applied] * 2
+
+
 class Operations(TorchDispatchMode):
     """Count the operations inside the context whose first argument has a column per token."""
 

@@ -204,12 +204,13 @@ class Loop:
             if type(inner).decode is not Method.decode:
                 raise RevisitError(f"Chain: {inner.name} has its own decoding loop; use it alone.")
         links = [self._begin(inner, recorder.link(inner)) for inner in method.links]
+        every_row = torch.ones(len(self.prompt.ids), dtype=torch.bool, device=self.prompt.ids.device)
 
         def step(input_ids: Tensor, logits: Tensor) -> StepResult:
             scores = logits
             for link in links:
                 scores = link(input_ids, scores)
-            return StepResult(scores, comparable=True)
+            return StepResult(scores, acted=every_row if scores is logits else None, comparable=True)
 
         return Link(method, step, self.prompt, recorder)
 
