@@ -68,12 +68,27 @@ def need(*packages: str) -> None:
 
 def missing(*packages: str) -> RevisitError:
     """Return the error for packages that are not installed, with one command that installs them all."""
-    extras = ",".join(dict.fromkeys(EXTRAS[package] for package in packages if package in EXTRAS))
-    names = [f"revisit-decoding[{extras}]"] if extras else []
-    names += [package for package in packages if package not in EXTRAS]
-    command = " ".join(f"'{name}'" for name in names)
+    extras = dict.fromkeys(EXTRAS[package] for package in packages if package in EXTRAS)
+    others = [package for package in packages if package not in EXTRAS]
     which = "which is" if len(packages) == 1 else "which are"
-    return RevisitError(f"This needs {', '.join(packages)}, {which} not installed: pip install {command}.")
+    return RevisitError(f"This needs {', '.join(packages)}, {which} not installed: {install_command(extras, others)}.")
+
+
+def install_command(extras: Iterable[str], others: Iterable[str] = ()) -> str:
+    """Return the command that installs the packages of these extras, however this package was installed."""
+    from importlib.metadata import requires
+
+    from packaging.requirements import Requirement  # these take longer to import than `import revisit`
+
+    requirements = [Requirement(text) for text in requires("revisit-decoding") or ()]
+    names = [
+        f"{requirement.name}{requirement.specifier}"
+        for extra in extras
+        for requirement in requirements
+        if requirement.marker is not None and requirement.marker.evaluate({"extra": extra})
+    ]
+    quoted = " ".join(f"'{name}'" for name in dict.fromkeys((*names, *others)))
+    return f"pip install {quoted}"
 
 
 def brief(error: BaseException) -> str:

