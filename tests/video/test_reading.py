@@ -111,7 +111,7 @@ def broken(folder: Path, what: str) -> Path:
         ("truncated", "truncated"),
         ("truncated mkv", "truncated"),
         ("sound", "no video stream"),
-        ("hours", "10.0 hours"),
+        ("hours", "lasts 10:0"),
         ("nothing", "no video file"),
     ],
 )

@@ -18,6 +18,7 @@ from revisit.serve.errors import ApiError, server_error
 from revisit.serve.limits import Limits
 from revisit.serve.replies import Piece, Reply
 from revisit.serve.requests import ChatRequest
+from revisit.video.clip import Video, pixel_count
 
 logger = logging.getLogger(__name__)
 BATCH_WAIT = 0.01  # seconds that a batch waits for further requests
@@ -43,7 +44,7 @@ class Ticket:
         self.sent = False  # whether a piece of the answer was sent
         self.finished = False
         self.gone = False  # set when nobody waits for the answer any more
-        pixels = sum(image.width * image.height for image in request.images)
+        pixels = sum(map(pixel_count, request.images))
         self.pixels = pixels
         self.held_bytes = 3 * pixels + sum(map(sys.getsizeof, (prompt, request.text, request.grammar)))
         self._loop = loop
@@ -57,7 +58,8 @@ class Ticket:
     def batch_key(self) -> object:
         """Requests with equal keys can share a batch."""
         request = self.request
-        return request.method, request.chat.check is None, request.text is None, request.record
+        lengths = frozenset(len(v.times) if isinstance(v, Video) else 0 for v in request.images)
+        return request.method, request.chat.check is None, request.text is None, request.record, lengths
 
     def stream(self, piece: Piece) -> None:
         """Send text that later tokens cannot change, if the client requested a stream."""

@@ -22,7 +22,7 @@ from revisit.explain.support import ModelText, answer_text, read_texts
 from revisit.models.geometry import layout_of
 from revisit.models.outputs import end_tokens
 from revisit.models.parts import ModelParts
-from revisit.models.prompts import check_no_image_tokens, encode, render
+from revisit.models.prompts import check_no_image_tokens, encode, render, require_videos
 from revisit.models.reader import scale_for
 from revisit.models.thoughts import thoughts_of
 from revisit.pages.answers import AnswerPage, payload
@@ -32,6 +32,7 @@ from revisit.serve.errors import ApiError
 from revisit.serve.processors import Grammar, JsonAnswers, LogProbabilities
 from revisit.serve.replies import Choice, Json, Piece, Reply
 from revisit.serve.requests import ChatRequest, reasoning_options
+from revisit.video.clip import Video, shown_images
 
 if TYPE_CHECKING:
     from revisit.models.types import Inputs, Model, Processor
@@ -81,6 +82,8 @@ class Decoder:
 
     def prompt(self, request: ChatRequest) -> str:
         """Apply the chat template; raise RevisitError for texts that contain an image token."""
+        if any(isinstance(visual, Video) for visual in request.images):
+            require_videos(self.processor)
         messages = [message.for_template() for message in request.chat.messages]
         for message in messages:
             for part in message["content"]:
@@ -162,14 +165,13 @@ class Decoder:
                 check = None
                 if states is not None:
                     layout = layout_of(self.model, self.processor, images, inputs, n)
-                    text = answer_text(tokenizer, row.answer.text, row.answer.tokens, images[n], layout, states[n])
+                    shown = shown_images(images[n])
+                    text = answer_text(tokenizer, row.answer.text, row.answer.tokens, shown, layout, states[n])
                     check = None if requests[n].chat.check is None else self._checked(requests[n], text)
                     if (choice := requests[n].chat.decoding) is not None and choice.record:
                         words = patch_words(states[n], layers[-1], tokenizer)
                         # The page itself has the prompt and the name of the model.
-                        decoding["page"] = payload(
-                            AnswerPage(images[n], "", "", layout, [answer], choice.objects, words)
-                        )
+                        decoding["page"] = payload(AnswerPage(shown, "", "", layout, [answer], choice.objects, words))
                 choices = [row.choice() for row in rows[own] for _ in range(ticket.request.copies)]
                 ticket.finish(Reply(choices, lengths[n], decoding, check))
 

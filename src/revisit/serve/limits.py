@@ -17,6 +17,10 @@ class Limits(Settings):
 
     body_bytes: PositiveInt = Field(default=32 << 20, description="Largest request, in bytes.")
     image_pixels: PositiveInt = Field(default=64_000_000, description="Pixels in all images of a request.")
+    video_seconds: PositiveInt = Field(default=600, description="Longest video.")
+    video_frames: PositiveInt = Field(
+        default=64, description="Frames sampled from a video; `image_pixels` includes theirs."
+    )
     held_bytes: PositiveInt = Field(
         default=1 << 30, description="Memory for the bodies and images of all requests; beyond it, status 429."
     )

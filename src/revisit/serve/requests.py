@@ -22,7 +22,10 @@ from revisit.methods.greedy import Greedy
 from revisit.serve.errors import ApiError, excerpt
 from revisit.serve.limits import Limits
 from revisit.serve.processors import grammar
-from revisit.serve.schema import NEUTRAL, ChatBody, CheckBody, DecodingChoice
+from revisit.serve.schema import NEUTRAL, ChatBody, CheckBody, DecodingChoice, Group, ImagePart, VideoPart, is_frame
+from revisit.video.clip import Video, Visual, pixel_count
+from revisit.video.opening import video_from_data_uri
+from revisit.video.sampling import Bounds, Sampling
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -41,7 +44,7 @@ class ChatRequest:
     """A valid request with its images decoded."""
 
     chat: ChatBody
-    images: Sequence[Image]
+    images: Sequence[Visual]
     method: Method
     decoding: Decoding
     seed: int = 0
@@ -115,7 +118,7 @@ def read_request(
 
     `scale` is the rule by which images are read smaller.
     """
-    sources, choice = chat.images, chat.decoding or DecodingChoice()
+    sources, choice = chat.visuals, chat.decoding or DecodingChoice()
     length = min(chat.max_completion_tokens or chat.max_tokens or DEFAULT_NEW_TOKENS, limits.new_tokens)
     method = default
     if chat.decoding is not None:
@@ -132,12 +135,14 @@ def read_request(
     if chat.n > 1 and (chat.check or choice.record or text is not None):
         raise ApiError(400, "'check' and 'record' are for one answer; leave out 'n'.", param="n")
     check_work(method, length, chat.n if chat.temperature else 1, limits)
-    images: list[Image] = []
+    images: list[Visual] = []
+    left = limits.image_pixels
     try:
-        for source in sources:  # paths and URLs are never opened
-            left = limits.image_pixels - sum(math.prod(original_size(image)) for image in images)
+        for parts in sources:  # paths and URLs are never opened
             with DECODING:
-                images.append(_pixels(image_from_data_uri(source, max_pixels=left, scale=scale)))
+                images.append(_open(parts, left, limits, scale))
+            opened = images[-1]
+            left -= pixel_count(opened) if isinstance(opened, Video) else math.prod(original_size(opened))
     except RevisitError as error:
         raise ApiError(400, str(error), param="messages" if text is None else "image") from None
     return ChatRequest(
@@ -149,6 +154,23 @@ def read_request(
         text=text,
         grammar=_grammar(chat.answer_schema),
     )
+
+
+def _open(parts: Group, left: int, limits: Limits, scale: Scale | None) -> Visual:
+    """Decode an image, a video, or the frames of a video, with at most `left` pixels."""
+    first = parts[0]
+    if isinstance(first, VideoPart):
+        sampling = Sampling(first.video_url.frames, first.video_url.fps)
+        bounds = Bounds(limits.video_seconds, limits.video_frames, left)
+        return video_from_data_uri(first.video_url.url, sampling, bounds)
+    frames = [part for part in parts if isinstance(part, ImagePart)]
+    if not is_frame(first):
+        return _pixels(image_from_data_uri(frames[0].image_url.url, max_pixels=left, scale=scale))
+    if len(frames) > limits.video_frames:
+        raise RevisitError(f"A video has {len(frames)} frames; at most {limits.video_frames} are allowed.")
+    each = left // len(frames)
+    opened = [image_from_data_uri(part.image_url.url, max_pixels=each) for part in frames]
+    return Video.of(opened, [part.time or 0.0 for part in frames])
 
 
 def _pixels(image: Image) -> Image:

@@ -21,6 +21,7 @@ from pydantic import (
 from revisit.explain.checkable import need_words
 from revisit.models import DESCRIBE, prompts
 from revisit.serve.errors import ApiError
+from revisit.video.sampling import MAX_FRAMES
 
 FIELDS = 64  # in one object; valid ones have far fewer
 IMAGES = 8
@@ -94,6 +95,20 @@ class ImageUrl(Body, extra="ignore"):
     url: str  # a data URI
 
 
+class VideoUrl(Body, extra="ignore"):
+    """A video, and which of its frames to take."""
+
+    url: str  # a data URI
+    frames: Annotated[int, Field(ge=1, le=MAX_FRAMES)] | None = None
+    fps: Annotated[float, Field(gt=0, le=1000)] | None = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> VideoUrl:
+        if self.frames is not None and self.fps is not None:
+            raise ValueError("frames and fps cannot be combined")
+        return self
+
+
 class TextPart(Body, extra="ignore"):
     """A text; other fields, such as `cache_control`, are ignored."""
 
@@ -102,13 +117,28 @@ class TextPart(Body, extra="ignore"):
 
 
 class ImagePart(Body, extra="ignore"):
-    """An image; other fields are ignored."""
+    """An image, or with a time in seconds, a frame of a video; other fields are ignored."""
 
     type: Literal["image_url"]
     image_url: Annotated[ImageUrl, BeforeValidator(lambda value: {"url": value} if isinstance(value, str) else value)]
+    time: Annotated[float, Field(ge=0)] | None = None
 
 
-Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+class VideoPart(Body, extra="ignore"):
+    """A video; other fields are ignored."""
+
+    type: Literal["video_url"]
+    video_url: Annotated[VideoUrl, BeforeValidator(lambda value: {"url": value} if isinstance(value, str) else value)]
+
+
+Part = Annotated[TextPart | ImagePart | VideoPart, Field(discriminator="type")]
+# The parts of one text, image or video: consecutive images with times are the frames of one video.
+Group = list[TextPart | ImagePart | VideoPart]
+
+
+def is_frame(part: object) -> bool:
+    """Return whether a part is a frame of a video."""
+    return isinstance(part, ImagePart) and part.time is not None
 
 
 class ChatMessage(Body, extra="ignore"):
@@ -131,12 +161,24 @@ class ChatMessage(Body, extra="ignore"):
             return {**value, "content": ""}
         return value
 
+    @property
+    def groups(self) -> list[Group]:
+        """The parts of each text, image and video, in order."""
+        groups: list[Group] = []
+        for part in self.content:
+            if is_frame(part) and groups and is_frame(groups[-1][-1]):
+                groups[-1].append(part)
+            else:
+                groups.append([part])
+        return groups
+
     def for_template(self) -> prompts.Message:
         """Return the message in the form that chat templates expect."""
-        content = [
-            {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"}
-            for part in self.content
-        ]
+        content = []
+        for part, *_ in self.groups:
+            video = isinstance(part, VideoPart) or is_frame(part)
+            shown = {"type": "video" if video else "image"}
+            content.append({"type": "text", "text": part.text} if isinstance(part, TextPart) else shown)
         return {"role": "system" if self.role == "developer" else self.role, "content": content}
 
 
@@ -263,10 +305,10 @@ class ChatBody(Body):
         return self.model_copy(update={"messages": []})
 
     @property
-    def images(self) -> list[str]:
-        """The URIs of the images, in order of appearance."""
-        parts = [part for message in self.messages for part in message.content]
-        return [part.image_url.url for part in parts if isinstance(part, ImagePart)]
+    def visuals(self) -> list[Group]:
+        """The parts of each image and video, in order of appearance."""
+        groups = [group for message in self.messages for group in message.groups]
+        return [group for group in groups if not isinstance(group[0], TextPart)]
 
 
 class CheckBody(CheckChoice):

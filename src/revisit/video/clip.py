@@ -100,6 +100,11 @@ class Video:
 Visual: TypeAlias = Image | Video  # an opened image or video of a prompt
 
 
+def pixel_count(visual: Visual) -> int:
+    """Return the number of pixels of an image, or of all frames of a video."""
+    return visual.pixels.size // 3 if isinstance(visual, Video) else visual.width * visual.height
+
+
 def shown_images(visuals: Sequence[Visual]) -> list[Image]:
     """Return images and the frames of videos, as layouts number them."""
     return [image for visual in visuals for image in (visual.frames if isinstance(visual, Video) else [visual])]

@@ -15,7 +15,7 @@ from PIL.Image import Image
 from revisit.errors import RevisitError
 from revisit.video.clip import Video, VideoLike
 from revisit.video.reading import read_video
-from revisit.video.sampling import Sampling
+from revisit.video.sampling import BOUNDS, Bounds, Sampling
 
 
 def open_video(source: VideoLike, sampling: Sampling) -> Video:
@@ -39,7 +39,7 @@ def open_video(source: VideoLike, sampling: Sampling) -> Video:
         raise RevisitError(f"A video must be a path, bytes, a list of frames or a Video, not {type(source).__name__}.")
     name = os.fspath(source)
     if name.startswith("data:"):
-        return read_video(BytesIO(_payload(name)), "in the data URI", sampling)
+        return video_from_data_uri(name, sampling)
     if name.startswith(("http://", "https://")):
         raise RevisitError(f"{name[:200]!r} is a URL, which is not downloaded: save the video first.")
     if not os.path.isfile(Path(name).expanduser()):
@@ -48,8 +48,12 @@ def open_video(source: VideoLike, sampling: Sampling) -> Video:
         return read_video(file, repr(name), sampling)
 
 
+def video_from_data_uri(uri: str, sampling: Sampling, bounds: Bounds = BOUNDS) -> Video:
+    """Read the sampled frames of a video in a `data:video/...;base64,` URI."""
+    return read_video(BytesIO(_payload(uri)), "in the data URI", sampling, bounds)
+
+
 def _payload(uri: str) -> bytes:
-    """Return the bytes in a `data:video/...;base64,` URI."""
     header, _, payload = uri.partition(",")
     if not header.startswith("data:video/") or not header.endswith(";base64"):
         raise RevisitError("A video must be a base64 data URI such as data:video/mp4;base64,…")

@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import dropwhile, islice
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -21,6 +22,7 @@ from PIL import Image as pil
 from revisit.errors import RevisitError, need
 from revisit.io.images import DAMAGE, FORMATS, MAX_PIXELS
 from revisit.video.clip import Video
+from revisit.video.sampling import BOUNDS, Bounds
 
 if TYPE_CHECKING:
     from revisit.video.sampling import Sampling
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_BYTES = 4_000_000_000
-MAX_SECONDS = 4 * 3600
 # Other formats can name further files or addresses to read.
 CONTAINERS = "mov,matroska,avi,mpegts,mpeg,ogg,flv,asf,gif,apng"
 UNTIMED = ("avi",)  # formats with a constant frame rate instead of time stamps
@@ -77,10 +78,16 @@ class Frames:
         self.missing.discard(index)
 
 
-def read_video(file: BinaryIO, what: str, sampling: Sampling) -> Video:
+def read_video(file: BinaryIO, what: str, sampling: Sampling, bounds: Bounds = BOUNDS) -> Video:
     """Read the sampled frames of a video file; messages call it "the video `what`"."""
-    with _opened(file, what) as (container, stream, timeline):
+    with _opened(file, what, bounds) as (container, stream, timeline):
         indices = sampling.choose(timeline.times.tolist(), timeline.end)
+        pixels = len(indices) * stream.width * stream.height
+        if len(indices) > bounds.frames or pixels > bounds.pixels:
+            raise RevisitError(
+                f"{len(indices)} frames of the video {what} have {pixels:,} pixels; at most {bounds.frames} frames with {bounds.pixels:,} "
+                "pixels are allowed: choose fewer."
+            )
         frames = Frames(stream, indices)
         if timeline.keys:
             _decode_groups(container, timeline, frames)
@@ -99,13 +106,13 @@ def read_video(file: BinaryIO, what: str, sampling: Sampling) -> Video:
 
 def list_frames(file: BinaryIO, what: str, sampling: Sampling) -> list[tuple[int, float]]:
     """Return the index and the time of each sampled frame, without decoding any."""
-    with _opened(file, what) as (_, _, timeline):
+    with _opened(file, what, BOUNDS) as (_, _, timeline):
         times = timeline.times.tolist()
         return [(index, times[index]) for index in sampling.choose(times, timeline.end)]
 
 
 @contextmanager
-def _opened(file: BinaryIO, what: str) -> Iterator[tuple[Any, Any, Timeline]]:
+def _opened(file: BinaryIO, what: str, bounds: Bounds) -> Iterator[tuple[Any, Any, Timeline]]:
     """Open a video file within the limits: its container, its video stream and the frames of that."""
     need("av")
     import av
@@ -122,9 +129,9 @@ def _opened(file: BinaryIO, what: str) -> Iterator[tuple[Any, Any, Timeline]]:
                 raise RevisitError(
                     f"The video {what} has {stream.width}×{stream.height} pixels, more than the {MAX_PIXELS:,} allowed."
                 )
-            _check_duration((container.duration or 0) / 1_000_000, what)
+            _check_duration((container.duration or 0) / 1_000_000, bounds, what)
             timeline = _list_frames(container, stream, what)
-            _check_duration(timeline.duration, what)
+            _check_duration(timeline.duration, bounds, what)
             yield container, stream, timeline
     except av.FFmpegError:
         raise _unreadable(file, what) from None
@@ -142,10 +149,11 @@ def _unreadable(file: BinaryIO, what: str) -> RevisitError:
         )
 
 
-def _check_duration(seconds: float, what: str) -> None:
-    if seconds > MAX_SECONDS:
+def _check_duration(seconds: float, bounds: Bounds, what: str) -> None:
+    if seconds > bounds.seconds:
         raise RevisitError(
-            f"The video {what} lasts {seconds / 3600:.1f} hours, more than the {MAX_SECONDS // 3600} allowed; cut it first."
+            f"The video {what} lasts {timedelta(seconds=round(seconds))}, longer than the {timedelta(seconds=bounds.seconds)} allowed "
+            "(hours:minutes:seconds); cut it first."
         )
 
 

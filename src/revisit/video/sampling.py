@@ -13,6 +13,15 @@ MAX_FRAMES = 512
 
 
 @dataclass(frozen=True)
+class Bounds:
+    """Limits on a video, which are checked before anything is decoded."""
+
+    seconds: float = 4 * 3600
+    frames: int = MAX_FRAMES  # sampled
+    pixels: int = 4_000_000_000  # in all sampled frames
+
+
+@dataclass(frozen=True)
 class Sampling:
     """How many frames to take from each video: a number, or a rate per second; 8 frames by default."""
 
@@ -59,3 +68,4 @@ class Sampling:
 
 
 EIGHT_FRAMES = Sampling()
+BOUNDS = Bounds()
