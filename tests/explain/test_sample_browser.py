@@ -281,3 +281,13 @@ def test_in_a_browser(seen: Any, tmp_path: Path, count: int, width: int, scheme:
     assert "chair · 8" in seen.page.locator(".detail h2").inner_text()
     assert seen.errors == []
     assert {url.split(":")[0] for url in seen.requests} <= {"file", "data"}
+
+
+@pytest.mark.browser
+def test_a_long_answer_is_shortened(seen: Any, tmp_path: Path) -> None:
+    columns, samples = made(1, tmp_path / "in")
+    samples[0].answers[1] |= {"x": "A cat" + "x" * 99_995, "w": [(2, 5), (50_000, 50_003)]}
+    seen.page.goto(write("run", columns, samples, tmp_path / "out").as_uri())
+    assert "xx… (90,000 more characters)" in seen.page.locator(".column").nth(1).inner_text()
+    assert seen.page.locator("mark").all_inner_texts() == ["cat"]
+    assert seen.errors == []

@@ -1,4 +1,7 @@
 // The samples of an evaluation: a list with filters, and one sample with the answers of all methods side by side.
+const SHOWN = 10000; // characters of a text; browsers take seconds to break longer ones into lines
+const clip = (text) => !text || text.length <= SHOWN ? text : `${text.slice(0, SHOWN)}… (${(text.length - SHOWN).toLocaleString("en")} more characters)`;
+
 class SampleBrowser {
   constructor(root, data) {
     this.data = data; this.now = -1; this.kept = []; this.drawn = 0;
@@ -108,7 +111,7 @@ class SampleBrowser {
       const at = this.drawn, sample = this.data.samples[this.kept[at]];
       const dots = this.methods(sample).map((c) => this.dot(sample.a[c], `${this.names[c]}: `));
       this.list.append(make("li", {}, make("button", { type: "button", onclick: () => this.select(at) }, make("span", { class: "id" }, this.data.benchmarks.length > 1 ? `${sample.b} ${sample.i}` : sample.i),
-        make("span", { class: "what" }, (this.questions[sample.b].size === 1 && sample.t) || sample.q), ...dots)));
+        make("span", { class: "what" }, ((this.questions[sample.b].size === 1 && sample.t) || sample.q || "").slice(0, 200)), ...dots)));
     }
   }
 
@@ -126,8 +129,8 @@ class SampleBrowser {
   }
 
   show(sample) {
-    const facts = make("div", { class: "facts" }, make("h2", {}, `${sample.b} · ${sample.i}`), make("p", {}, sample.q || "The question is not known."));
-    if (sample.t) facts.append(make("p", { class: "truth" }, "Truth: ", make("b", {}, sample.t)));
+    const facts = make("div", { class: "facts" }, make("h2", {}, `${sample.b} · ${sample.i}`), make("p", {}, clip(sample.q) || "The question is not known."));
+    if (sample.t) facts.append(make("p", { class: "truth" }, "Truth: ", make("b", {}, clip(sample.t))));
     if (sample.cmd) facts.append(make("details", {}, make("summary", {}, "See these answers token by token: run this command"), make("code", { class: "command" }, sample.cmd)));
     const columns = this.methods(sample).map((c) => this.column(this.names[c], this.data.columns[c].settings, sample.a[c]));
     const images = sample.p.map((src, k) => make("a", { href: src, target: "_blank", title: "Open the image alone" }, make("img", { src, alt: `Image ${sample.p.length > 1 ? `${k + 1} ` : ""}of the sample` })));
@@ -151,8 +154,9 @@ class SampleBrowser {
     if (!answer) return make("article", { class: "column" }, ...head);
     const parts = [];
     let at = 0;
-    for (const [start, end] of answer.w || []) { parts.push(answer.x.slice(at, start), make("mark", { title: "not in the image" }, answer.x.slice(start, end))); at = end; }
-    parts.push(answer.x.slice(at));
+    const text = clip(answer.x);
+    for (const [start, end] of (answer.w || []).filter(([, end]) => end <= SHOWN)) { parts.push(text.slice(at, start), make("mark", { title: "not in the image" }, text.slice(start, end))); at = end; }
+    parts.push(text.slice(at));
     return make("article", { class: `column${answer.bad ? " bad" : ""}` }, ...head, make("p", {}, ...parts), answer.c ? make("p", { class: "scores" }, `${answer.c} of ${answer.n} steps changed`) : null);
   }
 
