@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from revisit.errors import RevisitError
 from revisit.methods.greedy import Greedy
 from revisit.methods.revisit import ReVisiT
 from revisit.models.config import describe_model
+from revisit.serve import requests
 from revisit.serve.errors import ApiError
 from revisit.serve.limits import Limits
 from revisit.serve.requests import ChatRequest, parse_body, read_request
@@ -129,6 +131,16 @@ def test_an_assistant_without_content_said_nothing(content: dict[str, Any]) -> N
     chat = read(body(messages=[*history, {"role": "user", "content": "And?"}])).chat
     assert chat.messages[1].for_template()["content"] == [{"type": "text", "text": ""}]
     assert "content" in rejected(body(messages=[{"role": "user", "content": None}])).message
+
+
+def test_large_images_wait_for_each_other_and_small_ones_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "LARGE", 100)
+    with ThreadPoolExecutor(1) as pool:
+        with requests.DECODING:
+            assert read(body(png(8, 8))).images
+            large = pool.submit(read, body(png(20, 20)))
+            assert not wait([large], 0.3).done
+        assert large.result(30).images[0].size == (20, 20)
 
 
 def test_settings_that_a_request_leaves_out_are_recommended_for_the_model() -> None:

@@ -216,6 +216,8 @@ def _upright_rgb(image: Image, what: str, max_pixels: int, scale: Scale | None =
         with contextlib.suppress(Exception):  # Pillow's EXIF reader raises many kinds
             image = ImageOps.exif_transpose(image)
         left = factor * max(image.size) // max(width, height)
+        if left > 1 and image.mode in ("L", "RGB"):  # before it becomes larger
+            image, left = image.reduce(left), 1
         image = _to_rgb(image)
         image = image.reduce(left) if left > 1 else image
         image.info[SCALE] = factor

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from revisit.serve.decoder import Decoder
 
 HOST = re.compile(r"(\[(?P<ip>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(:\d{1,5})?")
-READERS = 4  # threads that check requests and decode their images
+READERS = 8  # threads that check requests and decode their images
 
 
 class Unread(JSONResponse):

@@ -8,7 +8,9 @@ import secrets
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from PIL import Image as pil
@@ -17,7 +19,7 @@ from pydantic import JsonValue, ValidationError
 from revisit import methods
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError, unknown
-from revisit.io.images import SCALE, Scale, image_from_data_uri, original_size
+from revisit.io.images import SCALE, Scale, Size, image_from_data_uri, original_size
 from revisit.methods.greedy import Greedy
 from revisit.serve.errors import ApiError, excerpt
 from revisit.serve.limits import Limits
@@ -35,7 +37,8 @@ if TYPE_CHECKING:
 
 DEFAULT_NEW_TOKENS = 256
 VALUES = 200_000  # in a body
-DECODING = threading.Lock()  # one image at a time: decoding needs several times the memory of its pixels
+LARGE = 4_000_000  # pixels
+DECODING = threading.Lock()  # one large image at a time: decoding needs several times the memory of its pixels
 SETTINGS_CHARACTERS = 2_000  # of a method's settings, written as JSON
 
 
@@ -139,8 +142,8 @@ def read_request(
     left = limits.image_pixels
     try:
         for parts in sources:  # paths and URLs are never opened
-            with DECODING:
-                images.append(_open(parts, left, limits, scale))
+            with ExitStack() as stack:
+                images.append(_open(parts, left, limits, partial(_wait_for_turn, stack, scale)))
             opened = images[-1]
             left -= pixel_count(opened) if isinstance(opened, Video) else math.prod(original_size(opened))
     except RevisitError as error:
@@ -156,21 +159,30 @@ def read_request(
     )
 
 
-def _open(parts: Group, left: int, limits: Limits, scale: Scale | None) -> Visual:
+def _open(parts: Group, left: int, limits: Limits, scale: Scale) -> Visual:
     """Decode an image, a video, or the frames of a video, with at most `left` pixels."""
     first = parts[0]
     if isinstance(first, VideoPart):
         sampling = Sampling(first.video_url.frames, first.video_url.fps)
         bounds = Bounds(limits.video_seconds, limits.video_frames, left)
-        return video_from_data_uri(first.video_url.url, sampling, bounds)
+        with DECODING:
+            return video_from_data_uri(first.video_url.url, sampling, bounds)
     frames = [part for part in parts if isinstance(part, ImagePart)]
     if not is_frame(first):
         return _pixels(image_from_data_uri(frames[0].image_url.url, max_pixels=left, scale=scale))
     if len(frames) > limits.video_frames:
         raise RevisitError(f"A video has {len(frames)} frames; at most {limits.video_frames} are allowed.")
     each = left // len(frames)
-    opened = [image_from_data_uri(part.image_url.url, max_pixels=each) for part in frames]
+    with DECODING:
+        opened = [image_from_data_uri(part.image_url.url, max_pixels=each) for part in frames]
     return Video.of(opened, [part.time or 0.0 for part in frames])
+
+
+def _wait_for_turn(stack: ExitStack, scale: Scale | None, size: Size) -> int:
+    """Return how many times smaller to read an image; a large one waits until no other one is decoded."""
+    if math.prod(size) > LARGE:
+        stack.enter_context(DECODING)
+    return 1 if scale is None else scale(size)
 
 
 def _pixels(image: Image) -> Image:
