@@ -194,11 +194,12 @@ def test_an_adaptive_weight_and_several_vision_tokens_stay_within_the_budget_of_
         states = RowStates.of_items([item.to("cuda:0") for item in items])
         logits = torch.randn(rows, 500, generator=generator).mul(4).to("cuda:0")
         ended = torch.arange(rows, device="cuda:0") == 2
-        with fake_cuda.Log() as log:
-            batched.refine_batch(logits, states, head, rule, capacity=64, ended=ended)
+        for _ in range(2):  # the first step makes the mask of the padding
+            with fake_cuda.Log() as log:
+                batched.refine_batch(logits, states, head, rule, capacity=64, ended=ended)
         assert log.waits == 0, log.places("wait")
         counts.append(log.kernels)
-    assert max(counts) <= 58
+    assert max(counts) <= 59
     assert len(set(counts)) == 1
 
 

@@ -611,8 +611,9 @@ def test_the_memory_of_a_worker_does_not_grow_with_requests() -> None:
     assert len(model.worker._groups) <= 1
 
 
-def test_the_largest_step_of_the_memory_profile_changes_nothing() -> None:
-    model = Model(blocks=5)
+@pytest.mark.parametrize("drafts", [0, 2])
+def test_the_largest_step_of_the_memory_profile_changes_nothing(drafts: int) -> None:
+    model = Model(blocks=5, drafts=drafts)
     model.worker.pool.states.zero_()
     logits = torch.randn(3, VOCABULARY)
     before = logits.clone()

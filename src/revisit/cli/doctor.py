@@ -136,7 +136,7 @@ def machine_rows() -> Iterator[tuple[str, str]]:
         from revisit.step.choice import without_triton
 
         why_not = without_triton(torch.device("cuda"))
-        with_triton = "in Triton (compared with torch when it is first used)"
+        with_triton = "in Triton (compared with the reference before its first use)"
         yield "ReVisiT's step on GPUs", with_triton if why_not is None else f"in torch ({why_not})"
     extras: dict[str, list[str]] = {}
     for package, extra in EXTRAS.items():

@@ -67,7 +67,7 @@ class BatchedStep(Step):
 
     @torch.no_grad()
     def reserve(self, logits: Tensor, states: RowStates) -> None:
-        part = split([USUAL] * len(states), states)[0]
+        part = split([USUAL] * min(len(logits), len(states)), states)[0]
         refine_batch(logits[: len(part)], states.rows(part), self.head, self.rule, USUAL)
 
 

@@ -120,7 +120,7 @@ def supports(implementation: Implementation, head: Projection, rule: Rule, devic
             return False
         from revisit.step import triton  # where torch was built for GPUs
 
-        return triton.suits(head, rule) and not triton.failed(device)
+        return triton.suits(head, rule) and triton.works(head, rule, device)
     return True
 
 
