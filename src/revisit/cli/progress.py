@@ -30,9 +30,9 @@ class Rate(ProgressColumn):
     """The number of items per second, and of those that failed."""
 
     def render(self, task: Task) -> Text:
-        failed = task.fields.get("failed")
-        rate = f"{task.speed:.3g}/s" if task.speed else ""
-        return Text(f"{rate}, {failed} failed" if failed else rate)
+        rate, failed = task.speed, task.fields.get("failed")
+        parts = [f"{rate:.3g}/s" if rate else "", f"{failed} failed" if failed else ""]
+        return Text(", ".join(filter(None, parts)))
 
 
 class Bars(Reporter):

@@ -33,7 +33,9 @@ def embedded_folder() -> Path:
     """Return the folder of the embedded model, which transformers can load."""
     folder = Path(__file__).parents[1] / "embedded" / "weights" / "tiny"
     if not (folder / "model.safetensors").is_file():
-        raise RevisitError(f"The embedded model is missing from {folder}; reinstall revisit-decoding.")
+        raise RevisitError(
+            f"The embedded model is missing from {folder}; install revisit-decoding again, as files, not in an archive."
+        )
     return folder
 
 

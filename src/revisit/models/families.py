@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence, Set
-from pathlib import Path
+from importlib import resources
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import yaml
@@ -80,7 +80,7 @@ def _expanded(token: str) -> list[str]:
     return [whole for number in numbers for whole in _expanded(token.replace(found[0], str(number), 1))]
 
 
-_TABLE = yaml.safe_load((Path(__file__).parent / "data" / "families.yaml").read_text("utf-8"))
+_TABLE = yaml.safe_load(resources.files("revisit.models").joinpath("data/families.yaml").read_text("utf-8"))
 _EDGES = {name: tuple(itertools.chain(*map(_expanded, tokens))) for name, tokens in _TABLE["edges"].items()}
 
 
