@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import families
@@ -114,6 +115,38 @@ def test_batches_are_opened_ahead_and_failures_are_values() -> None:
     results = [result for batch in batches for _, result in batch]
     assert [str(result) for result in results] == ["0", "unreadable", "20", "30", "too long", "50", "60", "70", "80"]
     assert all(result.__traceback__ is None for result in results if isinstance(result, RevisitError))
+
+
+def test_batches_that_do_not_fit_into_memory_are_answered_one_by_one() -> None:
+    def work(items: Any, images: Any) -> list[int]:
+        if len(items) > 1 or items[0] == 2:
+            raise torch.OutOfMemoryError("no room")
+        return [10 * n for n in images]
+
+    (batch,) = answers(batched(range(4), 4), lambda n: n, work)
+    assert [result for _, result in batch if not isinstance(result, RevisitError)] == [0, 10, 30]
+    assert "smaller batch" in str(batch[2][1])
+
+
+def test_items_that_are_not_needed_only_complete_batches() -> None:
+    worked: list[Any] = []
+
+    def work(items: Any, images: Any) -> list[int]:
+        worked.append(list(items))
+        return [10 * n for n in images]
+
+    def open_one(n: int) -> int:
+        if n in (3, 7):
+            raise RevisitError("unreadable")
+        return n
+
+    batches = list(answers(batched(range(9), 3), open_one, work, {1, 3}.__contains__))
+    assert [[(item, str(result)) for item, result in batch] for batch in batches] == [
+        [(1, "10")],
+        [(3, "unreadable")],
+        [],
+    ]
+    assert worked == [[0, 1, 2]]
 
 
 def test_memory_does_not_depend_on_the_number_of_images() -> None:

@@ -106,6 +106,10 @@ def answers(
             return dict(zip(rows, work(*zip(*rows.values(), strict=True)), strict=True))
         except RevisitError as error:
             failed = _bare(error)
+        except RuntimeError as error:
+            if type(error).__name__ != "OutOfMemoryError":  # torch's
+                raise
+            failed = RevisitError("The device ran out of memory: use a smaller batch or a smaller model.")
         if len(rows) == 1:
             return dict.fromkeys(rows, failed)
         return {row: result for n in rows for row, result in attempt({n: rows[n]}).items()}
