@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Regex, pre_tokenizers
 
 import families
 import revisit
@@ -65,3 +66,19 @@ def test_wrong_calls_raise_one_sentence(processor: Any, prompts: Any, images: An
     with pytest.raises(RevisitError, match=message) as caught:
         revisit.prepare(processor, prompts, images)
     assert "\n" not in str(caught.value)
+
+
+def test_a_panic_of_the_tokenizer_is_an_error(processor: Any) -> None:
+    core = processor.tokenizer.backend_tokenizer
+    before = core.pre_tokenizer
+    core.pre_tokenizer = pre_tokenizers.Split(Regex("(x+x+)+y"), "isolated")  # backtracks without end
+    try:
+        with pytest.raises(RevisitError, match="cannot encode"):
+            revisit.prepare(processor, "x" * 3000, None)
+    finally:
+        core.pre_tokenizer = before
+
+
+def test_characters_that_no_tokenizer_encodes_are_an_error(processor: Any) -> None:
+    with pytest.raises(RevisitError, match="UTF-8"):
+        revisit.prepare(processor, "O\udcf9 est le chat ?", families.image(0))

@@ -179,7 +179,9 @@ def encode(
             return_tensors="pt",
             **({"add_special_tokens": False} if has_bos else {}),  # the template has added them
         )
-    except Exception as error:  # processors raise many kinds
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # processors raise many kinds, and a panic of a tokenizer in Rust is no Exception
         if any("\ud800" <= character <= "\udfff" for text in texts for character in text):
             raise RevisitError(
                 "The prompt is not valid Unicode: check that the terminal or file is in UTF-8."
