@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def check(
-    source: Path = typer.Argument(None, help="An image, or a file of texts (with --images)."),
+    source: Path = typer.Argument(None, help="An image or a video, or a file of texts (with --images)."),
     text: str = typer.Argument(None, help="Text about the image."),
     images: Path = typer.Option(None, help="Folder with the images of a file of texts."),
     output: Path = typer.Option(
@@ -50,6 +50,8 @@ def check(
         help="Measure how well the model can check, on images with known objects (a folder with COCO's annotations, or "
         "scenes:SPLIT:NUMBER:SEED), and print an entry for its generation_config.json.",
     ),
+    frames: int = options.FRAMES,
+    fps: float = options.FPS,
     html: Path = options.HTML,
     as_json: bool = options.JSON,
     quiet: bool = options.QUIET,
@@ -97,6 +99,8 @@ def check(
         raise RevisitError(f"There is no file {source}.")
     if text is not None and any(option is not None for option in (images, output, field, labels)):
         raise RevisitError("--images, --out, --field and --labels need a file of texts, not a single text.")
+    if text is None and (frames, fps) != (None, None):
+        raise RevisitError("--frames and --fps are for a video and its text.")
     if text is None and (html is not None or output is None or output.is_file()):
         raise RevisitError("A file of texts needs a folder for its results: use --out DIR, without --html.")
     from revisit.explain.captions import read_captions, stored_lines
@@ -110,16 +114,18 @@ def check(
     if not kind_or_list:
         raise RevisitError("--words must be objects, content, or a list like dog,cat,cup.")
     if text is not None:
-        from revisit.io.images import open_image
+        from revisit.models.reader import open_visuals
+        from revisit.video.sampling import Sampling
 
         if html is not None:
             check_page(html, [source])
         need_words(text)
-        image = open_image(source)
-        pair = options.load_for_image(model, image, str(source), any_image=any_image, **loading)
+        visuals = open_visuals(options.sources([str(source)]), Sampling(frames, fps))
+        pair = options.load_for_image(model, visuals[0], str(source), any_image=any_image, **loading)
         from revisit.explain.check import check as check_one
 
-        result = check_one(pair, image, text, prompt, threshold=threshold, words=kind_or_list)
+        given = options.as_arguments(visuals)
+        result = check_one(pair, text=text, prompt=prompt, threshold=threshold, words=kind_or_list, **given)
         raise typer.Exit(1 if _print_check(result, html, as_json) else 0)
 
     def load(image: Image, name: str) -> tuple[Model, Processor]:

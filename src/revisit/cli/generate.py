@@ -177,10 +177,9 @@ class Job:
         from revisit.decoding.decode import decode
         from revisit.models.prompts import prepare_opened
         from revisit.models.reader import opener
-        from revisit.video.clip import Video, frames_listing
+        from revisit.video.clip import frames_listing
 
-        first = visuals[0]  # a model that reads no videos raises its own error
-        pair = self.load(None, group[0]) if isinstance(first, Video) else self.load(first, group[0])
+        pair = self.load(visuals[0], group[0])
         chosen, *others = (methods.as_method(name, pair[0], **settings) for name, settings in self.methods)
         torch.manual_seed(self.generation["seed"])
         seed = int(torch.randint(MAX_SEED, (1,)))
@@ -194,10 +193,8 @@ class Job:
         def explain(groups: Sequence[Group], opened: Sequence[list[Visual]]) -> Iterator[tuple[AnswerPage, Frames]]:
             for visuals in opened:
                 torch.manual_seed(self.generation["seed"])
-                images = [visual for visual in visuals if not isinstance(visual, Video)]
-                videos = [visual for visual in visuals if isinstance(visual, Video)]
-                compared = list(dict.fromkeys(others))
-                told = ask(pair, images, self.prompt, chosen, video=videos, compare_with=compared, **sampling)
+                given = options.as_arguments(visuals) | {"compare_with": list(dict.fromkeys(others))}
+                told = ask(pair, question=self.prompt, method=chosen, **given, **sampling)
                 yield told.page, frames_listing(visuals)
 
         open_all = opener(pair[1], self.sampling)

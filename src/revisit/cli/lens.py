@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 
 
 def lens(
-    images: list[str] = typer.Argument(None, help="Image files; several are put into one prompt."),
+    images: list[str] = typer.Argument(None, help="Images or videos; several are put into one prompt."),
     words: str = typer.Option(None, help="Compare only these words, for example dog,cat,cup."),
     model: str = options.MODEL,
     layer: int = typer.Option(None, min=0, help="Layer to print; by default the last one."),
     top: int = typer.Option(5, min=1, help="Number of predicted tokens per patch."),
+    frames: int = options.FRAMES,
+    fps: float = options.FPS,
     html: Path = typer.Option(None, help="Write an interactive HTML page with all patches and layers to this file."),
     any_image: bool = options.ANY_IMAGE,
     dtype: str = options.DTYPE,
@@ -38,7 +40,8 @@ def lens(
       revisit lens photo.jpg --model photo
       revisit lens photo.jpg --model photo --words dog,cat,cup --html lens.html
     """
-    from revisit.io.images import open_image
+    from revisit.models.reader import open_visuals
+    from revisit.video.sampling import Sampling
 
     if not images:
         raise RevisitError("No image was given; for example: revisit lens photo.jpg --words dog,cat,cup")
@@ -47,7 +50,7 @@ def lens(
         raise RevisitError(f"--words needs at least two different words, separated by commas, not {words!r}.")
     if html is not None:
         check_page(html, images)
-    opened = [open_image(path) for path in images]
+    opened = open_visuals(options.sources(images), Sampling(frames, fps))
 
     from revisit.explain.lens import lens as run_lens
 
@@ -61,7 +64,7 @@ def lens(
         trust_remote_code=trust_remote_code,
         allow_incomplete=allow_incomplete,
     )
-    result = run_lens(pair, opened, compared, top=top)
+    result = run_lens(pair, words=compared, top=top, **options.as_arguments(opened))
     index = len(result.layers) - 1 if layer is None else layer
     if index >= len(result.layers):
         raise RevisitError(
@@ -82,6 +85,7 @@ def _place(token: int, layout: Layout) -> str:
     if region is None:
         return f"#{token}"
     image = f"image {region.image + 1} " if len(layout.sizes) > 1 else ""
+    image = image if region.time is None else f"{region.time:.2f} s "
     view = "" if region.view == "image" else f"{region.view} "
     return f"{image}{view}{region.row + 1},{region.column + 1}"
 

@@ -17,9 +17,8 @@ from revisit.models import DESCRIBE
 from revisit.registry import MAX_BEAMS, MAX_SEED, Registry
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
     from revisit.models.types import Model, Processor
+    from revisit.video.clip import Visual
 
 
 def a_seed(value: int) -> int:
@@ -63,16 +62,15 @@ def chosen_method(text: str, assignments: list[str]) -> tuple[str, Fields]:
     return name, settings | added
 
 
-def load_for_image(
-    model: str, image: Image | None, name: str, *, any_image: bool, **options: Any
-) -> tuple[Model, Processor]:
+def load_for_image(model: str, image: Visual, name: str, *, any_image: bool, **options: Any) -> tuple[Model, Processor]:
     """Load a model for images like this one. `tiny` raises RevisitError for images unlike its scenes unless `any_image` is set."""
     from revisit.models.config import is_embedded
     from revisit.models.loading import load
+    from revisit.video.clip import Video
 
     logging.getLogger("revisit.tiny").disabled = True  # its notice about unfamiliar images; they are checked here
     loaded, processor = load(model, **options)
-    if is_embedded(model) and not any_image and image is not None:
+    if is_embedded(model) and not any_image and not isinstance(image, Video):
         from revisit.embedded.familiar import check_scene
 
         check_scene(loaded, processor, image, name)
@@ -85,6 +83,15 @@ def sources(paths: Iterable[str]) -> tuple[list[str], list[str]]:
 
     names = list(paths)
     return [name for name in names if not is_video(name)], [name for name in names if is_video(name)]
+
+
+def as_arguments(visuals: Iterable[Visual]) -> Fields:
+    """Return opened images and videos as arguments of `ask`, `check` and `lens`."""
+    from revisit.video.clip import Video
+
+    listed = list(visuals)
+    videos = [visual for visual in listed if isinstance(visual, Video)]
+    return {"image": [visual for visual in listed if not isinstance(visual, Video)], "video": videos}
 
 
 def identity(model: str, **options: Any) -> Fields:

@@ -45,7 +45,7 @@ class EventHallusion(VideoBenchmark):
                     question = records.record(entry, f"{row.where}, question {number + 1}")
                     meta = {"split": split, "label": question.need_choice("answer", ("yes.", "no.")).rstrip(".")}
                     prompt = question.need_text("question") + SUFFIX
-                    items.append(self.video_item(data_dir, f"{id}/{number}", prompt, video, meta))
+                    items.append(self.video_item(data_dir, f"{id}/{number}", prompt, meta, video))
         return items
 
     def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:

@@ -39,7 +39,7 @@ class MovingScenes(VideoBenchmark):
         for row in records.read_records(*self.files(data_dir)):
             meta = {"label": row.need_choice("label", ("yes", "no")), "kind": row.need_text("kind")}
             video = f"{FOLDER}/{row.need_text('video')}"
-            items.append(self.video_item(data_dir, row.need_text("id"), row.need_text("question"), video, meta))
+            items.append(self.video_item(data_dir, row.need_text("id"), row.need_text("question"), meta, video))
         return items
 
     def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:

@@ -13,10 +13,11 @@ from typing import Any, ClassVar, Literal
 
 from revisit.errors import RevisitError, listed
 from revisit.eval.benchmarks import chair, language, mmmu
-from revisit.eval.benchmarks.base import Benchmark, Item, Metric, Scores
+from revisit.eval.benchmarks.base import Item, Metric, Scores
+from revisit.eval.benchmarks.videos import VideoBenchmark
 from revisit.eval.benchmarks.yes_no import SUFFIXES, Parser, YesNo, score_answers
 from revisit.io.finder import ImageFinder
-from revisit.io.records import YES_NO, Fields, Record, read_list, read_records
+from revisit.io.records import IMAGES, YES_NO, Fields, Record, read_list, read_records
 from revisit.words import WORDS
 
 IDS = ("id", "question_id", "index", "doc_id")
@@ -25,12 +26,16 @@ LABELS = ("label", "answer", "gt_answer", "ground_truth", "target", "objects", "
 OPTIONS = ("options", "choices")
 LETTERS = "ABCDEFGHIJ"
 
+VIDEOS = ("video", "videos", "video_path")
 
-class Own(Benchmark):
+
+class Own(VideoBenchmark):
     """A file of items; subclasses read their labels and score answers.
 
     Args:
         file: The file.
+        frames: How many frames to take from each video, evenly spaced; 8 by default.
+        fps: How many frames to take per second, instead of `frames`.
     """
 
     file: str = ""
@@ -51,11 +56,11 @@ class Own(Benchmark):
     def load(self, data_dir: Path) -> list[Item]:
         finder = ImageFinder(data_dir)
         return [
-            self.item(row, str(_first(row, IDS, number)), finder)
+            self.item(row, str(_first(row, IDS, number)), finder, data_dir)
             for number, row in enumerate(read_records(self.files(data_dir)[0]), 1)
         ]
 
-    def item(self, row: Record, id: str, finder: ImageFinder) -> Item:
+    def item(self, row: Record, id: str, finder: ImageFinder, data_dir: Path) -> Item:
         """Return the item of a row."""
         turns = row.get("conversations")  # of LLaVA's files: the user's turn, then the model's
         if isinstance(turns, list) and len(turns) > 1 and all(isinstance(turn, Mapping) for turn in turns):
@@ -66,9 +71,12 @@ class Own(Benchmark):
         label = _first(row, LABELS)
         if label is None:
             raise RevisitError(f"{row.where} has no label ({', '.join(LABELS)}); it has: {listed(row)}.")
-        question = question.replace("<image>", "").strip()
+        question = question.replace("<image>", "").replace("<video>", "").strip()
         prompt, meta = self.labelled(question, label, row)
-        return Item(id, prompt, tuple(finder.find(row)), meta)
+        named = _first(row, VIDEOS, [])
+        videos = named if isinstance(named, list) else [named]
+        images = finder.find(row) if not videos or any(row.get(field) for field in IMAGES) else ()
+        return replace(self.video_item(data_dir, id, prompt, meta, *map(str, videos)), images=tuple(images))
 
     def labelled(self, question: str, label: Any, row: Record) -> tuple[str, Fields]:
         """Return the prompt, and what scoring needs."""

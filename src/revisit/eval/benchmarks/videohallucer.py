@@ -67,7 +67,7 @@ class VideoHallucer(VideoBenchmark):
                     meta = {"set": name, "pair": f"{name}/{number}", "role": role}
                     meta["label"] = row.need_choice("answer", ("yes", "no"))
                     prompt = row.need_text("question") + SUFFIX
-                    items.append(self.video_item(data_dir, f"{name}/{number}/{role}", prompt, video, meta))
+                    items.append(self.video_item(data_dir, f"{name}/{number}/{role}", prompt, meta, video))
         return items
 
     def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from pydantic import model_validator
 from typing_extensions import Self
 
 from revisit.eval.benchmarks.base import Benchmark, Item, PerUnit
 from revisit.io.files import path_within
+from revisit.io.records import Fields
 from revisit.video.sampling import Sampling
 
 
@@ -30,10 +30,10 @@ class VideoBenchmark(Benchmark):
         Sampling(self.frames, self.fps)
         return self
 
-    def video_item(self, data_dir: Path, id: str, prompt: str, video: str, meta: dict[str, Any]) -> Item:
-        """Return an item about the video at this path in the data folder."""
-        sampling = Sampling(self.frames, self.fps)
-        return Item(id, prompt, (), meta, videos=(path_within(data_dir, Path(video)),), sampling=sampling)
+    def video_item(self, data_dir: Path, id: str, prompt: str, meta: Fields, *videos: str) -> Item:
+        """Return an item about the videos at these paths in the data folder."""
+        paths = tuple(path_within(data_dir, Path(video)) for video in videos)
+        return Item(id, prompt, (), meta, videos=paths, sampling=Sampling(self.frames, self.fps))
 
 
 def mean_of(parts: Mapping[str, PerUnit]) -> PerUnit:

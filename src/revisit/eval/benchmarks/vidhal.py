@@ -121,7 +121,7 @@ class VidHal(VideoBenchmark):
                 order = [name for _, name in sorted(zip(map(ranks.get, letters), LETTERS, strict=False))]
                 answer = ", ".join(order) if self.task == "naive_ordering" else order[0]
                 own = {**meta, "letters": letters, "answer": answer}
-                items.append(self.video_item(data_dir, id, prompt, f"vidhal/videos/{video}.mp4", own))
+                items.append(self.video_item(data_dir, id, prompt, own, f"vidhal/videos/{video}.mp4"))
         return items
 
     def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
