@@ -11,6 +11,8 @@ from torch import nn
 
 import revisit
 from revisit.decoding.method import METHODS
+from revisit.models.head import plain_tensors
+from revisit.models.identity import loaded_fingerprint
 
 NAMES = [name for name in METHODS.built_in if name != "chain"]
 TEXT = "A dog sits on the table."
@@ -117,3 +119,15 @@ def test_ask_and_check_take_a_compiled_model(pair: Any, images: Any) -> None:
         revisit.ask(pair, images[0], max_new_tokens=16)
     )
     assert supports(compiled, images) == supports(pair, images)
+
+
+@pytest.mark.parametrize("kind", ["torchao", "quanto"])
+def test_a_quantized_model_is_identified_by_its_numbers(fresh: Any, caplog: Any, kind: str) -> None:
+    model, processor = fresh
+    quantized(kind, model.model.language_model, everything=True)
+    before = loaded_fingerprint(model, processor)
+    assert loaded_fingerprint(model, processor) == before
+    weight = model.model.language_model.layers[0].mlp.down_proj.weight
+    next(plain_tensors(weight)).data.view(-1)[0] += 1
+    assert loaded_fingerprint(model, processor) != before
+    assert "cannot be identified" not in caplog.text

@@ -250,12 +250,15 @@ def loaded_fingerprint(model: Model, processor: Processor) -> str:
     It covers adapters (which are active, merged or disabled, and how they are scaled), hooks and replaced functions.
     """
 
+    from revisit.models.head import plain_tensors  # imports torch
+
     def identify() -> list[Any]:
         config = {name: value for name, value in model.config.to_dict().items() if name != "_name_or_path"}
         tokenizer = processor.tokenizer
         fast = json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else tokenizer.get_vocab()
         inputs = [processor.to_dict(), processor.chat_template, {**fast, "padding": None, "truncation": None}]
-        weights = {name: _tensor_hash(tensor) for name, tensor in model.state_dict().items()}
+        state = model.state_dict().items()
+        weights = {name: [_tensor_hash(part) for part in plain_tensors(tensor)] for name, tensor in state}
         return [config, model.generation_config.to_dict(), inputs, weights, list(_changes(model, processor))]
 
     return unless_unidentified("This model", identify)
