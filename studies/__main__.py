@@ -12,15 +12,16 @@ from revisit.cli.main import main
 from revisit.cli.progress import reporter
 from revisit.errors import RevisitError, unknown
 from revisit.eval.benchmarks.io.places import DEFAULT_SCENES
-from revisit.eval.report.document import Section
+from revisit.eval.report.document import Figure, Section
 from revisit.eval.report.terminal import print_section
 from revisit.eval.spec import environment
 from revisit.io.files import make_folder, slug, write_json
 from revisit.paper.study import CAPTIONS, Subject, command
-from studies import check, decay, pointing, rendered, times, word_labels
+from studies import check, decay, floors, pointing, rendered, times, word_labels
 
 STUDIES = {
     "check": check,
+    "floors": floors,
     "grounding-decay": decay,
     "pointing": pointing,
     "rendered-text": rendered,
@@ -71,7 +72,11 @@ def study(
     path = out / f"{name}-{slug(model)}-{slug(data)}.json"
     about = {"command": command(), "settings": subject.settings(), "environment": environment()}
     write_json(path, {"study": name, **about, "result": result})
-    print_section(Section(f"{name} · {model} · {data}", STUDIES[name].draw(result)))
+    blocks = STUDIES[name].draw(result)
+    for block in blocks:
+        if isinstance(block, Figure):
+            (out / f"{block.name}.svg").write_text(block.svg, encoding="utf-8")
+    print_section(Section(f"{name} · {model} · {data}", blocks))
     print(f"Stored in {path}.")
 
 

@@ -28,11 +28,11 @@ from revisit.eval.run import Reporter
 from revisit.explain.calibration import candidate_layers
 from revisit.explain.check import THRESHOLD, settings_of
 from revisit.explain.checkable import WORD
-from revisit.explain.prefill import logit_slices
-from revisit.explain.support import TOP, ModelText, first_tokens, read_texts
+from revisit.explain.support import ModelText, first_tokens, read_texts
 from revisit.explain.sweep import Flags, Floats, auroc, best_threshold, quality
 from revisit.forward.attention import watching
 from revisit.forward.states import Hooks
+from revisit.guard.support import TOP, logit_slices
 from revisit.methods.sadt import agreeing, forms, normal
 from revisit.models.parts import ModelParts, vision_mask
 from revisit.models.prompts import chat_text, prepare

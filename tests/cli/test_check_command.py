@@ -1,4 +1,4 @@
-"""`revisit check`: one text, a file of texts that is resumed, and calibration."""
+"""`revisit check`: one text, and a file of texts that is resumed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from revisit.explain import check as check_module
 from revisit.explain.captions import read_captions
 from revisit.io.files import LineFile, read_lines
 from revisit.models.config import embedded_folder
-from revisit.words import WORDS
 
 PHOTO = str(sample("demo").path)
 NOUN = sample("demo").nouns[0]
@@ -260,10 +259,6 @@ def test_texts_of_images_with_one_name_are_kept_apart(folder: Path) -> None:
 
 WRONG: list[tuple[list[str], str]] = [
     ([PHOTO], "Give an image and its text"),
-    ([PHOTO, "--calibrate", "scenes:unusual:8"], "--calibrate measures the model"),
-    (["--calibrate", "scenes:unusual:8", "--words", "content"], "--calibrate measures the model"),
-    (["--calibrate", "scenes:unusual:8", "--any-image"], "--calibrate measures the model"),
-    (["--calibrate", "nowhere"], "nowhere"),
     (["nowhere.jpg", "A dog."], "There is no file nowhere.jpg"),
     ([PHOTO, "A dog.", "--prompt", " "], "The prompt must be a question"),
     ([PHOTO, "A dog.", "--words", ","], "words must be"),
@@ -299,25 +294,3 @@ def test_a_folder_in_use_or_with_other_settings_raises(folder: Path) -> None:
     assert lines(folder)[0]["text"] == caption
     with pytest.raises(RevisitError, match="other settings"):
         run(*options(folder), "--words", "content")
-
-
-def test_calibration_passes_on_its_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "val2014").mkdir()
-    truth = {}
-    for number in range(1, 25):
-        shown = scene("unusual", 5, number)
-        render(shown).save(tmp_path / "val2014" / f"COCO_val2014_{number:012d}.jpg")
-        truth[number] = [WORDS[noun] for noun in shown.nouns]
-    (tmp_path / "ground_truth.json").write_text(json.dumps(truth))
-    loaded: dict[str, Any] = {}
-
-    def load(model: str, **options: Any) -> Any:
-        loaded.update(options, model=model)
-        return revisit.models.loading.load(model, **options)
-
-    monkeypatch.setattr(revisit, "load", load)
-    result = run("--calibrate", str(tmp_path), "--trust-remote-code", "--allow-incomplete", "--batch-size", "12")
-    assert {"model": "tiny", "trust_remote_code": True, "allow_incomplete": True}.items() <= loaded.items()
-    entry = json.loads(result.stdout.splitlines()[-1])["check"]
-    assert set(entry) == {"layer", "threshold", "auroc"}
-    assert 0.7 < entry["auroc"] <= 1

@@ -44,12 +44,6 @@ def check(
     ),
     field: str = typer.Option(None, help="Field of the file that contains the text, if there are several candidates."),
     batch_size: int = typer.Option(8, min=1, help="Number of texts per forward pass."),
-    calibrate: str = typer.Option(
-        None,
-        metavar="SOURCE",
-        help="Measure how well the model can check, on images with known objects (a folder with COCO's annotations, or "
-        "scenes:SPLIT:NUMBER:SEED), and print an entry for its generation_config.json.",
-    ),
     frames: int = options.FRAMES,
     fps: float = options.FPS,
     html: Path = options.HTML,
@@ -75,7 +69,6 @@ def check(
       revisit check photo.jpg "A dog on a couch." --model photo
       revisit check captions.jsonl --images val2014 --out checks --model llava-hf/llava-1.5-7b-hf
       revisit check captions.csv --out checks --labels objects
-      revisit check --calibrate coco --model llava-hf/llava-1.5-7b-hf
     """
     loading: Fields = {
         "dtype": dtype,
@@ -83,14 +76,6 @@ def check(
         "trust_remote_code": trust_remote_code,
         "allow_incomplete": allow_incomplete,
     }
-    if calibrate is not None:
-        others = (source, images, output, prompt, threshold, field, html)
-        if as_json or any_image or words != "objects" or any(option is not None for option in others):
-            raise RevisitError(
-                "--calibrate measures the model: combine it with --batch-size, --quiet and the options that load a model only."
-            )
-        _calibrate(model, calibrate, batch_size, quiet, loading)
-        return
     if source is None or (text is None and images is None and labels is None):
         raise RevisitError(
             'Give an image and its text, or a file of texts with --images: revisit check photo.jpg "A dog."'
@@ -224,31 +209,3 @@ def _print_check(result: Check, html: Path | None, as_json: bool) -> bool:
     if not result.checked:
         raise Incomplete("The text contains none of the words to check; choose other words with --words.")
     return bool(flagged)
-
-
-def _calibrate(model: str, data: str, batch_size: int, quiet: bool, loading: Fields) -> None:
-    """Measure how well a model can check, and print the entry for its generation_config.json."""
-    from revisit.eval.benchmarks.chair import Chair
-    from revisit.eval.benchmarks.io.places import resolve_data
-
-    items = Chair().load(resolve_data(data, "chair", None))
-
-    from revisit import load
-    from revisit.cli.progress import counted
-    from revisit.explain.calibration import calibrate
-
-    pair = load(model, **loading)
-    with counted("images", len(items), quiet) as advance:
-        measured = calibrate(
-            *pair,
-            [item.images[0] for item in items],
-            [set(item.meta["ground_truth"]) for item in items],
-            batch_size=batch_size,
-            advance=lambda count: advance(count, 0),
-        )
-    print(
-        f"Measured on {measured.words} object words in captions by the model; {measured.absent} of these objects are absent."
-    )
-    print("Add this entry to the model's generation_config.json:")
-    entry = {"layer": measured.layer, "threshold": round(measured.threshold, 3), "auroc": round(measured.auroc, 3)}
-    options.print_json({"check": entry})

@@ -66,6 +66,9 @@ def evaluate(
     only_visual: bool = typer.Option(
         False, "--only-visual", help="Skip items that greedy decoding answers correctly without the image."
     ),
+    risk: float = options.RISK,
+    calibration: Path = options.CALIBRATION,
+    any_calibration: bool = options.ANY_CALIBRATION,
     quiet: bool = options.QUIET,
 ) -> None:
     """Evaluate decoding methods on benchmarks; rerun the command to resume.
@@ -83,6 +86,8 @@ def evaluate(
     from revisit.eval.run import run
 
     arguments = {name: value for name, value in context.params.items() if name != "quiet"}
+    if risk is not None and not options.named(context, "method"):
+        del arguments["method"]  # it comes from the calibration
     settings = EvalConfig(**arguments | {"data": tuple(data) if data else None, "out": str(out)})
     settings.check()
     need(*settings.packages())  # all at once, and before the work

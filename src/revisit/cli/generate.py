@@ -36,6 +36,7 @@ Advance = Callable[[int, int], None]
 
 
 def generate(
+    context: typer.Context,
     images: list[str] = typer.Argument(None, help="Images, videos or folders."),
     prompt: str = options.PROMPT,
     model: str = options.MODEL,
@@ -51,6 +52,9 @@ def generate(
     fps: float = options.FPS,
     together: bool = typer.Option(False, "--together", help="Ask one question about all images together."),
     batch_size: int = options.BATCH_SIZE,
+    risk: float = options.RISK,
+    calibration: Path = options.CALIBRATION,
+    any_calibration: bool = options.ANY_CALIBRATION,
     output: Path = typer.Option(
         None, "--out", "-o", help="Folder for answers.jsonl, with one line per answer; rerun the command to resume."
     ),
@@ -93,10 +97,18 @@ def generate(
     paths = find_images(images)
     if html is not None:
         check_page(html, paths)
+    method, settings = options.chosen_method(method, set_)
+    promised = options.promised_call(context, risk, calibration, any_calibration, method, settings)
+    if promised is not None:
+        method, settings, prompt, max_new_tokens = (
+            promised.method,
+            promised.settings,
+            promised.prompt,
+            promised.max_new_tokens,
+        )
     decoding = Decoding.from_options(sample, temperature, top_p, beams).replace(max_new_tokens=max_new_tokens)
     if seed and not sample:
         raise RevisitError("--seed needs --sample: without it every seed gives the same answer.")
-    method, settings = options.chosen_method(method, set_)
     others = methods.parse_methods([name for name in compare_with if name != "none"]) if html is not None else []
     others = [other for other in others if other != (method, settings)]
     groups: list[Group] = [tuple(paths)] if together else [(path,) for path in dict.fromkeys(paths)]
@@ -128,6 +140,7 @@ def generate(
             allow_incomplete=allow_incomplete,
             **loading,
         ),
+        promised,
     )
     with resumable(output), counted("images", len(groups), quiet or len(groups) == 1) as advance:
         if output is None:
@@ -153,6 +166,7 @@ class Job:
     sampling: Sampling
     generation: Fields  # as in the output
     load: Callable[..., tuple[Model, Processor]]
+    promised: options.PromisedCall | None = None
 
     def answers(self, missing: Sequence[int], batch_size: int, pages: bool) -> Iterator[list[Any]]:
         """Yield the numbered groups with the hashes of their files and their results or errors, batch by batch.
@@ -181,6 +195,8 @@ class Job:
 
         pair = self.load(visuals[0], group[0])
         chosen, *others = (methods.as_method(name, pair[0], **settings) for name, settings in self.methods)
+        if self.promised is not None:
+            chosen = self.promised.check(*pair, chosen)
         torch.manual_seed(self.generation["seed"])
         seed = int(torch.randint(MAX_SEED, (1,)))
         sampling = {name: value for name, value in self.generation.items() if name not in ("seed", "num_beams")}
@@ -217,6 +233,7 @@ class Job:
             "generation": self.generation,
             "counters": answer.trace.summary(),
             "hash": hash,
+            **({} if self.promised is None else {"promise": self.promised.note}),
         }
 
     def show(self, advance: Advance, batch_size: int, as_json: bool, html: Path | None) -> list[Failure]:

@@ -25,6 +25,7 @@ from revisit.cli import data, options
 from revisit.cli.ablate import ablate
 from revisit.cli.analyze import analyze
 from revisit.cli.bench import bench
+from revisit.cli.calibrate import calibrate
 from revisit.cli.check import check
 from revisit.cli.demo import demo
 from revisit.cli.doctor import doctor
@@ -91,7 +92,7 @@ def add(group: typer.Typer, command: Callable[..., None], name: str | None = Non
 app = typer.Typer(name="revisit", cls=Group, pretty_exceptions_enable=False, rich_markup_mode="rich", **HELP)
 _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Try": (demo, generate, check, lens, methods, models),
-    "Measure": (evaluate, compare, view, report, score, bench, benchmarks),
+    "Measure": (evaluate, calibrate, compare, view, report, score, bench, benchmarks),
     "Study": (reproduce, analyze, ablate),
     "Serve": (serve, ui),
     "Maintain": (doctor,),

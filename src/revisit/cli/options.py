@@ -6,6 +6,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -17,6 +18,10 @@ from revisit.models import DESCRIBE
 from revisit.registry import MAX_BEAMS, MAX_SEED, Registry
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from revisit.decoding.method import Method
+    from revisit.decoding.rates import Rate
     from revisit.models.types import Model, Processor
     from revisit.video.clip import Visual
 
@@ -111,6 +116,72 @@ def print_failures(failures: Sequence[tuple[str, str]], most: int = 10) -> None:
         print(f"… and {len(failures) - most:,} more", file=sys.stderr)
 
 
+def named(context: typer.Context, option: str) -> bool:
+    """Return whether the user named an option, rather than leave it at its default."""
+    source = context.get_parameter_source(option)
+    return source is not None and source.name != "DEFAULT"
+
+
+@dataclass
+class PromisedCall:
+    """A call of a command with `--risk`: what it decodes with, and its promise once the model is loaded."""
+
+    rate: Rate
+    method: str
+    settings: dict[str, Any]
+    prompt: str
+    max_new_tokens: int
+    plain: bool
+    any_calibration: bool
+    note: str = ""
+
+    def check(self, model: Model, processor: Processor, method: Method) -> Method:
+        """Return the method with its floor; raise RevisitError if the call differs from what was calibrated."""
+        chosen, *_ = self.rate.settle(method, None, None)
+        call = (model, processor, chosen, self.prompt, self.max_new_tokens)
+        self.note = self.rate.checked(*call, plain=self.plain, any_calibration=self.any_calibration)
+        print(self.note, file=sys.stderr)
+        return chosen
+
+
+def promised_call(
+    context: typer.Context,
+    risk: float | None,
+    calibration: Path | None,
+    any_calibration: bool,
+    method: str,
+    settings: dict[str, Any],
+) -> PromisedCall | None:
+    """Return the call of a command with `--risk`; what its options do not name comes from the calibration."""
+    from revisit.decoding.rates import GUARD, find_rate, no_risk
+    from revisit.models.config import describe_model
+
+    if risk is None:
+        no_risk(calibration, any_calibration)
+        return None
+    given = context.params
+    described = describe_model(given["model"], given["trust_remote_code"])
+    rate = find_rate(described, risk, calibration)
+
+    if not named(context, "method") and not settings:
+        method, settings = rate.method, dict(rate.settings)
+    settings = {key: rate.settings[key] for key in GUARD if key in rate.settings} | settings
+    return PromisedCall(
+        rate,
+        method,
+        settings,
+        given["prompt"] if named(context, "prompt") else rate.prompt,
+        given["max_new_tokens"] if named(context, "max_new_tokens") else rate.max_new_tokens,
+        plain=not given["sample"] and given["beams"] == 1,
+        any_calibration=any_calibration,
+    )
+
+
+RISK = typer.Option(None, min=0, max=1, help="Rate of mistakes that you accept, if `revisit calibrate` certified it.")
+CALIBRATION = typer.Option(None, help="File of `revisit calibrate`; by default the model's own entry.")
+ANY_CALIBRATION = typer.Option(
+    False, "--any-calibration", help="Answer even where the calibration does not hold; no rate is promised then."
+)
 MODEL = typer.Option(
     "tiny",
     "--model",

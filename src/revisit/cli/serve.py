@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import typer
 
 from revisit.cli import options
@@ -38,6 +40,9 @@ def serve(
     allow_host: list[str] = ALLOW_HOST,
     allow_origin: list[str] = ALLOW_ORIGIN,
     limits: list[str] = LIMITS,
+    risk: float = options.RISK,
+    calibration: Path = options.CALIBRATION,
+    any_calibration: bool = options.ANY_CALIBRATION,
     dtype: str = options.DTYPE,
     device_map: str = options.DEVICE_MAP,
     trust_remote_code: bool = options.TRUST_REMOTE_CODE,
@@ -57,7 +62,8 @@ def serve(
 
     arguments = {key: value for key, value in context.params.items() if key != "set_"}
     arguments["method"], settings = options.chosen_method(method, set_)
-    run(**arguments | {"settings": settings, "limits": read_limits(limits)})
+    method_named = options.named(context, "method")
+    run(**arguments | {"settings": settings, "limits": read_limits(limits), "method_named": method_named})
 
 
 def ui(

@@ -27,6 +27,7 @@ from transformers.generation.utils import GENERATION_MODES_MAPPING, GenerateDeco
 
 from revisit.decoding.arguments import Arguments
 from revisit.decoding.arguments import take as arguments_of_call
+from revisit.decoding.floor import floor_of
 from revisit.decoding.method import Method, Step, StepResult
 from revisit.decoding.options import check_options
 from revisit.decoding.processors import OtherProcessors
@@ -161,7 +162,8 @@ class Loop:
         self._options: dict[str, Any] = {"synced_gpus": bool(arguments.synced_gpus)}
         self._streamer = arguments.streamer
         self._speculates = mode == GenerationMode.ASSISTED_GENERATION
-        self._others = OtherProcessors(passes, prompt.config, others, checks_drafts=self._speculates)
+        floor = floor_of(method, prompt, passes, recorder)
+        self._others = OtherProcessors(passes, prompt.config, others, floor, checks_drafts=self._speculates)
         if self._speculates:
             self._options |= {"assistant_model": arguments.assistant_model, "inputs_tensor": inputs_tensor}
         self.output: Any = None

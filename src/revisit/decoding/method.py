@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from revisit.errors import RevisitError
-from revisit.registry import Registry, Settings
+from revisit.guard.names import Categories, read_names
+from revisit.registry import Registry, Settings, Share, WholeNumber
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,6 +61,13 @@ def _distinct(layers: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(layers))
 
 
+def _categories(value: object) -> object:
+    """Read the file of a list of names, which a command line gives as a path."""
+    if isinstance(value, (list, tuple)) and len(value) == 1 and isinstance(value[0], (str, Path)):
+        return read_names(Path(value[0]))
+    return read_names(value) if isinstance(value, Path) else value
+
+
 LayerNumbers = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1), AfterValidator(_distinct)]
 
 
@@ -80,6 +89,11 @@ class Method(Settings):
     Args:
         phase: Act at all steps ("both"), or only at those that write the "answer" or the "thought" of a model that thinks. Other
             steps leave the logits unchanged, and are counted in `RowTrace.outside`.
+        floor: Names that the image supports less than this are never written in the answer, and a category that it has just named
+            is not named again, except after a word such as "the"; 0 is off.
+        floor_layer: The hidden state of the vision tokens that `floor` reads; by default the one that `check` reads.
+        names: The names that `floor` withholds: by default CHAIR's objects, otherwise a file with one name per line, followed by its
+            synonyms after commas.
 
     Attributes:
         name: The method's name on a command line.
@@ -94,6 +108,9 @@ class Method(Settings):
     """
 
     phase: Literal["both", "answer", "thought"] = "both"
+    floor: Share = 0.0
+    floor_layer: WholeNumber | None = None
+    names: Annotated[Categories, BeforeValidator(_categories)] = ()
 
     name: ClassVar[str]
     summary: ClassVar[str] = ""
@@ -200,9 +217,11 @@ class Method(Settings):
         )
 
     def settings(self) -> dict[str, Any]:
-        """Return every setting, in JSON-ready form; `phase` only if it is not "both"."""
-        own = {name: list(value) if isinstance(value, tuple) else value for name, value in self if name != "phase"}
-        return own if self.phase == "both" else {**own, "phase": self.phase}
+        """Return every setting, in JSON-ready form; those of all methods only if they are not the defaults."""
+        common = {name: field.default for name, field in Method.model_fields.items()}
+        own = {name: list(value) if isinstance(value, tuple) else value for name, value in self if name not in common}
+        changed = {name: value for name in common if (value := getattr(self, name)) != common[name]}
+        return own | changed | ({"names": [list(names) for names in self.names]} if self.names else {})
 
 
 def layers_of_32(first: int, last: int, depth: int, least: int = 0) -> tuple[int, ...]:

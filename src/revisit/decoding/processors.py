@@ -20,6 +20,7 @@ from transformers import (
 )
 from transformers.generation import logits_process
 
+from revisit.decoding.floor import Floor
 from revisit.forward.passes import Passes
 
 # The processors of transformers that keep state or call a function of the user's.
@@ -50,10 +51,11 @@ class OtherProcessors(LogitsProcessor):  # type: ignore[misc]
         passes: Passes,
         config: GenerationConfig,
         processors: Sequence[LogitsProcessor],
+        floor: Floor | None = None,
         *,
         checks_drafts: bool = False,
     ) -> None:
-        self.passes, self.config = passes, config
+        self.passes, self.config, self.floor = passes, config, floor
         self.repeatable = LogitsProcessorList(filter(_is_repeatable, processors))
         self.once: list[tuple[LogitsProcessorList, LogitsProcessorList]] = []  # and the repeatable ones before each
         self.last = LogitsProcessorList()  # the repeatable ones after these
@@ -68,7 +70,9 @@ class OtherProcessors(LogitsProcessor):  # type: ignore[misc]
         self._expected: Tensor | None = None  # (1, length) the tokens of the next step that counts
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # type: ignore[override]
-        if not self.once and not self.last and not self.config.do_sample:
+        if self.floor is not None:
+            scores = self.floor(input_ids, scores)
+        elif not self.once and not self.last and not self.config.do_sample:
             return scores
         if self._expected is not None and not torch.equal(input_ids, self._expected):
             return scores  # this position follows a drafted token that has just been rejected
@@ -79,10 +83,19 @@ class OtherProcessors(LogitsProcessor):  # type: ignore[misc]
         chosen = self.last(input_ids, scores)  # type: ignore[arg-type]
         empty = ~(chosen.amax(-1) > -torch.inf)  # (rows,), also where warpers returned NaN for an empty set
         if not chosen.is_cpu or bool(empty.any()):
-            chosen = torch.where(empty[:, None], self.last(input_ids, plain), chosen)  # type: ignore[arg-type]
+            chosen = torch.where(empty[:, None], self._plainly(input_ids, plain, empty), chosen)
         if self._follows:
             self._expected = torch.cat([input_ids, chosen.argmax(-1, keepdim=True)], dim=1)
         return chosen
+
+    def _plainly(self, input_ids: Tensor, plain: Tensor, empty: Tensor) -> Tensor:
+        """Return the model's own scores after the processors, without withheld names unless nothing else is left."""
+        if self.floor is None:
+            return self.last(input_ids, plain)  # type: ignore[no-any-return, arg-type]
+        chosen = self.last(input_ids, self.floor.without(plain))  # type: ignore[arg-type]
+        overruled = empty & ~(chosen.amax(-1) > -torch.inf)
+        self.floor.count(empty, overruled)
+        return torch.where(overruled[:, None], self.last(input_ids, plain), chosen)  # type: ignore[arg-type]
 
     def _call_once(
         self, processor: LogitsProcessorList, input_ids: Tensor, scores: Tensor, plain: Tensor

@@ -81,10 +81,28 @@ class RowTrace:
     outside: int = 0  # steps outside the method's phase, which it left unchanged
     plausible_tokens: list[int] = field(default_factory=list)
     records: list[StepRecord] = field(default_factory=list)
+    floor: float = 0.0  # names with less support were withheld
+    support: dict[str, float] = field(default_factory=dict)  # of each category of names, with a floor and an image
+    prevented: list[tuple[int, str]] = field(
+        default_factory=list
+    )  # step and category of the likeliest name, where that was withheld
+    lowest_floor: float = 0.0  # lower floors could change a greedy answer; infinite if every floor could
+    exhausted: int = (
+        0  # steps at which the method left withheld names only, so that the model's own distribution was taken
+    )
+    overruled: int = 0  # steps at which another processor, such as a schema, allowed withheld names only
+
+    @property
+    def withheld(self) -> dict[str, float]:
+        """The categories below the floor with their support, the best supported first."""
+        below = [(name, value) for name, value in self.support.items() if value < self.floor]
+        return dict(sorted(below, key=lambda pair: -pair[1]))
 
     def copy(self) -> RowTrace:
         """Return a copy whose counters can change independently."""
-        return replace(self, plausible_tokens=[*self.plausible_tokens], records=[*self.records])
+        return replace(
+            self, plausible_tokens=[*self.plausible_tokens], records=[*self.records], prevented=[*self.prevented]
+        )
 
 
 @dataclass(repr=False)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from revisit.decoding.method import METHODS, Method, as_method
 from revisit.decoding.method_id import MethodId
+from revisit.decoding.rates import Rate, find_rate, no_risk
 from revisit.decoding.settings import Decoding
 from revisit.errors import EXTRAS, RevisitError
 from revisit.eval.benchmarks.base import BENCHMARKS, Benchmark, find
@@ -24,7 +25,7 @@ from revisit.eval.controls import REQUIRED_METHODS
 from revisit.eval.spec import label
 from revisit.io.records import Fields
 from revisit.models.config import EMBEDDED, describe_model, name_of
-from revisit.registry import Beams, Count, PositiveShare, Seed, Settings, Temperature, parse_list
+from revisit.registry import Beams, Count, PositiveShare, Seed, Settings, Share, Temperature, parse_list
 
 # `--preset paper`: the ReVisiT paper's protocol, as far as it is stated; docs/research/reproduce.md lists what the paper leaves open.
 PAPER_TOKENS = 512
@@ -69,6 +70,9 @@ class EvalConfig(Settings):
     controls: bool = False
     only_visual: bool = False
     preset: Literal["paper"] | None = None
+    risk: Share | None = None
+    calibration: str | Path | None = None
+    any_calibration: bool = False
 
     def check(self) -> None:
         """Raise RevisitError for unknown names, wrong settings and options that exclude each other; nothing is loaded."""
@@ -83,6 +87,10 @@ class EvalConfig(Settings):
                 if getattr(self, name):
                     raise RevisitError(f"{name} has no effect on a loaded model: pass it to revisit.load.")
         _ = self.decoding, self.engine_options
+        if self.risk is None:
+            no_risk(self.calibration, self.any_calibration)
+        elif self.engine != "local" or self.controls or self.only_visual:
+            raise RevisitError("--risk needs the local engine, and no --controls or --only-visual.")
         for name, source in self._sources.items():
             if source != DOWNLOAD and not is_scenes(source):
                 resolve_data(source, name)
@@ -127,10 +135,17 @@ class EvalConfig(Settings):
 
     def methods_for(self, name: str) -> tuple[Method, ...]:
         """Return the methods for a model, with its recommended settings, and those that controls need."""
+        if (rate := self.rate_for(name)) is not None:
+            entries = self._method_entries if "method" in self.model_fields_set else [rate.decoding_method()]
+            return tuple(rate.settle(self._method(entry, name), None, None)[0] for entry in entries)
         methods = [self._method(entry, name) for entry in self._method_entries]
         listed = {method.name for method in methods}
         required = REQUIRED_METHODS if self.controls else REQUIRED_METHODS[: self.only_visual]
         return (*methods, *(self._method(method, name) for method in required if method not in listed))
+
+    def rate_for(self, name: str) -> Rate | None:
+        """Return what was calibrated for a model and `risk`; None without a risk."""
+        return None if self.risk is None else find_rate(self._configured(name), self.risk, self.calibration)
 
     @cached_property
     def _method_entries(self) -> list[Any]:
@@ -161,6 +176,9 @@ class EvalConfig(Settings):
 
     def decoding_for(self, benchmark: Benchmark) -> Decoding:
         """Return sampling, beams and length for one benchmark."""
+        rate = self.rate_for(next(iter(self.models)))
+        if rate is not None and self.max_new_tokens is None:
+            return self.decoding.replace(max_new_tokens=rate.max_new_tokens)
         length = self.max_new_tokens or (PAPER_TOKENS if self.preset else None) or benchmark.max_new_tokens
         return self.decoding.replace(max_new_tokens=length)
 

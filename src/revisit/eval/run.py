@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from revisit.decoding.method import Method
+from revisit.decoding.rates import Rate
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Benchmark, Item
@@ -126,6 +127,8 @@ def run(
             engine = engine_for(model)
             stack.callback(engine.close)
             methods = config.methods_for(name)
+            if (rate := config.rate_for(name)) is not None:
+                reporter.note(promise(config, rate, engine, methods, benchmarks))
             if config.only_visual:
                 subsets = [
                     visual_items(config, engine, methods, *benchmark, numbers, reporter) for benchmark in benchmarks
@@ -157,6 +160,26 @@ def run(
             engine.close()  # frees memory for the next model
     write_results(out)
     return logs
+
+
+def promise(
+    config: EvalConfig,
+    rate: Rate,
+    engine: Engine,
+    methods: Sequence[Method],
+    benchmarks: Sequence[tuple[Benchmark, list[Item]]],
+) -> str:
+    """Return the promise of a rate for these items; raise RevisitError if it does not hold for some of them."""
+    plain = config.decoding == Decoding()
+    pair: Any = engine.loaded  # type: ignore[attr-defined]  # of the local engine
+    calls = {
+        (method, item.prompt, config.decoding_for(benchmark).max_new_tokens)
+        for benchmark, items in benchmarks
+        for item in items
+        for method in methods
+    }
+    notes = [rate.checked(*pair, *call, plain=plain, any_calibration=config.any_calibration) for call in calls]
+    return " ".join(dict.fromkeys(notes))
 
 
 def conditions(methods: Sequence[Method], items: list[Item], controls: bool) -> list[tuple[Method, str, list[Item]]]:

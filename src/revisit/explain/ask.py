@@ -14,6 +14,7 @@ import torch
 from revisit.decoding.decode import Decoded, decode
 from revisit.decoding.generate import beam_count
 from revisit.decoding.method import as_method
+from revisit.decoding.rates import no_risk, promised_call
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
 from revisit.explain.check import check_text, settings_of
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
     from revisit.decoding.trace import Trace
 else:
     MethodLike = Any  # `as_method` validates methods
+
+
+LENGTH = 256  # tokens of an answer, unless the caller or a calibration names another number
 
 
 @dataclass
@@ -79,6 +83,11 @@ class ExplainedAnswer:
     def trace(self) -> Trace:
         """The record of the method, step by step."""
         return self._output.trace
+
+    @property
+    def promise(self) -> str:
+        """The rate of mistakes that `risk` promised, and what it covers; empty without a risk."""
+        return self.page.promise
 
     @property
     def images(self) -> list[Image]:
@@ -122,15 +131,18 @@ class ExplainedAnswer:
 def ask(
     model: str | Path | Model | tuple[Model, Processor],
     image: ImageLike | Sequence[ImageLike] | None = None,
-    question: str = DESCRIBE,
-    method: MethodLike = "revisit",
+    question: str | None = None,
+    method: MethodLike | None = None,
     *,
     video: VideoLike | Sequence[VideoLike] | None = None,
     frames: int | None = None,
     fps: float | None = None,
     compare_with: MethodLike | Sequence[MethodLike] = (),
     objects: Sequence[str] | None = None,
-    max_new_tokens: Count | None = 256,
+    max_new_tokens: Count | None = LENGTH,
+    risk: Share | None = None,
+    calibration: str | Path | None = None,
+    any_calibration: bool = False,
     **generate_kwargs: Any,
 ) -> ExplainedAnswer:
     """Ask a model about an image or a video and record how it chose each word.
@@ -153,10 +165,14 @@ def ask(
         frames: How many frames to take from each video, evenly spaced; 8 by default.
         fps: How many frames to take per second, instead of `frames`.
         method: A decoding method: an object such as `revisit.ReVisiT(alpha=1e-3)`, a class, or a name with settings such as
-            "revisit:alpha=1e-3". Classes and names use the settings recommended for the model.
+            "revisit:alpha=1e-3". Classes and names use the settings recommended for the model. By default, ReVisiT.
         compare_with: A method, or a list of methods, whose answers are shown next to this one ("greedy" is plain decoding).
         objects: The objects in the image, if known; words for other objects are marked as wrong.
         max_new_tokens: The longest answer, in tokens; None for `max_new_tokens` of the model's generation configuration.
+        risk: The rate of mistakes that you accept, if it was certified. Method, question and length then come from the calibration
+            unless you name them; what you name must agree with it.
+        calibration: The file of `revisit calibrate`; by default the model's own entry.
+        any_calibration: Answer even where the calibration does not hold; `promise` then says so.
         **generate_kwargs: As for `generate`, for example `do_sample=True`; `torch.manual_seed` sets the seed.
 
     Returns:
@@ -171,6 +187,9 @@ def ask(
         "compare_with": compare_with,
         "objects": objects,
         "max_new_tokens": max_new_tokens,
+        "risk": risk,
+        "calibration": calibration,
+        "any_calibration": any_calibration,
         **generate_kwargs,
     }
     answer = next(ask_many(model, [image], question, method, videos=[video], **options))
@@ -182,15 +201,18 @@ def ask(
 def ask_many(
     model: str | Path | Model | tuple[Model, Processor],
     images: ImageList = None,
-    question: str = DESCRIBE,
-    method: MethodLike = "revisit",
+    question: str | None = None,
+    method: MethodLike | None = None,
     *,
     videos: Sequence[VideoLike | Sequence[VideoLike] | None] | None = None,
     frames: int | None = None,
     fps: float | None = None,
     compare_with: MethodLike | Sequence[MethodLike] = (),
     objects: Sequence[str] | None = None,
-    max_new_tokens: Count | None = 256,
+    max_new_tokens: Count | None = LENGTH,
+    risk: Share | None = None,
+    calibration: str | Path | None = None,
+    any_calibration: bool = False,
     batch_size: Count = 8,
     errors: OnError = "raise",
     **generate_kwargs: Any,
@@ -207,12 +229,13 @@ def ask_many(
     `errors="return"` an image that cannot be read or answered has a RevisitError in place of its answer, and the others are not
     affected; by default the error is raised. The other arguments are those of `ask`.
     """
-    need_question(question)
+    asked = DESCRIBE if question is None else need_question(question)
     items, sampling = paired(images, videos), Sampling(frames, fps)
     if set_here := {"trace", "processor", "custom_generate", "num_return_sequences"} & generate_kwargs.keys():
         raise RevisitError(f"{', '.join(sorted(set_here))} is set by `ask`; remove it.")
     compare_with = () if compare_with is None else compare_with
-    chosen: list[Any] = [method, *(compare_with if isinstance(compare_with, (list, tuple)) else [compare_with])]
+    more = compare_with if isinstance(compare_with, (list, tuple)) else [compare_with]
+    chosen: list[Any] = ["revisit" if method is None else method, *more]
     for entry in chosen:
         as_method(entry)  # before loading, so that mistakes fail at once
     if errors == "raise":
@@ -223,6 +246,16 @@ def ask_many(
         raise RevisitError(
             "Beam search cannot be shown step by step, because beams are reordered; remove num_beams, or use revisit.generate."
         )
+    promise = ""
+    if risk is None:
+        no_risk(calibration, any_calibration)
+    else:
+        sampled = bool(generate_kwargs.get("do_sample"))
+        length = None if max_new_tokens == LENGTH else max_new_tokens
+        promised = promised_call(
+            loaded, processor, risk, calibration, any_calibration, method, question, length, plain=not sampled
+        )
+        chosen[0], asked, max_new_tokens, promise = promised
     methods = [as_method(entry, loaded) for entry in chosen]
     for each in methods:
         if each.own_beams > 1:
@@ -233,7 +266,7 @@ def ask_many(
     layers = sorted({settings_of(loaded)[0], ModelParts.of(loaded).depth})
 
     def answer(_: object, batch: Sequence[list[Visual]]) -> Iterator[ExplainedAnswer]:
-        inputs = prepare_opened(processor, [question] * len(batch), batch, loaded.device)
+        inputs = prepare_opened(processor, [asked] * len(batch), batch, loaded.device)
         decode_by = partial(
             decode,
             loaded,
@@ -261,7 +294,7 @@ def ask_many(
             text = answer_text(processor.tokenizer, answers[0].text, tokens, shown, layout, states[row])
             check = check_text(loaded, processor.tokenizer, text)
             words = patch_words(states[row], layers[-1], processor.tokenizer)
-            page = AnswerPage(shown, question, name_of(loaded), layout, list(answers), objects, words)
+            page = AnswerPage(shown, asked, name_of(loaded), layout, list(answers), objects, words, promise)
             yield ExplainedAnswer(page, check)
 
     return answer_all(items, batch_size, opener(processor, sampling), answer, errors)

@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from revisit.decoding.rates import find_rate, no_risk
 from revisit.errors import RevisitError
 from revisit.explain.checkable import Words, need_words, word_test
 from revisit.explain.checked import Check
@@ -41,6 +43,9 @@ def check(
     fps: float | None = None,
     threshold: Share | None = None,
     words: Words = "objects",
+    risk: Share | None = None,
+    calibration: str | Path | None = None,
+    any_calibration: bool = False,
 ) -> Check:
     """Check the words of a text, from any source, against an image in one forward pass.
 
@@ -60,6 +65,9 @@ def check(
             generation_config.json), or 0.05.
         words: The words to check: "objects" (names of objects in CHAIR's list, the set that was measured), "content" (all except
             function words, counts and digits), or a list of words.
+        risk: The rate of texts with an absent object that you accept in `Check.kept()`; its threshold was calibrated.
+        calibration: The file of `revisit calibrate --bound expectation`; by default the model's own entry.
+        any_calibration: Check even where the calibration does not hold; a note then says so.
 
     Returns:
         The words with their support.
@@ -68,6 +76,7 @@ def check(
         RevisitError: If the model, the image, the text or an argument cannot be used.
     """
     taken: dict[str, Any] = {"videos": [video], "frames": frames, "fps": fps}
+    taken |= {"risk": risk, "calibration": calibration, "any_calibration": any_calibration}
     checked = next(check_many(model, [image], [text], prompt, **taken, threshold=threshold, words=words))
     assert isinstance(checked, Check)
     return checked
@@ -87,6 +96,9 @@ def check_many(
     words: Words = "objects",
     batch_size: Count = 8,
     errors: OnError = "raise",
+    risk: Share | None = None,
+    calibration: str | Path | None = None,
+    any_calibration: bool = False,
 ) -> Iterator[Check | RevisitError]:
     """Check several texts, each against its own image or list of images, `batch_size` in one forward pass; see `check`.
 
@@ -101,7 +113,17 @@ def check_many(
         list(map(need_words, texts))
         open_visuals(items[0], sampling)
     loaded, processor = loaded_pair(model, "check")
-    open_pair, check_batch = checker(loaded, processor, question, threshold, words, sampling)
+    promise = ""
+    if risk is None:
+        no_risk(calibration, any_calibration)
+    else:
+        if threshold is not None or words != "objects":
+            raise RevisitError("The risk sets the threshold, for objects of the list: leave out threshold and words.")
+        rate = find_rate(loaded, risk, calibration, "expectation")
+        question = rate.prompt if prompt is None else question
+        promise = rate.checked(loaded, processor, None, question, any_calibration=any_calibration)
+        threshold = rate.threshold
+    open_pair, check_batch = checker(loaded, processor, question, threshold, words, sampling, promise)
     return answer_all(list(zip(items, texts, strict=True)), batch_size, open_pair, check_batch, errors)
 
 
@@ -115,6 +137,7 @@ def checker(
     threshold: float | None = None,
     words: Words = "objects",
     sampling: Sampling = Sampling(),  # noqa: B008 - it is frozen
+    note: str = "",
 ) -> tuple[Callable[[Pair], list[Visual]], Callable[[Sequence[Pair], Sequence[list[Visual]]], Iterator[Check]]]:
     """Return the functions that open the images of a pair, and that check a batch of pairs."""
     check_no_image_tokens(processor, "prompt", prompt)
@@ -128,7 +151,8 @@ def checker(
         prompts = [chat_text(processor, prompt, group) for group in batch]
         inputs = encode(processor, prompts, batch, model.device)
         read = read_texts(model, processor, inputs, prompts, batch, [text for _, text in pairs], [layer])
-        return (check_text(model, processor.tokenizer, text, threshold, words) for text in read)
+        checks = (check_text(model, processor.tokenizer, text, threshold, words) for text in read)
+        return (replace(check, notes=[note, *check.notes]) if note else check for check in checks)
 
     return open_pair, check_batch
 
@@ -162,7 +186,7 @@ def settings_of(model: Model, threshold: float | None = None) -> tuple[int, floa
     if threshold is None and "threshold" not in entry:
         notes.append(
             f"This model has no recommended threshold, and its accuracy was not measured: {THRESHOLD} is a guess. Compare supports "
-            "instead, or run `revisit check --calibrate DATA`."
+            "instead, or run `revisit calibrate --data DATA`."
         )
     if auroc < TRUSTED:
         notes.append(

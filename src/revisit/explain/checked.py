@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,9 @@ from revisit.video.clip import TIME
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+
+SENTENCE = re.compile(r".+?(?:[.!?]+[\"')\]]*(?:\s+|$)|\n+|$)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,18 @@ class Check:
     def flagged(self) -> list[Word]:
         """Return the checked words with less support than the threshold, in the order of the text."""
         return [word for word in self.checked if word.support < self.threshold]
+
+    def sentences(self) -> list[tuple[str, float]]:
+        """Return the sentences of the text with the least support of a checked word in each; 1 if it has none."""
+        found = []
+        for match in SENTENCE.finditer(self.text):
+            inside = (word.support for word in self.checked if match.start() <= word.start < match.end())
+            found.append((match.group(), min(inside, default=1.0)))
+        return found
+
+    def kept(self) -> str:
+        """Return the text without the sentences that hold a flagged word."""
+        return "".join(sentence for sentence, least in self.sentences() if least >= self.threshold).strip()
 
     @property
     def least_support(self) -> float:

@@ -13,7 +13,6 @@ from torch import Tensor
 from revisit.forward.states import Capture, Hooks, forced_inputs, last_logits, saved_positions
 from revisit.models.head import Head, head_device
 from revisit.models.parts import ModelParts, check_context, no_image, running, vision_mask
-from revisit.step.reference import CHUNK_NUMBERS
 
 if TYPE_CHECKING:
     from revisit.models.types import Inputs, Model
@@ -82,9 +81,3 @@ def force(
         PromptStates(head, item.by_layer, states[row, start - 1 : start - 1 + len(texts[row])])
         for row, item in enumerate(capture.items)
     ]
-
-
-def logit_slices(head: Head, states: Tensor) -> Iterator[Tensor]:
-    """Yield the logits of states over the whole vocabulary in parts of bounded memory.  (n, d) -> (part, V)"""
-    for part in states.to(head.device).split(max(1, CHUNK_NUMBERS // head.vocabulary)):
-        yield head.all_logits(part)

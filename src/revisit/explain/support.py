@@ -10,15 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
 from revisit.errors import RevisitError
 from revisit.explain.checkable import WORD
 from revisit.explain.checked import Word
-from revisit.explain.prefill import PromptStates, force, logit_slices
+from revisit.explain.prefill import PromptStates, force
+from revisit.guard.support import token_support
 from revisit.models.geometry import Layout, layout_of
-from revisit.models.head import Head
 from revisit.models.prompts import check_no_image_tokens
 from revisit.models.tokens import Span, token_spans, tokens_in, word_tokens
 from revisit.video.clip import shown_images
@@ -28,8 +25,6 @@ if TYPE_CHECKING:
 
     from revisit.models.types import Inputs, Model, Processor, Tokenizer
     from revisit.video.clip import Visual
-
-TOP = 5  # vision tokens whose mean probability is the support of a token
 
 
 @dataclass(frozen=True)
@@ -102,15 +97,6 @@ def encode_text(processor: Processor, prompt: str, text: str) -> tuple[list[int]
         if end > before
     ]
     return [token for token, _ in pairs], [span for _, span in pairs]
-
-
-@torch.no_grad()
-def token_support(head: Head, states: Tensor, ids: Sequence[int]) -> dict[int, tuple[float, int]]:
-    """Map each token to its support by the vision tokens' states (n, d), and the vision token that supports it most."""
-    columns = torch.tensor(list(ids), device=head.device)
-    parts = [(logits[:, columns] - logits.logsumexp(-1, keepdim=True)).exp() for logits in logit_slices(head, states)]
-    best = torch.cat(parts).topk(min(TOP, len(states)), dim=0)  # (n, ids) -> (top, ids)
-    return dict(zip(ids, zip(best.values.mean(0).tolist(), best.indices[0].tolist(), strict=True), strict=True))
 
 
 def support(text: ModelText, layer: int, tokenizer: Tokenizer, is_checked: Callable[[str], bool]) -> list[Word]:

@@ -232,7 +232,9 @@ def saved_positions(model: Model, *, clear: bool = False) -> Iterator[None]:
 
 
 # Vision states of the prompts in KV caches: a later call that reuses a cache does not compute them in its prefill.
-_STATES_OF_CACHE: weakref.WeakKeyDictionary[Cache, list[VisionStates]] = weakref.WeakKeyDictionary()
+_STATES_OF_CACHE: weakref.WeakKeyDictionary[Cache, dict[tuple[int, ...], list[VisionStates]]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def run_lengths(positions: Tensor) -> list[int]:
@@ -297,7 +299,10 @@ class Capture:
         self.cache = cache
         self.cached = 0 if cache is None else int(cache.get_seq_length())  # positions that the first forward skips
         self._start, self._width = self.cached, 0  # first position and number of positions of the running forward
-        self.earlier = _STATES_OF_CACHE.get(cache) if cache is not None else None  # items of the cache's last prompt
+        # By layers, the items of the cache's last prompt.
+        self.earlier = dict(_STATES_OF_CACHE.get(cache, {})) if cache is not None else {}
+        if cache is not None and not self.cached:
+            _STATES_OF_CACHE.pop(cache, None)
         self.store: Tensor | None = None  # (items, |J|, N, d), padded to the largest item
         self._indices: dict[torch.device, tuple[Tensor, Tensor]] = {}
         self._hooks = Hooks(stack, of=of)
@@ -353,7 +358,7 @@ class Capture:
             return  # another chunk follows
         self.last = hidden[:: self.rows_per_item, -1].clone()
         if self.cache is not None:
-            _STATES_OF_CACHE[self.cache] = self.items
+            _STATES_OF_CACHE.setdefault(self.cache, {})[self.layers] = self.items
 
     def _keep(self, layer: int, hidden: Tensor) -> None:
         """Store the vision tokens' part of one layer's (rows, q, d) states."""
@@ -410,9 +415,11 @@ class Capture:
 
     def _from_cache(self, number: int, layer: int, count: int) -> Tensor:
         """Return states of the first `count` vision tokens, which this prefill skipped because the cache holds them."""
-        if self.earlier is not None and number < len(self.earlier):
-            old = self.earlier[number]
-            if layer in old.by_layer and torch.equal(old.positions[:count], self.items[number].positions[:count]):
+        for items in self.earlier.values():
+            old = items[number] if number < len(items) else None
+            if old is None or layer not in old.by_layer:
+                continue
+            if torch.equal(old.positions[:count], self.items[number].positions[:count]):
                 return old.by_layer[layer][:count]
         raise RevisitError(
             "The KV cache passed as past_key_values already holds the image, and the hidden states of its vision tokens at layer "

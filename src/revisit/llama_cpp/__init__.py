@@ -50,8 +50,8 @@ def attach(llm: llama_cpp.Llama, method: ReVisiT | None = None) -> Iterator[Refi
     method = method or ReVisiT()
     if method.layers != "last":
         raise RevisitError(f"revisit.llama_cpp can read the last layer only: use layers='last', not {method.layers!r}.")
-    if method.phase != "both" or method.select == "random":
-        raise RevisitError("revisit.llama_cpp does not support phase and select='random': leave them out.")
+    if method.phase != "both" or method.select == "random" or method.floor:
+        raise RevisitError("revisit.llama_cpp does not support phase, floor and select='random': leave them out.")
     handler: Any = llm.chat_handler
     if not hasattr(handler, "_mtmd_cpp"):
         raise RevisitError("revisit.llama_cpp needs a Llama with a multimodal chat handler, such as MTMDChatHandler.")

@@ -56,10 +56,10 @@ def attach(model: nn.Module, method: ReVisiT | None = None) -> Iterator[Refiner]
     if not image_tokens:
         raise RevisitError(f"revisit.mlx does not support {config.model_type}: its configuration names no image token.")
     method = method or ReVisiT.recommended(model)
-    if not method.usual or method.phase != "both":
+    if not method.usual or method.phase != "both" or method.floor:
         raise RevisitError(
             'revisit.mlx supports divergence="jsd", select="min" or "max", fusion="poe", vocabulary="subset", '
-            'precision="float32" and phase="both" only.'
+            'precision="float32", phase="both" and floor=0 only.'
         )
     tied = not hasattr(language, "lm_head")
     depth, norm, embed = len(decoder.layers), decoder.norm, model.get_input_embeddings

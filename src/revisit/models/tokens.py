@@ -43,6 +43,17 @@ def token_text(tokenizer: Tokenizer, token: int) -> str:
     return known[token]
 
 
+def vocabulary_texts(tokenizer: Tokenizer) -> list[str]:
+    """Return the text of every token, with its leading space if it has one; empty for special tokens."""
+    size, special = len(tokenizer), set(tokenizer.all_special_ids)
+    texts = tokenizer.batch_decode([[token] for token in range(size)], clean_up_tokenization_spaces=False)
+    marked = (isinstance(raw, str) and raw.startswith("▁") for raw in tokenizer.convert_ids_to_tokens(range(size)))
+    return [
+        "" if token in special else f" {text}" if has_mark and not text.startswith(" ") else text
+        for token, (text, has_mark) in enumerate(zip(texts, marked, strict=True))
+    ]
+
+
 def printable(text: str) -> str:
     """Strip a token and escape its unprintable characters."""
     bare = text.strip()

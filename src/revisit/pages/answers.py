@@ -38,6 +38,7 @@ class AnswerPage:
     answers: list[Decoded]
     objects: Sequence[str] | None = None  # in the image, if known
     patch_words: list[list[tuple[str, float]]] | None = None  # likeliest tokens of each vision token at the last layer
+    promise: str = ""  # the rate of mistakes that was promised
 
     def render(self, title: str = "") -> str:
         """Render the page."""
@@ -49,12 +50,22 @@ class AnswerPage:
             scripts=["viewer.js"],
             start="window.viewer = new Viewer(main, data);",
             heading=finding,
-            meta=f"“{self.prompt}” · {self.model} · {', '.join(methods)}",
+            meta=" · ".join(
+                filter(None, (f"“{self.prompt}”", self.model, ", ".join(methods), self.promise, withheld(self)))
+            ),
         )
 
     def write(self, path: str | Path, title: str = "") -> Path:
         """Write the page into an existing folder; return its path."""
         return write_page(path, self.render(title))
+
+
+def withheld(page: AnswerPage) -> str:
+    """Name what a floor kept the answer from, with its support, the first one first."""
+    row = page.answers[0].trace.rows[0]
+    names = dict.fromkeys(name for _, name in row.prevented)
+    listed = ", ".join(f"{name} ({row.support[name]:.3f})" for name in names if name in row.withheld)
+    return f"withheld: {listed}; support below {row.floor:g}" if listed else ""
 
 
 def headline(page: AnswerPage) -> str:

@@ -16,8 +16,9 @@ from torch import Tensor
 from revisit.eval.report.document import Block, Cell, Table, Text
 from revisit.eval.report.figures import Plot, Series, curves, recall_curve
 from revisit.eval.run import Reporter
-from revisit.explain.prefill import force, logit_slices
+from revisit.explain.prefill import force
 from revisit.forward.states import normed
+from revisit.guard.support import logit_slices
 from revisit.models.head import Head
 from revisit.models.parts import ModelParts, vocabulary_size
 from revisit.paper.objects import ObjectVocabulary, best_rank, recalls

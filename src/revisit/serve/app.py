@@ -28,7 +28,7 @@ from revisit.serve.errors import ApiError, excerpt, server_error
 from revisit.serve.front import Front, Metrics
 from revisit.serve.limits import LOOPBACK, Limits
 from revisit.serve.replies import Json, Piece, Reply, chunks, completion, encode, event, first_chunks, last_chunks
-from revisit.serve.requests import ChatRequest, parse_body, read_request, unknown_model
+from revisit.serve.requests import ChatRequest, PromisedServer, parse_body, read_request, unknown_model
 from revisit.serve.schema import ChatBody, CheckBody
 
 if TYPE_CHECKING:
@@ -67,8 +67,10 @@ class Service:
         api_key: str | None = None,
         hosts: Collection[str] = LOOPBACK,
         origins: Sequence[str] = (),
+        promised: PromisedServer | None = None,
     ) -> None:
         self.decoder, self.name, self.method, self.limits = decoder, name, method, limits
+        self.promised = promised
         self.api_key, self.hosts, self.origins = api_key, hosts, origins
         self.page: str | None = None  # served at / by `revisit ui`, whose requests may be recorded
         self.batcher = Batcher(partial(decoder.decode, prompt_limit=limits.prompt_tokens), limits)
@@ -188,7 +190,9 @@ class Service:
         parsed = parse_body(body, kind, self.name)
         chat, text = (parsed.question(), parsed.text) if isinstance(parsed, CheckBody) else (parsed, None)
         model, scale = self.decoder.model, self.decoder.scale
-        request = read_request(chat, text, default=self.method, limits=self.limits, model=model, scale=scale)
+        request = read_request(
+            chat, text, default=self.method, limits=self.limits, model=model, scale=scale, promised=self.promised
+        )
         if request.record and self.page is None:
             raise ApiError(400, "This server does not record steps; `revisit ui` does.", param="decoding.record")
         try:

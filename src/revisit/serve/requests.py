@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from revisit.decoding.method import Method
+    from revisit.decoding.rates import Rate
     from revisit.models.types import Model
 
 DEFAULT_NEW_TOKENS = 256
@@ -116,19 +117,23 @@ def read_request(
     limits: Limits,
     model: Model | str,
     scale: Scale | None = None,
+    promised: PromisedServer | None = None,
 ) -> ChatRequest:
     """Turn a valid body into a request for an answer, or for a check of `text`; raise ApiError if it cannot be fulfilled.
 
     `scale` is the rule by which images are read smaller.
     """
     sources, choice = chat.visuals, chat.decoding or DecodingChoice()
-    length = min(chat.max_completion_tokens or chat.max_tokens or DEFAULT_NEW_TOKENS, limits.new_tokens)
+    usual = DEFAULT_NEW_TOKENS if promised is None else promised.rate.max_new_tokens
+    length = min(chat.max_completion_tokens or chat.max_tokens or usual, limits.new_tokens)
     method = default
     if chat.decoding is not None:
         method = make_method(choice.method or default.name, choice.settings, model)
         if not sources and (choice.record or method.name != "greedy"):
             sentence = f"The method {method.name!r} needs an image; send one, or leave out 'decoding'."
             raise ApiError(400, sentence, param="decoding")
+    if promised is not None and sources and text is None:
+        method = promised.check(chat, method, length)
     if chat.check and not sources:
         raise ApiError(400, "A check needs an image; send one.", param="check")
     if method.own_beams > 1 and (chat.logprobs or chat.answer_schema is not None or chat.check or choice.record):
@@ -225,6 +230,29 @@ def _decoding(chat: ChatBody, length: int) -> Decoding:
     top_p = None if chat.top_p is None else max(chat.top_p, 1e-6)
     temperature = max(chat.temperature, 1e-5)  # logits divided by less could overflow
     return Decoding(max_new_tokens=length, temperature=temperature, top_p=top_p, top_k=chat.top_k)
+
+
+@dataclass(frozen=True)
+class PromisedServer:
+    """A server with `--risk`: requests must agree with what was calibrated."""
+
+    rate: Rate
+    any_calibration: bool = False
+
+    def check(self, chat: ChatBody, method: Method, length: int) -> Method:
+        """Return the method with its floor; raise ApiError for a request that differs from what was calibrated."""
+        plain = not chat.temperature and chat.answer_schema is None
+        try:
+            chosen = self.rate.settle(method, None, None)[0]
+            found = self.rate.call_differences(chosen, chat.question or "several messages", length, plain=plain)
+        except RevisitError as error:
+            raise ApiError(400, str(error), param="decoding") from None
+        if found and not self.any_calibration:
+            sentence = (
+                f"This server promises a rate of mistakes, and its calibration does not hold here: {'; '.join(found)}."
+            )
+            raise ApiError(400, sentence, param="decoding")
+        return chosen
 
 
 def make_method(name: str, settings: Mapping[str, JsonValue], model: Model | str) -> Method:

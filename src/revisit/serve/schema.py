@@ -300,6 +300,13 @@ class ChatBody(Body):
         chosen = self.response_format.json_schema
         return {"type": "object"} if chosen is None else chosen.schema_
 
+    @property
+    def question(self) -> str | None:
+        """The text of the only message; None if there are several."""
+        if len(self.messages) > 1:
+            return None
+        return "".join(part.text for part in self.messages[0].content if isinstance(part, TextPart)).strip()
+
     def without_messages(self) -> ChatBody:
         """Return a copy for the queue, which need not hold texts and encoded images."""
         return self.model_copy(update={"messages": []})

@@ -9,9 +9,11 @@ import socket
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from revisit import methods
+from revisit.decoding.rates import find_rate, no_risk, promised_call
 from revisit.errors import RevisitError, need, short
 from revisit.serve.limits import LOOPBACK, Limits
 
@@ -59,12 +61,16 @@ def serve(
     limits: Limits,
     page: bool = False,
     method: str = "revisit",
+    method_named: bool = False,
     settings: Mapping[str, object] | None = None,
     api_key: str | None = None,
     anonymous: bool = False,
     allow_host: Sequence[str] = (),
     allow_origin: Sequence[str] = (),
     name: str | None = None,
+    risk: float | None = None,
+    calibration: Path | None = None,
+    any_calibration: bool = False,
     **load_options: Any,
 ) -> None:
     """Load a model and serve it until SIGTERM, SIGHUP or Ctrl-C.
@@ -84,14 +90,24 @@ def serve(
         from revisit.serve.app import Service, build
         from revisit.serve.connection import Server, configure
         from revisit.serve.decoder import Decoder
+        from revisit.serve.requests import PromisedServer
         from revisit.serve.ui import add_page
 
         loaded, processor = load(model, **load_options)
+        chosen, promised = methods.as_method(method, loaded, **(settings or {})), None
+        if risk is None:
+            no_risk(calibration, any_calibration)
+        else:
+            call = risk, calibration, any_calibration, chosen if method_named or settings else None
+            chosen, _, _, note = promised_call(loaded, processor, *call, None, None)
+            promised = PromisedServer(find_rate(loaded, risk, calibration), any_calibration)
+            print(note, file=sys.stderr)
         service = Service(
             Decoder(loaded, processor),
             name or model,
-            methods.as_method(method, loaded, **(settings or {})),
+            chosen,
             limits,
+            promised=promised,
             api_key=api_key or None,
             hosts=allowed_hosts(host, allow_host),
             origins=allow_origin,

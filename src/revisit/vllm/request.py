@@ -68,6 +68,8 @@ def kept_layers(model: Configured) -> str | tuple[int, ...]:
 
 def check(method: ReVisiT, kept: str | tuple[int, ...]) -> None:
     """Raise RevisitError if a request needs layers that the server does not store."""
+    if method.floor:
+        raise RevisitError("revisit: vLLM cannot withhold names: leave out floor, or use transformers.")
     needed = method.layers
     if needed in ("last", kept):
         return

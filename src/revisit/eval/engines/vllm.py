@@ -122,6 +122,8 @@ class VllmEngine(Engine):
 
     def check(self, method: Method, decoding: Decoding) -> None:
         """Raise RevisitError for methods and settings that vLLM does not support here."""
+        if method.floor:
+            raise RevisitError("--engine vllm cannot withhold names: leave out floor, or use --engine local or ray.")
         if method.name not in ("greedy", "revisit"):
             raise RevisitError(
                 f"--engine vllm supports greedy and revisit, not {method.name!r}; use --engine local or ray."

@@ -1,0 +1,1 @@
+"""Choose a floor or a threshold so that a rate of mistakes is promised."""

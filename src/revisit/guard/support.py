@@ -1,0 +1,54 @@
+"""How far the vision tokens support names: read through the model's own head, before the first token is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from revisit.errors import RevisitError
+from revisit.step.reference import CHUNK_NUMBERS
+
+if TYPE_CHECKING:
+    from revisit.guard.spelling import Spelling
+    from revisit.models.head import Head
+    from revisit.models.types import Model
+
+TOP = 5  # vision tokens whose mean probability is the support of a token
+
+
+def check_layer(model: Model, depth: int, chosen: int | None = None) -> int:
+    """Return the layer whose vision tokens are read: the chosen one, `check` in the model's generation_config.json, or the last."""
+    if chosen is not None:
+        if chosen > depth:
+            raise RevisitError(f"floor_layer must be a layer from 0 to {depth}, not {chosen}.")
+        return chosen
+    entry = getattr(model.generation_config, "check", None) or {}
+    layer = entry.get("layer", depth) if isinstance(entry, dict) else None
+    if layer not in range(depth + 1):
+        raise RevisitError(f"`check` in the model's generation_config.json must have a layer from 0 to {depth}.")
+    return int(layer)
+
+
+def logit_slices(head: Head, states: Tensor) -> Iterator[Tensor]:
+    """Yield the logits of states over the whole vocabulary in parts of bounded memory.  (n, d) -> (part, V)"""
+    for part in states.to(head.device).split(max(1, CHUNK_NUMBERS // head.vocabulary)):
+        yield head.all_logits(part)
+
+
+@torch.no_grad()
+def token_support(head: Head, states: Tensor, ids: Sequence[int]) -> dict[int, tuple[float, int]]:
+    """Map each token to its support by the vision tokens' states (n, d), and the vision token that supports it most."""
+    columns = torch.tensor(list(ids), device=head.device)
+    parts = [(logits[:, columns] - logits.logsumexp(-1, keepdim=True)).exp() for logits in logit_slices(head, states)]
+    best = torch.cat(parts).topk(min(TOP, len(states)), dim=0)  # (n, ids) -> (top, ids)
+    return dict(zip(ids, zip(best.values.mean(0).tolist(), best.indices[0].tolist(), strict=True), strict=True))
+
+
+def name_support(head: Head, states: Tensor, spelling: Spelling) -> dict[str, float]:
+    """Return the support of each category by the vision tokens' states (n, d): the best of its names."""
+    ids = sorted({token for tokens in spelling.first_tokens.values() for token in tokens})
+    support = token_support(head, states, ids)
+    return {name: max(support[token][0] for token in tokens) for name, tokens in spelling.first_tokens.items()}
