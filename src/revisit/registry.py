@@ -64,7 +64,7 @@ class Settings(BaseModel):
             raise invalid(error, type(self).__name__, settings, [*type(self).model_fields]) from None
 
     @classmethod
-    def read(cls, values: Mapping[Any, Any], where: str) -> Self:
+    def read(cls, values: Mapping[Any, object], where: str) -> Self:
         """Validate values from a file or another source, which error messages name instead of the class."""
         try:
             return cls(**{str(key): value for key, value in values.items()})
@@ -215,7 +215,7 @@ class Registry(Generic[S]):
         """Create an instance of the class with this name; the values of settings may be text."""
         return self.find(name)(**settings)
 
-    def parse(self, entry: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    def parse(self, entry: str | Mapping[str, object]) -> tuple[str, dict[str, Any]]:
         """Split an entry into (name, settings); a class from a file is registered under its own name."""
         name, settings = parse_entry(entry, self.kind)
         return (str(self.load(name).name) if ".py" in name else name), settings  # type: ignore[attr-defined]
@@ -270,7 +270,7 @@ _NAME = re.compile(r"(?:[^=]*?\.py:\w+|[^:]*)")
 _MARK = re.compile(r"[\[(]|[\])]|,(?=\s*[A-Za-z_][\w.]*\s*=)")  # brackets, and commas before a new `key=`
 
 
-def parse_entry(entry: str | Mapping[str, Any], kind: str = "method") -> tuple[str, dict[str, Any]]:
+def parse_entry(entry: str | Mapping[str, object], kind: str = "method") -> tuple[str, dict[str, Any]]:
     """Split `name`, `name:key=value,key=value`, or `{name: ..., key: value}` into (name, settings)."""
     if isinstance(entry, Mapping):
         if "name" not in entry:

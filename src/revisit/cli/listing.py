@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -47,7 +47,7 @@ def describe(cls: type[Settings]) -> list[Fields]:
     ]
 
 
-def _allowed(schema: Mapping[str, Any]) -> str:
+def _allowed(schema: Fields) -> str:
     """Describe the values that a JSON schema allows, for example "number > 0, <= 1"."""
     if "anyOf" in schema:
         return " or ".join(dict.fromkeys(map(_allowed, schema["anyOf"])))

@@ -54,23 +54,23 @@ class MethodId:
         return f"{self.name}:{text}" if text else self.name
 
 
-def changed(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def changed(settings: Mapping[str, object], defaults: Mapping[str, object]) -> dict[str, Any]:
     """Return the settings that are not defaults."""
     return {key: value for key, value in settings.items() if key not in defaults or defaults[key] != value}
 
 
-def labelled(name: str, settings: Mapping[str, Any]) -> str:
+def labelled(name: str, settings: Mapping[str, object]) -> str:
     """Return a name with settings as tables print it: `revisit(alpha=0.01, layers=all)`."""
     text = ", ".join(assignments(settings))
     return f"{name}({text})" if text else name
 
 
-def assignments(settings: Mapping[str, Any]) -> list[str]:
+def assignments(settings: Mapping[str, object]) -> list[str]:
     """Return settings as a user types them."""
     return [f"{key}={value_text(value)}" for key, value in settings.items()]
 
 
-def method_text(name: str, settings: Mapping[str, Any]) -> str:
+def method_text(name: str, settings: Mapping[str, object]) -> str:
     """Return the text that selects a method with these settings, without its defaults."""
     defaults = METHODS.get(name).settings() if name in METHODS.names() else {}
     return MethodId(name, changed(settings, defaults)).command

@@ -239,7 +239,7 @@ class EvalConfig(Settings):
         return options | ({"allow_incomplete": True} if self.allow_incomplete else {})
 
 
-def _entries(value: Any) -> list[Any]:
+def _entries(value: object) -> list[Any]:
     """Return the entries of a value as a flat list: names, which may be separated by commas, mappings and objects."""
     if isinstance(value, (Method, Benchmark)):
         return [value]

@@ -98,12 +98,12 @@ class Log:
         damaged: The number of lines that could not be used.
     """
 
-    def __init__(self, path: Path, spec: Spec, lines: Iterable[Mapping[str, Any]] = (), damaged: int = 0) -> None:
+    def __init__(self, path: Path, spec: Spec, lines: Iterable[Fields] = (), damaged: int = 0) -> None:
         self.path, self.spec, self.damaged = path, spec, damaged
         self.requests: list[Request] = []
         self.answers: dict[tuple[str, str], Answer] = {}
         self._file: LineFile | None = None
-        self._scored: list[Mapping[str, Any]] = []
+        self._scored: list[Fields] = []
         for line in lines:
             try:
                 if "spec" in line:
@@ -199,7 +199,7 @@ class Log:
         """Store the answers that are not stored yet, all of them or none; return their number."""
         return self._store(answer for answer in answers if (answer.id, answer.item) not in self.answers)
 
-    def describe(self, items: Mapping[tuple[str, str], Mapping[str, Any]]) -> None:
+    def describe(self, items: Mapping[tuple[str, str], Fields]) -> None:
         """Store answers again, by id and hash, whose `target`, `images` or `image_hashes` are others now."""
         answers = [(answer, items.get(key, {})) for key, answer in self.answers.items()]
         self._store(

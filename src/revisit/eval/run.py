@@ -29,6 +29,7 @@ from revisit.eval.engines.base import Engine, open_engine
 from revisit.eval.log import Frame, Log, check_layout, request_numbers, write_results
 from revisit.eval.spec import Spec
 from revisit.io.files import digest, file_digest, make_folder, path_within, read_file
+from revisit.io.records import Fields
 from revisit.video.sampling import Sampling
 
 
@@ -58,7 +59,7 @@ class Job:
     benchmark: Benchmark
     items: list[Item]  # in a control, with other images than the benchmark's
     out: Path
-    request: Mapping[str, Any]  # of this command; see `Log.begin`
+    request: Fields  # of this command; see `Log.begin`
 
     @contextmanager
     def log(self) -> Iterator[Log]:

@@ -9,11 +9,9 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Mapping
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -69,7 +67,7 @@ class Spec(Frozen):
     @classmethod
     def of(
         cls,
-        identity: Mapping[str, Any],
+        identity: Fields,
         method: Method,
         benchmark: Benchmark,
         decoding: Decoding,

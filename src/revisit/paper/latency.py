@@ -156,7 +156,7 @@ def table(timings: Sequence[Timing]) -> list[Result]:
     return rows
 
 
-def busy_warning(rows: Sequence[Mapping[str, Any]]) -> str:
+def busy_warning(rows: Sequence[Result]) -> str:
     """Return a warning if the repeats of a method differ too much to compare it; empty otherwise."""
     worst = max(rows, key=lambda row: float(row["spread"]))
     if worst["spread"] <= COMPARABLE:
@@ -167,7 +167,7 @@ def busy_warning(rows: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def bench_table(rows: Sequence[Mapping[str, Any]], caption: str) -> Table:
+def bench_table(rows: Sequence[Result], caption: str) -> Table:
     """Build the table of `revisit bench` from the rows of `table`."""
     heads = ("method", "first token", "× greedy", "ms/token", "lower quartile", "× greedy", "tokens/s", "× by CPU time")
     lines = [

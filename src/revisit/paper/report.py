@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from revisit.errors import RevisitError
 from revisit.eval import benchmarks
@@ -222,7 +222,7 @@ def _versions(libraries: Mapping[str, str | None]) -> str:
 # -- provenance ------------------------------------------------------------------------------------------------------
 
 
-def provenance_section(sources: Mapping[str, Mapping[str, Any]]) -> Section:
+def provenance_section(sources: Mapping[str, Stored]) -> Section:
     """Return the section with the command, versions and machine of every source: `written` and `environment` by name."""
     rows = []
     for name, source in sources.items():

@@ -176,7 +176,7 @@ def number(value: float | None, decimals: int = 2) -> str:
     return "–" if value is None or math.isnan(value) else f"{value:.{decimals}f}"
 
 
-def share(row: Mapping[str, Any], key: str = "recall", decimals: int = 1) -> Cell:
+def share(row: Stored, key: str = "recall", decimals: int = 1) -> Cell:
     """Format a share in percent, with its 95 % interval if it has one."""
     low, high = (percent(row[end], decimals) for end in ("low", "high"))
     return Cell(percent(row[key], decimals), small="" if row["low"] is None else f"[{low}, {high}]")

@@ -289,7 +289,7 @@ class Benchmark(Settings):
 # -- registry ------------------------------------------------------------------------------------------------------
 
 
-def _check_class(cls: Any, where: str) -> None:
+def _check_class(cls: type[Benchmark], where: str) -> None:
     """Raise RevisitError unless a class has the attributes that every benchmark has."""
     for needed in ("metrics", "headline", "max_new_tokens"):
         if not hasattr(cls, needed):

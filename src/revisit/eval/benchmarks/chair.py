@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from revisit.errors import RevisitError, unknown
 from revisit.eval.benchmarks import language
@@ -164,7 +163,7 @@ def score_captions(captions: Iterable[tuple[str, str, Iterable[str]]]) -> Scores
 # ---------------------------------------------------------------------------------------------- ground truth
 
 
-def image_key(value: Any) -> ImageId:
+def image_key(value: object) -> ImageId:
     """Return an image id as a number: 139, "139", "000000000139.jpg" and "COCO_val2014_000000000139.jpg" are one image."""
     if isinstance(value, int):
         return value

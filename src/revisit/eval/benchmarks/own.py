@@ -78,7 +78,7 @@ class Own(VideoBenchmark):
         images = finder.find(row) if not videos or any(row.get(field) for field in IMAGES) else ()
         return replace(self.video_item(data_dir, id, prompt, meta, *map(str, videos)), images=tuple(images))
 
-    def labelled(self, question: str, label: Any, row: Record) -> tuple[str, Fields]:
+    def labelled(self, question: str, label: object, row: Record) -> tuple[str, Fields]:
         """Return the prompt, and what scoring needs."""
         raise NotImplementedError  # every kind of file defines it
 
@@ -104,7 +104,7 @@ class OwnYesNo(Own):
     def version(self) -> str:
         return f"yesno-{self.parser}-1"
 
-    def labelled(self, question: str, label: Any, row: Record) -> tuple[str, Fields]:
+    def labelled(self, question: str, label: object, row: Record) -> tuple[str, Fields]:
         text = str(label).strip().rstrip(".").lower()
         if text not in YES_NO:
             raise RevisitError(f"{row.where}: the label must be yes or no, not {str(label)[:80]!r}.")
@@ -123,7 +123,7 @@ class OwnChoice(Own):
     headline = "accuracy"
     metrics = (Metric("accuracy", "higher", 100, 2), Metric("words", None, 1, 1))
 
-    def labelled(self, question: str, label: Any, row: Record) -> tuple[str, Fields]:
+    def labelled(self, question: str, label: object, row: Record) -> tuple[str, Fields]:
         options = _options(row)
         by_text = {text.strip().lower(): letter for letter, text in options.items()}
         answer = str(label).strip().strip("().")
@@ -158,7 +158,7 @@ class OwnCaptions(Own):
     def version(self) -> str:
         return chair.Chair().version.replace("chair", "captions")
 
-    def labelled(self, question: str, label: Any, row: Record) -> tuple[str, Fields]:
+    def labelled(self, question: str, label: object, row: Record) -> tuple[str, Fields]:
         names = [str(name).strip().lower() for name in read_list(label)]
         if len(names) == 1 and names[0] not in WORDS:  # a list in one cell, or one caption
             parts = [part.strip() for part in names[0].replace(";", ",").split(",")]
@@ -173,7 +173,7 @@ class OwnCaptions(Own):
         return replace(scores, notes=(*scores.notes, language.version()))
 
 
-def _first(row: Record, names: tuple[str, ...], default: Any = None) -> Any:
+def _first(row: Record, names: tuple[str, ...], default: object = None) -> Any:
     """Return the first of these fields that the row has."""
     return next((row[name] for name in names if row.get(name) not in (None, "")), default)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from revisit.decoding.settings import Decoding
 from revisit.eval.benchmarks.base import Item
 from revisit.eval.controls import edited
 from revisit.eval.log import Answer
+from revisit.io.records import Fields
 
 if TYPE_CHECKING:  # PIL and torch are slow to import
     from revisit.io.images import Scale
@@ -28,7 +29,7 @@ class Engine(ABC):
     """A model that answers items with any method."""
 
     @abstractmethod
-    def identity(self, batch_size: int, items: Sequence[Item]) -> Mapping[str, Any]:
+    def identity(self, batch_size: int, items: Sequence[Item]) -> Fields:
         """Return the fields of `Spec` that the engine decides: model, fingerprint, device, dtype, engine, libraries, batching.
 
         `batching` is None if the answer to an item is the same in any batch.

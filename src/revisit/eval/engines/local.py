@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import Any
 
 import torch
 
@@ -18,6 +17,7 @@ from revisit.eval.engines.base import Engine, item_seed, item_visuals
 from revisit.eval.log import Answer
 from revisit.eval.spec import libraries
 from revisit.io.files import digest
+from revisit.io.records import Fields
 from revisit.models.config import load_config, name_of, resolve
 from revisit.models.devices import default_device
 from revisit.models.identity import fingerprint, loaded_fingerprint, model_folder
@@ -85,7 +85,7 @@ class LocalEngine(Engine):
             return fingerprint(model_folder(resolve(self.model)))
         return loaded_fingerprint(*self.model)
 
-    def identity(self, batch_size: int, items: Sequence[Item]) -> Mapping[str, Any]:
+    def identity(self, batch_size: int, items: Sequence[Item]) -> Fields:
         """Outside float32 on a CPU, rounding may depend on the shape of a batch, and so on the other items in it."""
         device, dtype = self.placement
         batches = {"size": batch_size, "items": digest([[item.id, item.hash] for item in items])}

@@ -21,6 +21,7 @@ from revisit.eval.engines.base import Engine
 from revisit.eval.log import Answer
 from revisit.io.files import read_file
 from revisit.io.images import MAX_BYTES
+from revisit.io.records import Fields
 
 if TYPE_CHECKING:  # torch is slow to import
     from revisit.eval.engines.local import LocalEngine
@@ -64,7 +65,7 @@ class RayEngine(Engine):
             self._started = True
         return ray
 
-    def identity(self, batch_size: int, items: Sequence[Item]) -> Mapping[str, Any]:
+    def identity(self, batch_size: int, items: Sequence[Item]) -> Fields:
         return self.local.identity(batch_size, items)
 
     def stream(

@@ -5,7 +5,7 @@ Its answers have another spec than those of the local engine: vLLM's kernels rou
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain, islice
 from typing import Any
@@ -96,7 +96,7 @@ class VllmEngine(Engine):
         """A hash of the model's files."""
         return fingerprint(model_folder(resolve(self.name)))
 
-    def identity(self, batch_size: int, items: Sequence[Item]) -> Mapping[str, Any]:
+    def identity(self, batch_size: int, items: Sequence[Item]) -> Fields:
         """Outside float32 on a CPU, answers depend on vLLM's schedule, which ignores the batch size."""
         if any(item.videos for item in items):
             raise RevisitError("The vLLM engine takes images, not videos: use the local engine.")

@@ -14,7 +14,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from revisit.decoding.method_id import assignments
 from revisit.errors import RevisitError
@@ -47,7 +46,7 @@ class Sample:
     truth: str = ""
     answers: dict[int, Fields] = field(default_factory=dict)  # column -> answer
 
-    def disagree(self, methods: Sequence[Mapping[str, Any]]) -> bool:
+    def disagree(self, methods: Sequence[Fields]) -> bool:
         """Return whether methods, not counting controls, have different verdicts, or different texts if they were not scored."""
         compared = [answer for column, answer in self.answers.items() if not methods[column]["method"].control]
         return len({answer.get("v", answer["x"]) for answer in compared}) > 1
