@@ -124,7 +124,7 @@ def check(
         summary |= _check_file(load, captions, output, identity, settings, threshold, quiet)
     if labels is not None:
         rows = [answer.record for answer in read_answers(source, field)]
-        summary["labels"] = sweep(rows, stored_lines(output), labels, threshold).to_dict()
+        summary["labels"] = sweep(rows, stored_lines(output), labels, threshold)
     _print_summary(summary, as_json)
 
 

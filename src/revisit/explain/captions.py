@@ -216,11 +216,8 @@ def _with_image(caption: Caption, check: Check) -> Check:
 
 
 def _write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    out = io.StringIO()
+    names, out = list(dict.fromkeys(name for row in rows for name in row)), io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(map(plain_cell, names))
-    for row in rows:
-        values = (row.get(name, "") for name in names)
-        writer.writerow(plain_cell(value) if isinstance(value, str) else value for value in values)
+    for line in (names, *([row.get(name, "") for name in names] for row in rows)):
+        writer.writerow(plain_cell(value) if isinstance(value, str) else value for value in line)
     write_text(path, out.getvalue())

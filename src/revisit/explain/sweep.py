@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,47 +29,16 @@ class Quality(NamedTuple):
     f1: float
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """The supports of labelled words, or the least support of labelled texts."""
-
-    supports: Floats
-    present: Flags
-    unit: str  # "word" or "text"
-    threshold: float  # of the checks
-
-    @property
-    def best(self) -> float:
-        """The threshold with the largest F1 on these labels."""
-        return best_threshold(self.supports, self.present)
-
-    @property
-    def auroc(self) -> float:
-        """The probability that a right one has more support than a wrong one; NaN without both."""
-        return auroc(self.supports, self.present)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the quality at deciles of the supports, at the threshold of the checks, and at the best one; None is undefined."""
-        cuts = {*np.quantile(self.supports, np.arange(1, 10) / 10).tolist(), self.threshold, self.best}
-        rows = [quality(self.supports, self.present, cut)._asdict() for cut in sorted(cuts)]
-        return {
-            "unit": self.unit,
-            "labelled": len(self.present),
-            "wrong": int((~self.present).sum()),
-            "auroc": _finite(self.auroc),
-            "best_threshold": self.best,
-            "thresholds": [{name: _finite(value) for name, value in row.items()} for row in rows],
-        }
-
-
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
 def sweep(
     rows: Sequence[Record], lines: Iterable[Mapping[str, Any]], column: str, threshold: float | None = None
-) -> Sweep:
-    """Compare stored checks with a column of the file that was checked.
+) -> dict[str, Any]:
+    """Compare stored checks with a column of the file that was checked; return counts, the AUROC, and the quality by threshold.
+
+    The thresholds are the deciles of the supports, that of the checks, and the one with the best F1; None is undefined.
 
     Args:
         rows: The rows of the file.
@@ -98,7 +66,17 @@ def sweep(
     if not pairs:
         raise RevisitError("None of the texts has a checked word; there is nothing to compare with labels.")
     supports, present = map(np.array, zip(*pairs, strict=True))
-    return Sweep(supports, present, unit, check.threshold)
+    best = best_threshold(supports, present)
+    cuts = {*np.quantile(supports, np.arange(1, 10) / 10).tolist(), check.threshold, best}
+    rows_by_cut = [quality(supports, present, cut)._asdict() for cut in sorted(cuts)]
+    return {
+        "unit": unit,
+        "labelled": len(present),
+        "wrong": int((~present).sum()),
+        "auroc": _finite(auroc(supports, present)),
+        "best_threshold": best,
+        "thresholds": [{name: _finite(value) for name, value in row.items()} for row in rows_by_cut],
+    }
 
 
 def auroc(scores: Floats, present: Flags) -> float:
@@ -122,6 +100,9 @@ def quality(scores: Floats, present: Flags, threshold: float) -> Quality:
 
 def best_threshold(scores: Floats, present: Flags) -> float:
     """Return the threshold with the largest F1, halfway between two scores."""
-    values = np.unique(scores)
-    cuts = [*((values[1:] + values[:-1]) / 2), values[-1] + 1e-9]
-    return float(max(cuts, key=lambda cut: quality(scores, present, cut).f1))
+    order = np.argsort(scores, kind="stable")
+    values, absent = scores[order], ~present[order]
+    ends = np.flatnonzero(np.append(values[1:] > values[:-1], True))  # a threshold flags all words with one score
+    f1 = 2 * absent.cumsum()[ends] / (ends + 1 + absent.sum())
+    best = ends[f1.argmax()]
+    return float((values[best] + values[best + 1]) / 2 if best + 1 < len(values) else values[best] + 1e-9)

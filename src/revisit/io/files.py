@@ -132,7 +132,7 @@ def make_folder(path: Path) -> Path:
 
     Files that killed writers left there are removed.
     """
-    if path.suffix.lower() in (".html", ".htm", ".json"):
+    if path.suffix.lower() in (".html", ".htm", ".json", ".jsonl", ".csv"):
         raise RevisitError(f"--out must be a folder: use {path.with_suffix('')}, not {path}.")
     try:
         path.mkdir(parents=True, exist_ok=True)
