@@ -78,3 +78,13 @@ def test_a_small_file_needs_little_memory(tmp_path: Path) -> None:
         check=True,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
     )
+
+
+def test_a_table_that_unpacks_to_too_much_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    pandas.DataFrame({"id": [1] * 200_000, "text": ["x" * 1000] * 200_000}).to_parquet(tmp_path / "x.parquet")
+    assert len(read_records(tmp_path / "x.parquet")) == 200_000
+    monkeypatch.setattr(records, "MAX_UNPACKED", 1_000_000)
+    with pytest.raises(RevisitError, match="unpacks to more than"):
+        read_records(tmp_path / "x.parquet")

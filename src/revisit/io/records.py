@@ -18,7 +18,9 @@ from typing import Any, TypeAlias, TypeVar
 from revisit.errors import RevisitError, brief, listed, need
 from revisit.io.files import path_within, read_blocks, read_file
 
-MAX_UNPACKED = 1 << 30  # bytes of a .gz file's content
+MAX_UNPACKED = 1 << 30  # bytes of a .gz file's content, or of a table's
+RATIO = 20  # of the bytes of a larger table to those of its file
+ROWS, CELL = 256, 64  # rows of a table that are read together, and bytes of an object for each of their cells
 
 # Fields with generated text. `answer` is not among them, because it is as often the gold answer.
 TEXTS = ("text", "caption", "response", "prediction", "model_prediction")
@@ -147,12 +149,22 @@ def _table(path: Path, text: str) -> list[Record]:
 
 def _parquet(path: Path) -> list[Record]:
     need("pyarrow")
-    from pyarrow.parquet import read_table
+    from pyarrow.parquet import ParquetFile
 
+    rows: list[dict[str, Any]] = []
+    unpacked = 0
     try:
-        rows = read_table(path).to_pylist()
+        limit = max(MAX_UNPACKED, RATIO * path.stat().st_size)
+        with ParquetFile(path) as file:
+            for batch in file.iter_batches(ROWS):
+                unpacked += batch.nbytes + CELL * batch.num_rows * batch.num_columns
+                if unpacked > limit:
+                    raise RevisitError(f"{path} unpacks to more than {limit:,} bytes.")
+                rows += batch.to_pylist()
     except FileNotFoundError as error:
         raise RevisitError(f"{path} does not exist.") from error
+    except RevisitError:
+        raise
     except Exception as error:  # pyarrow raises many kinds
         raise RevisitError(f"{path} cannot be read as Parquet: {brief(error)}") from error
     known = ({name: value for name, value in row.items() if value is not None} for row in rows)
