@@ -13,7 +13,7 @@ from revisit.decoding.method import METHODS
 QUESTION = "Please describe this image in detail."
 SENTENCES = ("Yes, there is a dog.", "No.")
 CHOICE = ["A cat on a bed.", "A suitcase at an airport."]
-PLAIN = [name for name in METHODS.built_in if name not in ("chain", "opera")]
+PLAIN = [name for name in METHODS.built_in if name not in ("chain", "opera", "tcd")]
 
 
 def xgrammar(pair: Any, *texts: str) -> Any:

@@ -14,7 +14,7 @@ from revisit.decoding.method import METHODS
 from revisit.models.head import plain_tensors
 from revisit.models.identity import loaded_fingerprint
 
-NAMES = [name for name in METHODS.built_in if name != "chain"]
+NAMES = [name for name in METHODS.built_in if name not in ("chain", "tcd")]  # TCD is for videos
 TEXT = "A dog sits on the table."
 
 
