@@ -40,7 +40,9 @@ def evaluate(
     batch_size: int = options.BATCH_SIZE,
     max_new_tokens: int = options.LENGTH,
     seed: int = typer.Option(
-        DEFAULT.seed, callback=options.a_seed, help="Random seed, with --sample; each item derives its own from it."
+        DEFAULT.seed,
+        callback=options.validate_seed,
+        help="Random seed, with --sample; each item derives its own from it.",
     ),
     seeds: str = typer.Option(
         "", help="Several seeds, for example 0,1,2, with --sample; tables show the mean ± standard deviation."

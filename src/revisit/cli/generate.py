@@ -47,7 +47,7 @@ def generate(
     temperature: float = options.TEMPERATURE,
     top_p: float = options.TOP_P,
     beams: int = options.BEAMS,
-    seed: int = typer.Option(0, callback=options.a_seed, help="Random seed, with --sample."),
+    seed: int = typer.Option(0, callback=options.validate_seed, help="Random seed, with --sample."),
     frames: int = options.FRAMES,
     fps: float = options.FPS,
     together: bool = typer.Option(False, "--together", help="Ask one question about all images together."),

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from revisit.video.clip import Visual
 
 
-def a_seed(value: int) -> int:
-    """Return a valid seed; a range on the option would print 19 digits in every help text."""
+def validate_seed(value: int) -> int:
+    """Validate a seed here: a range on the option would print 19 digits in every help text."""
     if not 0 <= value <= MAX_SEED:
         raise typer.BadParameter(f"{value} is not in the range 0<=x<={MAX_SEED}.")
     return value

@@ -39,7 +39,7 @@ def controls_of(items: Sequence[Item]) -> tuple[str, ...]:
 def controlled(items: Sequence[Item], control: str) -> list[Item]:
     """Return the items with the images of a control. Ids and gold answers stay, so scores can be compared.
 
-    With another item's images, its hash follows the item's own: answers are generated again if those images change.
+    With another item's images, that item's hash is appended, so changing those images invalidates the answers.
 
     Raises:
         RevisitError: All items have the same image, so there is no other one.

@@ -43,7 +43,7 @@ class Frame(Frozen):
 
 
 class Answer(Frozen):
-    """The answer of an engine to one item."""
+    """An engine's answer to one item."""
 
     id: str  # of the item
     item: str = ""  # SHA-256 of the prompt and of every image's bytes

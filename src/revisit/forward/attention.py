@@ -32,7 +32,7 @@ EXTRA_TERMS = ("position_bias", "sinks", "s_aux")
 
 _lock = threading.Lock()
 _users: dict[int, int] = {}  # id of a configuration -> number of hooks installed in it
-_here = threading.local()  # .hooks: the hooks of this thread
+_thread_state = threading.local()  # .hooks: the hooks of this thread
 
 
 @dataclass
@@ -212,7 +212,7 @@ def watching(
             f"{method_name} needs the attention of every decoder layer, and only {len(modules)} of the {len(parts.layers)} layers of "
             f"{describe(parts.model)} have one: use another method, or a model without linear attention or other recurrent layers."
         )
-    hooks = _here.__dict__.setdefault("hooks", [])
+    hooks = _thread_state.__dict__.setdefault("hooks", [])
     watch = Watch(modules, attention_hook, layers, of)
     with contextlib.ExitStack() as stack:
         FORCE_EAGER.begin()
@@ -268,7 +268,7 @@ def _with_hooks(name: str) -> Callable[..., Any]:
         extra_term = next((term for term in EXTRA_TERMS if kwargs.get(term) is not None), "")
         softcap = kwargs.get("softcap")
         afterwards = []
-        for watch in () if paused() else getattr(_here, "hooks", ()):
+        for watch in () if paused() else getattr(_thread_state, "hooks", ()):
             terms = {"scaling": scaling, "softcap": softcap, "extra_term": extra_term}
             call = watch.call(module, query, key, value, attention_mask, **terms)
             if call is None:

@@ -31,22 +31,22 @@ from revisit.models.types import Model
 # Called with hidden states (rows, q, d); its result, unless None, replaces them.
 StateHook = Callable[[Tensor], "Tensor | None"]
 
-_here = threading.local()  # .paused: whether this thread's hooks are paused
+_thread_state = threading.local()  # .paused: whether this thread's hooks are paused
 
 
 @contextlib.contextmanager
 def hooks_paused() -> Iterator[None]:
     """Pause the hooks of this thread within the context."""
-    before, _here.paused = paused(), True
+    before, _thread_state.paused = paused(), True
     try:
         yield
     finally:
-        _here.paused = before
+        _thread_state.paused = before
 
 
 def paused() -> bool:
     """Return whether hooks are paused in this thread."""
-    return bool(getattr(_here, "paused", False))
+    return bool(getattr(_thread_state, "paused", False))
 
 
 @dataclass

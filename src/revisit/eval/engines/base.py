@@ -1,6 +1,6 @@
 """The interface between an evaluation and a model, wherever the model runs.
 
-An engine is opened for one model and answers with any method. It receives batches of items and returns answers in any order, so it may
+An engine serves one model and can run any method. It receives batches of items and returns answers in any order, so it may
 decode many batches at once, or send them to other machines.
 """
 
