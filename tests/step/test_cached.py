@@ -40,6 +40,17 @@ def test_columns_are_projected_once() -> None:
     assert len(watched.columns) == len(plausible)
 
 
+def test_a_row_does_not_depend_on_the_others() -> None:
+    logits, states, head = batch()
+    together, alone = CachedStep(head, Rule(alpha=1e-2)), CachedStep(head, Rule(alpha=1e-2))
+    rows, items = RowStates.of_items(states), [RowStates.of_items([item]) for item in states]
+    for scale in (3, 1, 2):
+        scores = together.take(StepInput(scale * logits, rows)).scores
+        for row, item in enumerate(items):
+            single = alone.take(StepInput(scale * logits[row : row + 1], item)).scores
+            assert torch.equal(single[0], scores[row])
+
+
 @pytest.mark.parametrize("columns", [1, 40, 200])
 def test_columns_that_find_no_room(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sets of any size, of which only some fit, in steps after which most columns are dropped."""
