@@ -184,6 +184,21 @@ def test_checks_of_another_image_or_model_are_not_used_again(folder: Path) -> No
         run(*arguments)
 
 
+def test_an_edited_text_replaces_its_check(folder: Path) -> None:
+    run(*options(folder))
+    before = lines(folder)
+    file = folder / "captions.jsonl"
+    rows = file.read_text().splitlines(keepends=True)
+    file.write_text("".join([rows[0], '{"image_id": 2, "caption": "A zebra."}\n', *rows[2:4]]))
+    run(*options(folder))
+    after = lines(folder)
+    assert [line["text"] for line in after] == [before[0]["text"], "A zebra.", before[2]["text"], before[3]["text"]]
+    assert [after[n] for n in (0, 2, 3)] == [before[n] for n in (0, 2, 3)]
+    file.rename(folder / "other.jsonl")
+    with pytest.raises(RevisitError, match=r"other settings \(file\)"):
+        run(str(folder / "other.jsonl"), *options(folder)[1:])
+
+
 def test_a_broken_image_does_not_stop_the_others(folder: Path) -> None:
     broken = folder / "images" / f"COCO_val2014_{3:012d}.png"
     good = broken.read_bytes()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,6 @@ from revisit.pages.document import check_page
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from revisit.explain.captions import Caption
     from revisit.explain.checked import Check
     from revisit.models.types import Model, Processor
 
@@ -88,7 +86,8 @@ def check(
         raise RevisitError("--frames and --fps are for a video and its text.")
     if text is None and (html is not None or output is None or output.is_file()):
         raise RevisitError("A file of texts needs a folder for its results: use --out DIR, without --html.")
-    from revisit.explain.captions import read_captions, stored_lines
+    from revisit.cli.progress import counted, resumable
+    from revisit.explain.captions import check_captions, read_captions, stored_lines, write_summary
     from revisit.explain.checkable import need_words
     from revisit.explain.sweep import sweep
     from revisit.io.records import read_answers
@@ -119,31 +118,15 @@ def check(
     summary: Fields = {"file": str(source), "out": str(output)}
     if images is not None:
         captions = read_captions(source, images, field)
-        identity = options.identity(model, dtype=dtype, device_map=device_map)
-        settings = {"prompt": prompt, "words": kind_or_list, "batch_size": batch_size}
-        summary |= _check_file(load, captions, output, identity, settings, threshold, quiet)
+        identity = options.identity(model, file=source.name, dtype=dtype, device_map=device_map)
+        settings: Fields = {"prompt": prompt, "words": kind_or_list, "batch_size": batch_size}
+        with resumable(output), counted("texts", len(captions), quiet) as advance:
+            failures = check_captions(load, captions, output, identity, advance=advance, **settings)
+        summary |= write_summary(captions, output, threshold, failures)
     if labels is not None:
         rows = [answer.record for answer in read_answers(source, field)]
         summary["labels"] = sweep(rows, stored_lines(output), labels, threshold)
     _print_summary(summary, as_json)
-
-
-def _check_file(
-    load: Callable[[Image, str], tuple[Model, Processor]],
-    captions: list[Caption],
-    output: Path,
-    identity: Fields,
-    settings: Fields,
-    threshold: float | None,
-    quiet: bool,
-) -> Fields:
-    """Check a file of texts; return the summary."""
-    from revisit.cli.progress import counted, resumable
-    from revisit.explain.captions import check_captions, write_summary
-
-    with resumable(output), counted("texts", len(captions), quiet) as advance:
-        failures = check_captions(load, captions, output, identity, advance=advance, **settings)
-    return write_summary(captions, output, threshold, failures)
 
 
 def _print_summary(summary: Fields, as_json: bool) -> None:

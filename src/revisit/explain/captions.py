@@ -91,15 +91,8 @@ def check_captions(
 ) -> list[Line]:
     """Check the captions that the folder `out` does not contain yet; return those that failed, with their errors.
 
-    Args:
-        load: Loads the model; called with the first image that can be read and its name, unless nothing is left to check.
-        captions: All captions of the file.
-        out: The folder.
-        identity: What identifies the model.
-        prompt: As for `check_many`.
-        words: As for `check_many`.
-        batch_size: The number of captions in one forward pass.
-        advance: Called with the number of finished captions, and of those that failed.
+    `load` loads the model that `identity` identifies; it is called with the first image that can be read and its name, unless nothing
+    is left to check. `advance` is called with the number of finished captions, and of those that failed.
     """
 
     def probe(caption: Caption) -> list[Image]:
@@ -121,7 +114,7 @@ def check_captions(
         return open_one, lambda batch, images: check([((c.image, None), c.text) for c in batch], images)
 
     settings = {**identity, "prompt": prompt, "words": words}
-    with closing(Results(out / LINES, settings, _key)) as results:
+    with closing(Results(out / LINES, settings, _key, only=True)) as results:
         missing = results.missing((caption.key, caption.images) for caption in captions)
         advance(len(captions) - len(missing), 0)
         checked = answer_missing(captions, missing, batch_size, lambda caption: caption.images, probe, start)

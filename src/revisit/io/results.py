@@ -45,10 +45,13 @@ class Results:
         path: The file of lines; its folder is created if needed.
         settings: What identifies the results, besides the items.
         key: Returns the identity of a line's item.
+        only: Drop the lines of items that the last command did not name.
     """
 
-    def __init__(self, path: Path, settings: Mapping[str, Any], key: Callable[[Line], Hashable]) -> None:
-        self.path, self.key = path, key
+    def __init__(
+        self, path: Path, settings: Mapping[str, Any], key: Callable[[Line], Hashable], *, only: bool = False
+    ) -> None:
+        self.path, self.key, self.only = path, key, only
         self._file = LineFile(inside(make_folder(path.parent), path.name), lambda line: (key(line), line.get("hash")))
         self.hashes: dict[Hashable, str] = dict(self._file.objects)
         try:
@@ -80,8 +83,8 @@ class Results:
     ) -> list[Line]:
         """Store the lines of each batch, all of them or none, as it comes; return those with an `error`, which are listed apart.
 
-        At the end, the lines are in the order of `keys`, and those of other items last. `advance` is called with the numbers of lines
-        and of errors.
+        At the end, the lines are in the order of `keys`, and those of other items, if they are kept, last. `advance` is called with the
+        numbers of lines and of errors.
         """
         failures: dict[Hashable, Line] = {}
         for batch in batches:
@@ -101,9 +104,8 @@ class Results:
             order.append(None if line is None else self.key(line))
             places[order[-1]] = offset, len(raw)
             offset += len(raw)
-        wanted = [
-            key for key in dict.fromkeys([*keys, *order]) if key in places and key is not None and key not in failures
-        ]
+        named = dict.fromkeys(keys if self.only else [*keys, *order])
+        wanted = [key for key in named if key in places and key is not None and key not in failures]
         if wanted != order:
             with self.path.open("rb") as file:
                 write_bytes(self.path, b"".join(_read(file, *places[key]) for key in wanted))
