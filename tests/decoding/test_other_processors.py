@@ -118,3 +118,21 @@ def test_a_row_without_any_token_of_the_method_has_the_models_scores(pair: Any, 
     plain = scores(pair, "greedy", [Users(only)], **options)
     strict = revisit.ReVisiT(alpha=0.9)
     torch.testing.assert_close(scores(pair, strict, [Users(only)], **options), plain, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["memvr", "vista", "pai", "revisit"])
+def test_a_users_processor_may_run_the_model(pair: Any, name: str) -> None:
+    """A plain call within a method's call is plain, and the method's call is as without it."""
+    model, processor = pair
+    inputs = prepare(processor, "Please describe this image in detail.", sample("usual").image())
+    wanted = model.generate(**inputs, max_new_tokens=6, do_sample=False)
+    within = []
+
+    def asks(input_ids: Tensor, values: Tensor) -> Tensor:
+        if len(within) < 2:
+            within.append(model.generate(**inputs, max_new_tokens=6, do_sample=False))
+        return values
+
+    options = {"do_sample": False, "max_new_tokens": 6}
+    torch.testing.assert_close(scores(pair, name, [Users(asks)], **options), scores(pair, name, [], **options))
+    assert all(torch.equal(found, wanted) for found in within)

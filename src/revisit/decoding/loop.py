@@ -39,6 +39,7 @@ from revisit.forward.adapters import follow_rows
 from revisit.forward.contrast import Contrasted
 from revisit.forward.passes import Passes, advance
 from revisit.forward.prompt import CACHE, Prompt
+from revisit.forward.states import one_call
 from revisit.models import families
 from revisit.models.families import PIXELS
 from revisit.models.parts import check_context, describe
@@ -91,7 +92,7 @@ def decode_call(
     name = " + ".join(type(link).__name__ for link in method.links or (method,))
     record = trace is not None and trace.record and not method.links
     prompt = Prompt(model, input_ids, inputs, model_kwargs, config, name, record, processor, vision_mask)
-    with ExitStack() as stack, _translate_errors(model, config):
+    with one_call(), ExitStack() as stack, _translate_errors(model, config):
         ended = EndedRows(criteria, input_ids.shape[1], config.num_beams > 1)
         if stop_strings is not None:
             ended.append(StopStringCriteria(prompt.processor.tokenizer, stop_strings))  # type: ignore[arg-type]

@@ -22,6 +22,7 @@ from transformers.generation import logits_process
 
 from revisit.decoding.floor import Floor
 from revisit.forward.passes import Passes
+from revisit.forward.states import one_call
 
 # The processors of transformers that keep state or call a function of the user's.
 CALLED_ONCE = (
@@ -108,7 +109,8 @@ class OtherProcessors(LogitsProcessor):  # type: ignore[misc]
         kept = scores > -torch.inf
         down = (plain.amax(-1, keepdim=True) - scores.amax(-1, keepdim=True) + GAP).clamp(min=0)  # (rows, 1)
         down = torch.where(kept.any(-1, keepdim=True) & down.isfinite() & (self.config.num_beams == 1), down, 0.0)
-        plain = processor(input_ids, scores.where(kept, plain - down))  # type: ignore[arg-type]
+        with one_call():  # it may run the model
+            plain = processor(input_ids, scores.where(kept, plain - down))  # type: ignore[arg-type]
         return plain.masked_fill(~kept, -torch.inf), plain.where(kept, plain + down)
 
 

@@ -31,7 +31,7 @@ from revisit.models.types import Model
 # Called with hidden states (rows, q, d); its result, unless None, replaces them.
 StateHook = Callable[[Tensor], "Tensor | None"]
 
-_thread_state = threading.local()  # .paused: whether this thread's hooks are paused
+_thread_state = threading.local()  # .paused: whether hooks are paused; .call: the call of generate that runs
 
 
 @contextlib.contextmanager
@@ -42,6 +42,20 @@ def hooks_paused() -> Iterator[None]:
         yield
     finally:
         _thread_state.paused = before
+
+
+@contextlib.contextmanager
+def one_call() -> Iterator[None]:
+    """Keep hooks of an outer call from acting within the context: a call of generate, or code of the user's within one."""
+    before, _thread_state.call = _call(), object()
+    try:
+        yield
+    finally:
+        _thread_state.call = before
+
+
+def _call() -> object | None:
+    return getattr(_thread_state, "call", None)
 
 
 def paused() -> bool:
@@ -71,7 +85,7 @@ class Pass:
 
 
 class Hooks:
-    """Forward hooks that act in the thread that created them, until they are released or the stack closes.
+    """Forward hooks that act in the thread and the call that created them, until they are released or the stack closes.
 
     With `of`, they act in forwards that contain this pass, and get its rows only. Compiled code, which would bypass them, is disabled
     until then.
@@ -79,7 +93,7 @@ class Hooks:
 
     def __init__(self, stack: ExitStack, *, of: Pass | None = None) -> None:
         self._of = of
-        self._thread = threading.get_ident()
+        self._thread, self._in = threading.get_ident(), _call()
         self._handles: list[RemovableHandle] = []
         self._open = True
         FORCE_EAGER.begin()
@@ -172,7 +186,8 @@ class Hooks:
 
     def _applies(self) -> bool:
         contained = self._of is None or self._of.live is not None
-        return contained and threading.get_ident() == self._thread and not paused()
+        own = threading.get_ident() == self._thread and self._in in (None, _call())
+        return contained and own and not paused()
 
     def release(self) -> None:
         """Remove every hook."""
