@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
+import revisit.decoding.floor as withholding
 from revisit.calibration.bounds import Outcome, conformal_threshold, fixed_sequence
-from revisit.decoding import floor as connection
 from revisit.decoding.decode import Decoded, decode
 from revisit.decoding.settings import Decoding
 from revisit.eval.benchmarks.base import Item
@@ -31,6 +31,7 @@ from revisit.eval.run import Reporter
 from revisit.forward import states as vision
 from revisit.guard.row import RowGuard
 from revisit.guard.spelling import spelling_of
+from revisit.guard.support import name_support
 from revisit.io.files import LineFile
 from revisit.methods import as_method
 from revisit.paper.study import Result, Stored, Subject, percent, track
@@ -116,7 +117,7 @@ def part(inputs: Mapping[str, Any], rows: Sequence[int]) -> dict[str, Any]:
     return {name: value[list(rows)] for name, value in inputs.items() if name != "pixel_values"}
 
 
-def copy(prompt: DynamicCache, states: Mapping[tuple[int, ...], list[Any]], rows: Sequence[int]) -> DynamicCache:
+def copy(prompt: Any, states: Mapping[tuple[int, ...], list[Any]], rows: Sequence[int]) -> DynamicCache:
     """Return the KV cache of some rows, with their vision states."""
     copied = DynamicCache()
     for number, layer in enumerate(prompt.layers):
@@ -129,18 +130,18 @@ class remembered_support:
     """Read the support of an image's names once, for all methods and floors."""
 
     def __enter__(self) -> None:
-        self.original, known = connection.name_support, {}
+        self.original, known = name_support, dict[int, dict[str, float]]()
 
-        def name_support(head: Any, states: torch.Tensor, spelling: Any) -> dict[str, float]:
+        def remembered(head: Any, states: torch.Tensor, spelling: Any) -> dict[str, float]:
             key = hash(states.float().numpy().tobytes())
             if key not in known:
                 known[key] = self.original(head, states, spelling)
             return known[key]
 
-        connection.name_support = name_support
+        vars(withholding)["name_support"] = remembered
 
     def __exit__(self, *_: object) -> None:
-        connection.name_support = self.original
+        vars(withholding)["name_support"] = self.original
 
 
 # -- measurements ---------------------------------------------------------------------------------------------------
@@ -313,7 +314,7 @@ def draw(result: Stored) -> list[Block]:
         blocks.append(Table(header, rows, f"Means over {SPLITS} random splits: {what}.", left=1))
     series = []
     for method in dict.fromkeys(row["method"] for row in result["grid"]):
-        points = {"floor": [row for row in result["grid"] if row["method"] == method]}
+        points: dict[str, Any] = {"floor": [row for row in result["grid"] if row["method"] == method]}
         points["filter"] = result["filter_curves"][method]
         for what, rows in points.items():
             recall, risk = ([100 * row[key] for row in rows] for key in ("recall", "chair_s"))

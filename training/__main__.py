@@ -58,7 +58,7 @@ def train_tiny(
     out: Path = OUT,
     steps: int = STEPS,
     stage: list[str] = typer.Option(None, help="Only these stages (vision, language, projector, tune), in this order."),
-    seed: int = typer.Option(0, callback=options.a_seed, help="Random seed."),
+    seed: int = typer.Option(0, callback=options.validate_seed, help="Random seed."),
     size: str = typer.Option("base", help="base (ships with the package) or small (less than half of its parameters)."),
     threads: int = THREADS,
 ) -> None:
@@ -101,7 +101,7 @@ def train_photo(
     stage: list[str] = typer.Option(
         None, help="Only these stages (features, words, projector, adapter), in this order."
     ),
-    seed: int = typer.Option(30, callback=options.a_seed, help="Random seed."),
+    seed: int = typer.Option(30, callback=options.validate_seed, help="Random seed."),
     vision_loss: float = typer.Option(
         0.1, min=0, help="Weight of the loss that makes vision tokens predict the words of their patches."
     ),
@@ -144,7 +144,7 @@ def photo_benchmark(
     photos: Path = PHOTOS,
     labels: Path = LABELS,
     held_out: list[Path] = HELD_OUT,
-    seed: int = typer.Option(30, callback=options.a_seed, help="Seed of the lists and of the questions."),
+    seed: int = typer.Option(30, callback=options.validate_seed, help="Seed of the lists and of the questions."),
 ) -> None:
     """Write held-out photos in the form of CHAIR's and POPE's data."""
     if part not in ("validation", "test"):
@@ -176,7 +176,9 @@ def measure(
     batch_size: int = typer.Option(32, min=1, help="Batch size."),
     workers: int = typer.Option(1, min=1, help="Processes that decode side by side."),
     seed: int = typer.Option(
-        101, callback=options.a_seed, help="Seed of the usual scenes; validation and test use the two seeds after it."
+        101,
+        callback=options.validate_seed,
+        help="Seed of the usual scenes; validation and test use the two seeds after it.",
     ),
     threads: int = THREADS,
 ) -> None:
@@ -196,7 +198,9 @@ def adaptive_fusion(
     test: int = typer.Option(1000, min=1, help="Other unusual scenes on which it is measured."),
     usual: int = typer.Option(500, min=1, help="Usual scenes on which it is measured too."),
     seed: int = typer.Option(
-        301, callback=options.a_seed, help="Seed of the validation scenes; the test scenes use the two seeds after it."
+        301,
+        callback=options.validate_seed,
+        help="Seed of the validation scenes; the test scenes use the two seeds after it.",
     ),
     workers: int = typer.Option(1, min=1, help="Processes that decode side by side."),
 ) -> None:

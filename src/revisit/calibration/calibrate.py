@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from revisit import __version__
-from revisit.calibration.bounds import Loss, Outcome, certified_rate, conformal_threshold, fixed_sequence, smallest_rate
+from revisit.calibration.bounds import Outcome, certified_rate, conformal_threshold, fixed_sequence, smallest_rate
 from revisit.decoding.decode import Decoded, decode
 from revisit.decoding.method import Method
-from revisit.decoding.rates import Rate, dtype_of, model_fingerprint
+from revisit.decoding.rates import Loss, Rate, dtype_of, model_fingerprint
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Item

@@ -117,5 +117,6 @@ def without_candidates(record: StepRecord, tokens: set[int]) -> StepRecord:
     ]
     order = sorted(range(len(final)), key=lambda place: -final[place])
     vision = None if record.vision is None else [record.vision[place] for place in order]
-    ids, base, final = ([values[place] for place in order] for values in (record.ids, record.base, final))
+    ids = [record.ids[place] for place in order]
+    base, final = ([values[place] for place in order] for values in (record.base, final))
     return replace(record, ids=ids, base=base, vision=vision, final=final)

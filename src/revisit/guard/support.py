@@ -27,9 +27,9 @@ def check_layer(model: Model, depth: int, chosen: int | None = None) -> int:
         return chosen
     entry = getattr(model.generation_config, "check", None) or {}
     layer = entry.get("layer", depth) if isinstance(entry, dict) else None
-    if layer not in range(depth + 1):
+    if not isinstance(layer, int) or layer not in range(depth + 1):
         raise RevisitError(f"`check` in the model's generation_config.json must have a layer from 0 to {depth}.")
-    return int(layer)
+    return layer
 
 
 def logit_slices(head: Head, states: Tensor) -> Iterator[Tensor]:
