@@ -15,7 +15,7 @@ from revisit.io.images import SCALE
 from revisit.models import families
 from revisit.models.parts import vision_mask, vision_token_ids
 from revisit.models.patch_maps import VIDEO_MAPS, Box, Context, ImageGrid, Piece, Size, merged, number_grids
-from revisit.video.clip import Video
+from revisit.video.clip import Video, shown_images
 
 if TYPE_CHECKING:
     from revisit.models.types import Inputs, Model, Processor
@@ -25,10 +25,10 @@ __all__ = ["Clip", "ImageGrid", "Layout", "Region", "Size", "layout", "layout_of
 
 
 class Clip(NamedTuple):
-    """A video in a prompt: the size of its frames, and the time of each."""
+    """A video in a prompt: the size of its frames, and the time of each; None for a still image."""
 
     size: Size
-    times: tuple[float, ...]
+    times: tuple[float | None, ...]
 
 
 @dataclass(frozen=True)
@@ -94,30 +94,26 @@ def layout(
     `visuals` are, in prompt order, (width, height) of the original images, or a `Clip`; `tokens` is the number of vision tokens, and
     `inputs` the processor's output.
     """
-    shown: list[tuple[Size, float | None]] = []
-    for visual in visuals:
-        shown += [(visual.size, time) for time in visual.times] if isinstance(visual, Clip) else [(visual, None)]
-    sizes = tuple((int(w), int(h)) for (w, h), _ in shown)
-    unknown = Layout(sizes, tokens, times=tuple(time for _, time in shown))
+    clips = [visual if isinstance(visual, Clip) else Clip(visual, (None,)) for visual in visuals]
+    sizes = tuple((int(clip.size[0]), int(clip.size[1])) for clip in clips for _ in clip.times)
+    unknown = Layout(sizes, tokens, times=tuple(time for clip in clips for time in clip.times))
     family = families.of(config.model_type)
-    still = sum(not isinstance(visual, Clip) for visual in visuals)
-    context = Context(config, image_processor, inputs or {}, still)
+    still = [clip.times == (None,) for clip in clips]
+    context = Context(config, image_processor, inputs or {}, sum(still))
     packed = {"image_grid_thw", "video_grid_thw"} & context.inputs.keys()
     patch_map = family.patch_map or (merged if packed else None)
     video_map = VIDEO_MAPS.get(patch_map) if patch_map else None
-    if patch_map is None or (video_map is None and still < len(visuals)):
+    if patch_map is None or (video_map is None and not all(still)):
         return replace(unknown, reason=family.no_patch_map)
     alternatives: list[tuple[int, list[list[Piece]]]] = []
-    images = videos = number = 0
-    for visual in visuals:
-        if isinstance(visual, Clip):
-            assert video_map is not None
-            layouts = video_map(context, videos, visual.size, len(visual.times))
+    number, images = 0, 0
+    for index, clip in enumerate(clips):
+        if video_map is not None and not still[index]:
+            layouts = video_map(context, index - images, clip.size, len(clip.times))
         else:
             layouts = patch_map(context, images, sizes[number])
         alternatives.append((number, list(layouts)))
-        videos, images = videos + isinstance(visual, Clip), images + (not isinstance(visual, Clip))
-        number += len(visual.times) if isinstance(visual, Clip) else 1
+        number, images = number + len(clip.times), images + still[index]
     totals = []
     for choice in range(max((len(layouts) for _, layouts in alternatives), default=0)):
         grids, total = number_grids((n, layouts[min(choice, len(layouts) - 1)]) for n, layouts in alternatives)
@@ -148,9 +144,5 @@ def layout_of(
     visuals = [Clip(visual.size, visual.times) if isinstance(visual, Video) else visual.size for visual in batch[row]]
     row_inputs = {name: own(name, value) for name, value in inputs.items()}
     found = layout(model.config, getattr(processor, "image_processor", None), visuals, tokens, row_inputs)
-    scales = [
-        scale
-        for visual in batch[row]
-        for scale in ([1] * len(visual.times) if isinstance(visual, Video) else [visual.info.get(SCALE, 1)])
-    ]
+    scales = [image.info.get(SCALE, 1) for image in shown_images(batch[row])]
     return found if all(scale == 1 for scale in scales) else found.scaled(scales)

@@ -64,10 +64,8 @@ def _payload(uri: str) -> bytes:
 
 
 def _from_frames(source: Any, sampling: Sampling) -> Video:
-    """Return a video of a list of frames, of (frame, time) pairs, or of a pair of lists."""
-    if len(source) == 2 and all(isinstance(part, (list, tuple)) for part in source) and not is_timed(source[0]):
-        frames, times = source
-    elif len(source) and all(map(is_timed, source)):
+    """Return a video of a list of frames, or of (frame, time) pairs."""
+    if len(source) and all(map(is_timed, source)):
         frames, times = zip(*source, strict=True)
     else:
         frames, times = list(source), [number / (sampling.fps or 1.0) for number in range(len(source))]
@@ -85,10 +83,7 @@ def as_videos(entry: VideoLike | Sequence[VideoLike] | None) -> list[VideoLike]:
     """Return the videos of one prompt as a list; a list of frames is one video, a list of names is several."""
     if entry is None:
         return []
-    if not isinstance(entry, (list, tuple)) or not entry:
-        return [] if isinstance(entry, (list, tuple)) else [entry]
-    first = entry[0]
-    frame = isinstance(first, Image) or is_timed(first) or getattr(first, "ndim", 4) < 4
-    pair_of_lists = isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[1], (list, tuple))
-    pair_of_lists = pair_of_lists and all(isinstance(time, (int, float)) for time in entry[1])
-    return [entry] if frame or pair_of_lists else list(entry)
+    if not isinstance(entry, (list, tuple)):
+        return [entry]
+    frames = any(isinstance(value, Image) or is_timed(value) or getattr(value, "ndim", 4) < 4 for value in entry[:1])
+    return [entry] if frames else list(entry)
