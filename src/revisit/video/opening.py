@@ -65,10 +65,10 @@ def _payload(uri: str) -> bytes:
 
 def _from_frames(source: Any, sampling: Sampling) -> Video:
     """Return a video of a list of frames, or of (frame, time) pairs."""
-    if len(source) and all(map(is_timed, source)):
-        frames, times = zip(*source, strict=True)
+    frames, times = list(source), [number / (sampling.fps or 1.0) for number in range(len(source))]
+    if frames and all(map(is_timed, frames)):
+        frames, times = [frame for frame, _ in source], [time for _, time in source]
     else:
-        frames, times = list(source), [number / (sampling.fps or 1.0) for number in range(len(source))]
         sampling = Sampling(frames=sampling.frames)
     video = Video.of(frames, times)
     return video.sampled(sampling) if sampling.given else video
