@@ -204,3 +204,13 @@ def test_bad_uses(folder):
         run("calibrate", "--data", folder, "--risk", "0.3")
     with pytest.raises(RevisitError, match="leave out floor"):
         run(*CALIBRATE, "--data", folder, "--set", "floor=0.1", "--out", "none.json")
+
+
+def test_tiny_has_certified_entries(folder):
+    answer = revisit.ask("tiny", image(folder), risk=0.2)
+    assert answer.trace.method["floor"] > 0
+    assert "0.2 of captions" in answer.promise
+    checked = revisit.check("tiny", image(folder), "There is a room. There is a zebra.", risk=0.2)
+    assert "zebra" not in checked.kept()
+    with pytest.raises(RevisitError, match=r"0\.1 was not certified, but 0\.2 was"):
+        revisit.ask("tiny", image(folder), risk=0.1)

@@ -170,20 +170,21 @@ def dtype_of(model: Model) -> str:
 
 
 def model_fingerprint(model: Model, processor: Processor) -> str:
-    """Return a hash of a loaded model: its configuration, its tokenizer, and numbers from all over each of its weights."""
+    """Return a hash of a loaded model: its type, its tokenizer, and numbers from all over each of its weights.
+
+    It does not depend on the version of transformers, which may rename weights and add fields to configurations.
+    """
     import torch
 
-    weights = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        weights.update(f"{name} {tuple(tensor.shape)}".encode())
+    weights = []
+    for tensor in model.state_dict().values():
+        some = b""
         if not tensor.is_meta:  # as off-loaded ones are
             flat = tensor.detach().reshape(-1)
-            some = flat[:: max(1, flat.numel() // 1024)].cpu().contiguous().view(torch.uint8).numpy()
-            weights.update(some.tobytes())
-    dropped = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
-    config = {name: value for name, value in model.config.to_dict().items() if name not in dropped}
-    tokenizer = digest(sorted(processor.tokenizer.get_vocab().items()))
-    return digest([config, tokenizer, getattr(processor, "chat_template", None), weights.hexdigest()])
+            some = flat[:: max(1, flat.numel() // 1024)].cpu().contiguous().view(torch.uint8).numpy().tobytes()
+        weights.append(hashlib.sha256(f"{tuple(tensor.shape)}".encode() + some).hexdigest())
+    vocabulary = digest(sorted(processor.tokenizer.get_vocab().items()))
+    return digest([model.config.model_type, vocabulary, getattr(processor, "chat_template", None), sorted(weights)])
 
 
 def rates_of(model: Model) -> list[Rate]:
