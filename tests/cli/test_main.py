@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 import typer.main
 from command_line import Run
-from huggingface_hub.utils import are_progress_bars_disabled
 from typer.testing import CliRunner
 
 from revisit import RevisitError
@@ -28,7 +27,6 @@ from revisit.cli.options import chosen_method
 from revisit.decoding.method import METHODS
 from revisit.eval.benchmarks.base import BENCHMARKS
 from revisit.registry import Registry
-from revisit.settings import hide_progress_bars
 
 
 def test_the_methods_of_a_command_line() -> None:
@@ -200,15 +198,3 @@ def test_every_setting_is_shown_with_its_default_and_its_meaning(
         "benchmarks": ("| suffix | none | 'none' or 'one-word' |", "--benchmark pope", "--data download", "license: "),
     }
     assert [text for text in wanted[command] if text not in shown] == []
-
-
-@pytest.mark.parametrize("downloads", [True, False])
-def test_only_downloads_have_bars_of_other_libraries(downloads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub = sys.modules["huggingface_hub.utils.tqdm"]
-    monkeypatch.setattr(hub, "HF_HUB_DISABLE_PROGRESS_BARS", None)  # as in a shell without that variable
-    monkeypatch.setattr(hub, "progress_bar_states", {})
-    monkeypatch.delenv("HF_HUB_DISABLE_PROGRESS_BARS", raising=False)
-    monkeypatch.setenv("TQDM_DISABLE", "")
-    hide_progress_bars(downloads=downloads)
-    assert are_progress_bars_disabled()  # which transformers reads when it is imported
-    assert are_progress_bars_disabled("huggingface_hub.http_get") is not downloads

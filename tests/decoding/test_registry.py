@@ -28,12 +28,6 @@ from revisit.methods.greedy import Greedy
 class Mine(Greedy):
     weight: float = 1.0
     name = "mine"
-
-class Other:
-    pass
-
-class Vcd(Greedy):
-    name = "vcd"
 """
 
 
@@ -119,27 +113,6 @@ def test_another_process_loads_the_class_from_the_same_file(file: Path) -> None:
     code = "import pickle, sys; method = pickle.load(sys.stdin.buffer); print(method.name, method.weight)"
     output = subprocess.run([sys.executable, "-c", code], input=pickled, capture_output=True, check=True).stdout
     assert output.split() == [b"mine", b"2.0"]
-
-
-@pytest.mark.parametrize(
-    ("cls", "message"),
-    [
-        ("Missing", "has no class 'Missing'"),
-        ("Other", "must be a class derived from revisit.Method"),
-        ("Vcd", "a method named 'vcd' already exists"),
-    ],
-)
-def test_unusable_classes_from_a_file_raise(file: Path, cls: str, message: str) -> None:
-    with pytest.raises(RevisitError, match=message):
-        as_method(f"{file}:{cls}")
-
-
-@pytest.mark.parametrize(("code", "error"), [("1 / 0", "ZeroDivisionError"), ("raise SystemExit(0)", "SystemExit")])
-def test_a_file_that_does_not_run(tmp_path: Path, code: str, error: str) -> None:
-    broken = tmp_path / "broken.py"
-    broken.write_text(code)
-    with pytest.raises(RevisitError, match=f"could not be run: {error}"):
-        as_method(f"{broken}:Mine")
 
 
 BROKEN = """

@@ -151,14 +151,6 @@ def test_the_log_of_the_latest_command_is_shown_though_the_clock_was_set_back(
     assert [len(Log.read(path).requests) for path in (tmp_path / "out/logs").iterdir()].count(2) == 1
 
 
-def test_a_larger_limit_keeps_the_answers_of_the_smaller(tmp_path: Path, data: Path) -> None:
-    run_here(make_config(tmp_path / "out", data, limit=8))
-    logs, _ = run_here(make_config(tmp_path / "out", data))
-    assert [log.answered for log in logs] == [23] * 4
-    run_here(make_config(tmp_path / "whole", data))
-    check_equal(tmp_path / "out", tmp_path / "whole")
-
-
 @pytest.mark.parametrize(
     ("change", "engine", "reused"),
     [

@@ -85,16 +85,6 @@ def test_all_displays_count_steps_from_1(answer: revisit.ExplainedAnswer) -> Non
     assert [record.step for record in answer.trace.rows[0].records] == table["step"].tolist()
 
 
-def test_notebooks_display_text_and_page(answer: revisit.ExplainedAnswer) -> None:
-    shown = answer._repr_html_()
-    assert f"<p>{answer.text}</p>" in shown
-    assert "data:image/png;base64," in shown
-    assert "srcdoc='&lt;!doctype html&gt;" in shown
-    assert repr(answer).startswith("ExplainedAnswer('The image shows")
-    assert "steps changed" in repr(answer)
-    assert str(answer) == answer.text
-
-
 class Counts:
     """Count the vision passes and prefills of a model."""
 

@@ -90,8 +90,3 @@ def test_texts_wait_for_complete_characters() -> None:
     tokens = tokenizer("aé☃", add_special_tokens=False)["input_ids"]
     pieces = token_texts(tokenizer, tokens)
     assert pieces == ["a", "", "é", "", "", "☃"]
-
-
-def test_labels_contain_settings_other_than_the_defaults() -> None:
-    plain, changed = (made_up.output("revisit", [], **method.settings()) for method in (ReVisiT(), ReVisiT(alpha=0.1)))
-    assert (plain.trace.label, changed.trace.label) == ("revisit", "revisit:alpha=0.1")
