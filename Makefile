@@ -98,7 +98,7 @@ STRANGERS := accelerate datasets pandas peft torchao optimum-quanto xgrammar out
 
 .venv-strangers/.installed: $(BUILD) constraints-strangers.txt
 	$(venv)
-	$(PIP) install -q -c constraints-strangers.txt -e ".[tiny,serve,json]" pytest pytest-timeout $(STRANGERS)
+	$(PIP) install -q -c constraints-strangers.txt -e ".[tiny,serve,json]" pytest pytest-timeout hypothesis $(STRANGERS)
 	$(PIP) install -q --no-deps openai==3.49.0 jiter==0.19.0
 	touch $@
 
