@@ -7,6 +7,7 @@ serves every method and floor, and a caption is decoded again at a lower floor o
 
 from __future__ import annotations
 
+import functools
 import random
 import re
 import time
@@ -24,7 +25,8 @@ from revisit.calibration.bounds import Outcome, conformal_threshold, fixed_seque
 from revisit.decoding.decode import Decoded, decode
 from revisit.decoding.settings import Decoding
 from revisit.eval.benchmarks.base import Item
-from revisit.eval.benchmarks.chair import CaptionScore, parse_caption, score_caption
+from revisit.eval.benchmarks import chair
+from revisit.eval.benchmarks.chair import CaptionScore
 from revisit.eval.report.document import Block, Table
 from revisit.eval.report.figures import Plot, Series, curves
 from revisit.eval.run import Reporter
@@ -42,6 +44,7 @@ TINY_FLOORS = (0.8, 0.7, 0.6, 0.5, 0.42, 0.35, 0.25, 0.15, 0.0)  # its vision to
 RATES, CONFIDENCE, SPLITS, SHARE = (0.3, 0.2, 0.1), 0.9, 20, 0.4  # share of the images that calibrates
 
 Line = dict[str, Any]
+parse_caption, score_caption = functools.cache(chair.parse_caption), functools.cache(chair.score_caption)
 
 
 def run(subject: Subject, reporter: Reporter) -> Result:
