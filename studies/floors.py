@@ -24,8 +24,8 @@ import revisit.decoding.floor as withholding
 from revisit.calibration.bounds import Outcome, conformal_threshold, fixed_sequence
 from revisit.decoding.decode import Decoded, decode
 from revisit.decoding.settings import Decoding
-from revisit.eval.benchmarks.base import Item
 from revisit.eval.benchmarks import chair
+from revisit.eval.benchmarks.base import Item
 from revisit.eval.benchmarks.chair import CaptionScore
 from revisit.eval.report.document import Block, Table
 from revisit.eval.report.figures import Plot, Series, curves
