@@ -14,7 +14,7 @@ from studies.times import METHODS
 def test_methods_are_compared_with_greedy_or_shown_with_the_reason_why_they_do_not_run(
     tmp_path: object, nltk_data: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unsupported(self: ICD, run: object) -> None:
+    def unsupported(self: ICD, prompt: object, passes: object) -> None:
         raise RevisitError("No such prompt here.")
 
     monkeypatch.setattr(ICD, "begin", unsupported)
