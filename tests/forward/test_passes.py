@@ -82,7 +82,7 @@ class Votes(Method):
 
         def step(input_ids: Tensor, logits: Tensor) -> StepResult:
             head, (states, _) = capture.head(passes.raw), capture.padded()
-            votes = head.logits(states, torch.arange(logits.shape[-1])).softmax(-1)  # (items, states, V), NaN in padding
+            votes = head.logits(states, torch.arange(logits.shape[-1])).softmax(-1)  # NaN in padding
             votes = votes.nan_to_num(0.0).amax(1)
             return StepResult(logits + self.weight * votes, acted=prompt.has_image)
 
