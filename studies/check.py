@@ -32,7 +32,7 @@ from revisit.explain.support import ModelText, first_tokens, read_texts
 from revisit.explain.sweep import Flags, Floats, auroc, best_threshold, quality
 from revisit.forward.attention import watching
 from revisit.forward.states import Hooks
-from revisit.guard.support import TOP, logit_slices
+from revisit.forward.support import TOP, logit_slices
 from revisit.methods.sadt import agreeing, forms, normal
 from revisit.models.parts import ModelParts, vision_mask
 from revisit.models.prompts import chat_text, prepare

@@ -23,6 +23,7 @@ from transformers import DynamicCache
 import revisit.decoding.floor as withholding
 from revisit.calibration.bounds import Outcome, conformal_threshold, fixed_sequence
 from revisit.decoding.decode import Decoded, decode
+from revisit.decoding.row_guard import RowGuard
 from revisit.decoding.settings import Decoding
 from revisit.eval.benchmarks import chair
 from revisit.eval.benchmarks.base import Item
@@ -31,11 +32,10 @@ from revisit.eval.report.document import Block, Table
 from revisit.eval.report.figures import Plot, Series, curves
 from revisit.eval.run import Reporter
 from revisit.forward import states as vision
-from revisit.guard.row import RowGuard
-from revisit.guard.spelling import spelling_of
-from revisit.guard.support import name_support
+from revisit.forward.support import name_support
 from revisit.io.files import LineFile
 from revisit.methods import as_method
+from revisit.models.spelling import spelling_of
 from revisit.paper.study import Result, Stored, Subject, percent, track
 
 METHODS = ("greedy", "revisit")

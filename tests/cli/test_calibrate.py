@@ -7,10 +7,10 @@ from typer.testing import CliRunner
 
 import revisit
 from revisit.cli.main import app
-from revisit.decoding import rates
 from revisit.embedded.scenes import render, scene
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks import language
+from revisit.guard import rates
 from revisit.words import WORDS
 
 pytest.importorskip("scipy")

@@ -12,9 +12,9 @@ from revisit import Greedy, ReVisiT, RevisitError, Trace
 from revisit.decoding.decode import decode
 from revisit.decoding.settings import Decoding
 from revisit.embedded.scenes import render, scene
-from revisit.guard.spelling import spelling_of
 from revisit.methods import as_method
 from revisit.models.prompts import prepare
+from revisit.models.spelling import spelling_of
 from revisit.words import WORDS, object_words
 
 FLOOR = 0.5

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import vocabularies
+from revisit.decoding.row_guard import RowGuard
 from revisit.errors import RevisitError
-from revisit.guard.names import names_of, plurals, read_names
-from revisit.guard.row import RowGuard
-from revisit.guard.spelling import Place, Spelling, spelling_of
 from revisit.models.loading import load
+from revisit.models.names import names_of, plurals, read_names
+from revisit.models.spelling import Place, Spelling, spelling_of
 from revisit.models.tokens import word_tokens
 
 NAMES = ["tiny", *vocabularies.names()]

@@ -3,7 +3,7 @@
 import pytest
 
 from revisit import Greedy, ReVisiT, RevisitError
-from revisit.decoding.rates import Rate
+from revisit.guard.rates import Rate
 from revisit.serve.errors import ApiError
 from revisit.serve.requests import PromisedServer
 from revisit.serve.schema import ChatBody

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from scipy.stats import binom
 
-from revisit.decoding.rates import Loss
+from revisit.guard.rates import Loss
 
 
 @dataclass(frozen=True)

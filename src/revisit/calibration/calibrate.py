@@ -17,21 +17,21 @@ from revisit import __version__
 from revisit.calibration.bounds import Outcome, certified_rate, conformal_threshold, fixed_sequence, smallest_rate
 from revisit.decoding.decode import Decoded, decode
 from revisit.decoding.method import Method
-from revisit.decoding.rates import Loss, Rate, dtype_of, model_fingerprint
+from revisit.decoding.row_guard import RowGuard
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Item
 from revisit.eval.benchmarks.chair import parse_caption
 from revisit.explain.check import check_many
-from revisit.guard.names import names_of
-from revisit.guard.row import RowGuard
-from revisit.guard.spelling import spelling_of
-from revisit.guard.support import check_layer
+from revisit.forward.support import check_layer
+from revisit.guard.rates import Loss, Rate, dtype_of, model_fingerprint
 from revisit.io.files import LineFile, digest, file_digest
 from revisit.io.images import open_image
 from revisit.models.config import name_of
+from revisit.models.names import names_of
 from revisit.models.parts import ModelParts
 from revisit.models.prompts import prepare
+from revisit.models.spelling import spelling_of
 from revisit.settings import cache_folder
 
 if TYPE_CHECKING:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, get_args
 import typer
 
 from revisit.cli import options
-from revisit.decoding.rates import Loss
 from revisit.errors import RevisitError, need, unknown
+from revisit.guard.rates import Loss
 
 if TYPE_CHECKING:
     from revisit.calibration.calibrate import Price
-    from revisit.decoding.rates import Rate
     from revisit.eval.benchmarks.base import Item
+    from revisit.guard.rates import Rate
     from revisit.models.types import Model, Processor
 
 
@@ -84,7 +84,7 @@ def calibrate(
         )
     need("nltk", "scipy")
     from revisit.calibration.calibrate import Calibration, require_images
-    from revisit.decoding.rates import ENTRY, add_entry
+    from revisit.guard.rates import ENTRY, add_entry
 
     items = _items(data)[:limit]
     if risk is not None:

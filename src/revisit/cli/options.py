@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from revisit.decoding.method import Method
-    from revisit.decoding.rates import Rate
+    from revisit.guard.rates import Rate
     from revisit.models.types import Model, Processor
     from revisit.video.clip import Visual
 
@@ -153,7 +153,7 @@ def promised_call(
     settings: dict[str, Any],
 ) -> PromisedCall | None:
     """Return the call of a command with `--risk`; what its options do not name comes from the calibration."""
-    from revisit.decoding.rates import GUARD, find_rate, no_risk
+    from revisit.guard.rates import GUARD, find_rate, no_risk
     from revisit.models.config import describe_model
 
     if risk is None:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from revisit.decoding.row_guard import RowGuard
 from revisit.errors import RevisitError
-from revisit.guard.row import RowGuard
-from revisit.guard.spelling import spelling_of
-from revisit.guard.support import check_layer, name_support
+from revisit.forward.support import check_layer, name_support
+from revisit.models.spelling import spelling_of
 from revisit.models.thoughts import thoughts_of
 
 if TYPE_CHECKING:

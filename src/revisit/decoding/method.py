@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from revisit.errors import RevisitError
-from revisit.guard.names import Categories, read_names
+from revisit.models.names import Categories, read_names
 from revisit.registry import Registry, Settings, Share, WholeNumber
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from revisit.decoding.method import METHODS, Method, as_method
 from revisit.decoding.method_id import MethodId
-from revisit.decoding.rates import Rate, find_rate, no_risk
 from revisit.decoding.settings import Decoding
 from revisit.errors import EXTRAS, RevisitError
 from revisit.eval.benchmarks.base import BENCHMARKS, Benchmark, find
@@ -23,6 +22,7 @@ from revisit.eval.benchmarks.io.places import (
 )
 from revisit.eval.controls import REQUIRED_METHODS
 from revisit.eval.spec import label
+from revisit.guard.rates import Rate, find_rate, no_risk
 from revisit.io.records import Fields
 from revisit.models.config import EMBEDDED, describe_model, name_of
 from revisit.registry import Beams, Count, PositiveShare, Seed, Settings, Share, Temperature, parse_list

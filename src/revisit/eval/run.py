@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from revisit.decoding.method import Method
-from revisit.decoding.rates import Rate
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Benchmark, Item
@@ -28,6 +27,7 @@ from revisit.eval.controls import ONLY_VISUAL, controlled, controls_of
 from revisit.eval.engines.base import Engine, open_engine
 from revisit.eval.log import Frame, Log, check_layout, request_numbers, write_results
 from revisit.eval.spec import Spec
+from revisit.guard.rates import Rate
 from revisit.io.files import digest, file_digest, make_folder, path_within, read_file
 from revisit.io.records import Fields
 from revisit.video.sampling import Sampling

@@ -14,7 +14,6 @@ import torch
 from revisit.decoding.decode import Decoded, decode
 from revisit.decoding.generate import beam_count
 from revisit.decoding.method import as_method
-from revisit.decoding.rates import no_risk, promised_call
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
 from revisit.explain.check import check_text, settings_of
@@ -22,6 +21,7 @@ from revisit.explain.checked import Check
 from revisit.explain.lens import patch_words
 from revisit.explain.prefill import watch_prefill
 from revisit.explain.support import answer_text
+from revisit.guard.rates import no_risk, promised_call
 from revisit.io.images import ImageLike, ImageList
 from revisit.models import DESCRIBE
 from revisit.models.config import name_of

@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from revisit.decoding.rates import find_rate, no_risk
 from revisit.errors import RevisitError
 from revisit.explain.checkable import Words, need_words, word_test
 from revisit.explain.checked import Check
 from revisit.explain.support import ModelText, read_texts, support
+from revisit.guard.rates import find_rate, no_risk
 from revisit.io.images import ImageLike, ImageList, TextList
 from revisit.models import DESCRIBE
 from revisit.models.config import name_of

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from revisit.errors import RevisitError
 from revisit.explain.prefill import PromptStates, force
-from revisit.guard.support import logit_slices
+from revisit.forward.support import logit_slices
 from revisit.io.images import ImageLike
 from revisit.models import DESCRIBE
 from revisit.models.config import name_of

@@ -14,7 +14,7 @@ from revisit.errors import RevisitError
 from revisit.explain.checkable import WORD
 from revisit.explain.checked import Word
 from revisit.explain.prefill import PromptStates, force
-from revisit.guard.support import token_support
+from revisit.forward.support import token_support
 from revisit.models.geometry import Layout, layout_of
 from revisit.models.prompts import check_no_image_tokens
 from revisit.models.tokens import Span, token_spans, tokens_in, word_tokens

@@ -1,1 +1,1 @@
-"""Withhold names that the image does not support: lists of names, their support, and the tokens that would write them."""
+"""The promise of a rate of mistakes: what a calibration certified, and whether a call keeps to it."""

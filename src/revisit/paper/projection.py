@@ -18,7 +18,7 @@ from revisit.eval.report.figures import Plot, Series, curves, recall_curve
 from revisit.eval.run import Reporter
 from revisit.explain.prefill import force
 from revisit.forward.states import normed
-from revisit.guard.support import logit_slices
+from revisit.forward.support import logit_slices
 from revisit.models.head import Head
 from revisit.models.parts import ModelParts, vocabulary_size
 from revisit.paper.objects import ObjectVocabulary, best_rank, recalls

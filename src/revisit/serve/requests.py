@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from revisit.decoding.method import Method
-    from revisit.decoding.rates import Rate
+    from revisit.guard.rates import Rate
     from revisit.models.types import Model
 
 DEFAULT_NEW_TOKENS = 256

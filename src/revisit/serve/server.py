@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from revisit import methods
-from revisit.decoding.rates import find_rate, no_risk, promised_call
 from revisit.errors import RevisitError, need, short
+from revisit.guard.rates import find_rate, no_risk, promised_call
 from revisit.serve.limits import LOOPBACK, Limits
 
 

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from revisit.guard.spelling import Place
+from revisit.models.spelling import Place
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from revisit.guard.spelling import Spelling
+    from revisit.models.spelling import Spelling
 
 WINDOW = 48  # tokens in which a category that was named counts as just named
 AGAIN = 2  # mentions in the window that are allowed if the second one is definite

@@ -12,8 +12,8 @@ from revisit.errors import RevisitError
 from revisit.step.reference import CHUNK_NUMBERS
 
 if TYPE_CHECKING:
-    from revisit.guard.spelling import Spelling
     from revisit.models.head import Head
+    from revisit.models.spelling import Spelling
     from revisit.models.types import Model
 
 TOP = 5  # vision tokens whose mean probability is the support of a token

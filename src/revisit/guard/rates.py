@@ -121,7 +121,7 @@ class Rate(BaseModel):
         found = self.call_differences(method, prompt, max_new_tokens, plain=plain)
         pairs: list[tuple[str, Any, Any]] = [("data type", dtype_of(model), self.dtype)]
         if self.bound == "expectation":
-            from revisit.guard.support import check_layer
+            from revisit.forward.support import check_layer  # imports torch
             from revisit.models.parts import ModelParts
 
             pairs.append(("layer of the check", check_layer(model, ModelParts.of(model).depth), self.layer))

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from revisit.errors import RevisitError
-from revisit.guard.names import Categories, Names, names_of
+from revisit.models.names import Categories, Names, names_of
 from revisit.models.tokens import vocabulary_texts, word_tokens
 
 if TYPE_CHECKING:
