@@ -14,7 +14,7 @@ import revisit
 from revisit import RevisitError
 from revisit.cli.lens import patches_table, words_table
 from revisit.eval.report.document import table_markdown
-from revisit.explain import prefill
+from revisit.forward import support
 from revisit.models import DESCRIBE
 from revisit.models.prompts import prepare
 from revisit.models.tokens import token_text
@@ -41,7 +41,7 @@ def whole() -> torch.Tensor:
 def test_the_likeliest_tokens(seen: revisit.Lens, whole: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slices much smaller than the table give the same tokens and probabilities."""
     model, processor = families.build("llava")
-    monkeypatch.setattr(prefill, "CHUNK_NUMBERS", 2000)
+    monkeypatch.setattr(support, "CHUNK_NUMBERS", 2000)
     sliced = revisit.lens((model, processor), IMAGE, top=3)
     probabilities, top = whole.softmax(-1).topk(3, dim=-1)
     for reading in (seen.readings[0], sliced.readings[0]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 import weakref
@@ -47,7 +48,7 @@ def test_bfloat16_weights_become_float16_where_a_gpu_emulates_it(
     requested: str | None, emulated: bool, loaded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, processor = families.build("llava")
-    model.bfloat16().save_pretrained(tmp_path)
+    copy.deepcopy(model).bfloat16().save_pretrained(tmp_path)
     processor.save_pretrained(tmp_path)
     monkeypatch.setattr(loading, "emulates_bfloat16", lambda: emulated)
     model, _ = revisit.load(tmp_path, dtype=requested, device_map="cpu")

@@ -294,7 +294,8 @@ def _changes(model: Model, processor: Processor) -> Iterator[Any]:
     everywhere, seen = [ALL_ATTENTION_FUNCTIONS.get(attention), *hooks], dict[int, tuple[int, Any]]()
     yield [attention, *(_content(function, seen) for function in everywhere if not _is_usual(function))]
     common = vars(torch_module.Module()).keys()
-    for part in [processor, processor.tokenizer, processor.image_processor, *model.modules()]:
+    parts = (processor, getattr(processor, "tokenizer", None), getattr(processor, "image_processor", None))
+    for part in [*filter(None, parts), *model.modules()]:
         cls, values = type(part), vars(part)
         seen[id(part)] = len(seen), part
         functions = [cls.__call__, getattr(cls, "forward", None)]
