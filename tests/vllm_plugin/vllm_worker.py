@@ -103,6 +103,7 @@ def allow_any_mask() -> None:
 
 def compile_models() -> None:
     """Let vLLM's CPU build compile models as its GPU builds do, without the passes that need operators of a GPU."""
+    import torch.utils._triton
     from vllm.compilation.passes.utility.fix_functionalization import FixFunctionalizationPass
     from vllm.config.compilation import CompilationMode
     from vllm.platforms.cpu import CpuPlatform
@@ -120,6 +121,7 @@ def compile_models() -> None:
 
     CpuPlatform.check_and_update_config = staticmethod(checked)
     FixFunctionalizationPass.__call__ = lambda *_: None
+    torch.utils._triton.triton_hash_with_backend = lambda: "interpreted"  # the V2 runner's kernels are not compiled
 
 
 def run_engine(engine: dict[str, Any], plugged: bool) -> dict[str, Any]:
