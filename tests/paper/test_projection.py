@@ -11,6 +11,7 @@ import torch
 
 import families
 from revisit.explain import prefill
+from revisit.forward import support
 from revisit.models.head import Head
 from revisit.models.parts import ModelParts
 from revisit.paper.objects import ObjectVocabulary
@@ -20,7 +21,7 @@ from revisit.paper.projection import CURVE, chance, hits, ranks
 def test_ranks_agree_with_sorting_in_bounded_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
     real = torch.nn.Linear.forward
-    monkeypatch.setattr(prefill, "CHUNK_NUMBERS", 300 * 7 + 100)
+    monkeypatch.setattr(support, "CHUNK_NUMBERS", 300 * 7 + 100)
     monkeypatch.setattr(torch.nn.Linear, "forward", lambda self, x: made.append(len(x)) or real(self, x))
     module, states = torch.nn.Linear(8, 300, bias=False), torch.randn(50, 8)
     objects, truth = torch.tensor([3, 50, 120, 299, 7]), [1, 3]

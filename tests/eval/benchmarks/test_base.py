@@ -47,7 +47,8 @@ class Length(revisit.Benchmark):
 
 def test_every_built_in_benchmark_is_complete() -> None:
     published = "amber chair dash_b hallusionbench llava_bench mme mmhal mmmu mmvp naturalbench phd pope repope vqav2"
-    assert names() == sorted([*published.split(), "captions", "choice", "yesno"])
+    videos = "eventhallusion moving vidhal videohallucer"
+    assert names() == sorted([*published.split(), *videos.split(), "captions", "choice", "yesno"])
     for name in names():
         benchmark = get(name)
         assert benchmark.name == name

@@ -206,7 +206,7 @@ def test_unknown_names_raise(dataset: Path, tmp_path: Path, monkeypatch: pytest.
         with pytest.raises(RevisitError, match=message):
             data.get(name, tmp_path / "data", source)
     monkeypatch.setattr("revisit.errors.find_spec", lambda name: None)
-    with pytest.raises(RevisitError, match=r"pip install 'revisit-decoding\[hub\]'"):
+    with pytest.raises(RevisitError, match=r"pip install 'datasets"):
         data.get("mme", tmp_path / "data")
     assert not (tmp_path / "data").exists()
 
