@@ -11,7 +11,7 @@ import torch
 from command_line import Run
 
 from revisit.cli import gpu_doctor
-from revisit.cli.gpu_doctor import SMALL, Check, example, settings, take
+from revisit.cli.gpu_doctor import SMALL, Check, example, prepared, settings, take
 
 
 def test_a_report_without_a_gpu(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,6 +60,14 @@ def test_an_example_has_its_number_of_candidates(shape: gpu_doctor.Shape) -> Non
     alpha = settings(shape, logits)["alpha"]
     assert int((logits[0].softmax(-1) >= alpha * logits[0].softmax(-1).max()).sum()) == shape.candidates
     assert int(take(shape, "reference")[0].isfinite().sum()) == shape.candidates
+
+
+@pytest.mark.parametrize("shape", SMALL, ids=lambda shape: shape.name)
+def test_a_prepared_step_gives_the_same_scores_every_time(shape: gpu_doctor.Shape) -> None:
+    step, inputs = prepared(shape, "torch", torch.device("cpu"))
+    expected = take(shape, "torch")
+    assert torch.equal(step.take(inputs).scores, expected)
+    assert torch.equal(step.take(inputs).scores, expected)
 
 
 def test_options_without_effect_raise(run: Run) -> None:

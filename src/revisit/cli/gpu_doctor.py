@@ -133,10 +133,9 @@ def compilation() -> Iterator[Check]:
         yield Check("compile the kernels", "needs a GPU")
         return
     for shape in (LARGE[0], LARGE[2], SMALL[-1]):
-        states, head, logits, written = example(shape, torch.device("cuda"))
-        step: Any = choose(LinearHead(head), ReVisiT(**settings(shape, logits)).rule(), logits.device, "triton")
+        step, inputs = prepared(shape, "triton", torch.device("cuda"))
         start = time.perf_counter()
-        step.take(StepInput(logits, RowStates.of_items(states), written=written))
+        step.take(inputs)
         torch.cuda.synchronize()
         seconds = time.perf_counter() - start
         spills = max(kernel.n_spills for kernel in step.kernels)
@@ -172,11 +171,11 @@ def host() -> Iterator[Check]:
         yield from (Check(name, "needs a GPU") for name in ("no wait", "CUDA graph", "side stream", "second device"))
         return
     shape, device = LARGE[0], torch.device("cuda")
-    states, head, logits, written = example(shape, device)
-    rule = ReVisiT(**settings(shape, logits)).rule()
+    implementation, inputs = prepared(shape, None, device)
 
     def step() -> Tensor:
-        return refine_logits(states, head, logits, rule, written=written)
+        scores: Tensor = implementation.take(inputs).scores
+        return scores
 
     expected = step()
     torch.cuda.set_sync_debug_mode("error")
@@ -211,12 +210,11 @@ def speed() -> Iterator[Check]:
     device = torch.device("cuda")
     for rows in (1, 8, 64):
         shape = LARGE[0]._replace(states=(576,) * rows)
-        states, head, logits, _ = example(shape, device)
-        rule = ReVisiT(**settings(shape, logits)).rule()
+        (triton, inputs), (batched, _) = (prepared(shape, name, device) for name in ("triton", "torch"))
         times = {
-            "Triton": _milliseconds(partial(refine_logits, states, head, logits, rule, "triton")),
-            "torch": _milliseconds(partial(refine_logits, states, head, logits, rule, "torch")),
-            "one read": _milliseconds(torch.stack(states).sum),
+            "Triton": _milliseconds(partial(triton.take, inputs)),
+            "torch": _milliseconds(partial(batched.take, inputs)),
+            "one read": _milliseconds(inputs.states.states.sum),
         }
         value = ", ".join(f"{name} {time:.3f} ms" for name, time in times.items())
         status: Status = "PASS" if times["Triton"] <= times["torch"] else "SLOW"
@@ -333,6 +331,13 @@ def settings(shape: Shape, logits: Tensor) -> dict[str, Any]:
     last = min(shape.candidates, len(top) - 1)
     middle = (top[last - 1] + top[last]) / 2 if shape.candidates < len(top) else top[-1] - 1
     return {"alpha": float((middle - top[0]).exp()), **shape.settings}
+
+
+def prepared(shape: Shape, implementation: Any, device: torch.device) -> tuple[Any, StepInput]:
+    """Return a step and its input, which is on the device already."""
+    states, head, logits, written = example(shape, device)
+    step = choose(LinearHead(head), ReVisiT(**settings(shape, logits)).rule(), logits.device, implementation)
+    return step, StepInput(logits, RowStates.of_items(states), written=written)
 
 
 def take(shape: Shape, implementation: Any, device: torch.device | None = None) -> Tensor:
