@@ -64,13 +64,14 @@ class Frames:
 
     def __init__(self, stream: Any, indices: Sequence[int]) -> None:
         self.stream, self.indices = stream, np.array(indices)
+        self.width, self.height = stream.width, stream.height  # frames of a damaged stream can have other sizes
         self.pixels = np.empty(0)
         self.missing = set(indices)
         self.decoded = 0
 
     def keep(self, index: int, frame: Any) -> None:
         """Store a decoded frame as RGB, as a player shows it."""
-        image = frame.to_ndarray(format="rgb24", width=self.stream.width, height=self.stream.height)
+        image = frame.to_ndarray(format="rgb24", width=self.width, height=self.height)
         image = np.rot90(image, frame.rotation // 90)
         if not self.pixels.size:
             self.pixels = np.empty((len(self.indices), *image.shape), np.uint8)
@@ -133,7 +134,9 @@ def _opened(file: BinaryIO, what: str, bounds: Bounds) -> Iterator[tuple[Any, An
             timeline = _list_frames(container, stream, what)
             _check_duration(timeline.duration, bounds, what)
             yield container, stream, timeline
-    except av.FFmpegError:
+    except RevisitError:
+        raise
+    except (av.FFmpegError, *DAMAGE, TypeError, IndexError):
         raise _unreadable(file, what) from None
 
 
