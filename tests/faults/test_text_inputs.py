@@ -26,6 +26,7 @@ ART = {"id": "validation_Art_1", "question": "?", "images": [], "question_type":
 PAIR = {"category": "VD", "subcategory": "math", "set_id": "0", "figure_id": "0", "question_id": "0"}
 PAIR |= {"visual_input": "1", "gt_answer": "1", "question": "Is it?"}
 VQA = {"questions": [{"question_id": 1, "image_id": 1, "question": "What?"}]}
+OWN = [{"id": n, "image": "a.jpg", "question": "Is it?", "label": "yes", "options": ["yes", "no"]} for n in (1, 2)]
 WILD = {"question_id": 1, "image": "1.jpg", "text": "What?", "category": "conv"}
 # (benchmark, answers, a file of the data folder, what it holds): what each scorer reads, small
 LAYOUTS: list[tuple[str, Any, str, Any]] = [
@@ -37,10 +38,14 @@ LAYOUTS: list[tuple[str, Any, str, Any]] = [
     ("chair", [{"image_id": 1, "caption": "A dog and a cat."}], "chair/ground_truth.json", {"1": ["dog"]}),
     ("hallusionbench", [{**PAIR, "model_prediction": "Yes"}], "hallusionbench/HallusionBench.json", [PAIR]),
     ("llava_bench", [{"question_id": 1, "text": "8 4"}], "llava_bench/questions.jsonl", [WILD]),
+    ("yesno", [{"id": n, "text": "No."} for n in (1, 2)], "own.json", OWN),
+    ("choice", [{"id": n, "text": "B"} for n in (1, 2)], "own.json", OWN),
+    ("captions", [{"id": n, "text": "A dog."} for n in (1, 2)], "own.json", OWN),
     ("amber", [{"id": 1005, "response": "Yes"}], "amber/data/annotations.json", [{"id": 1005, "type": "discriminative", "truth": "no"}]),
 ]  # fmt: skip
 # The other files of those folders.
 AROUND = {
+    "a.jpg": None,
     "vqav2/v2_mscoco_val2014_annotations.json": [{"question_id": 1, "answers": ["a"] * 10}],
     "vqav2/v2_OpenEnded_mscoco_val2014_questions.json": VQA,
     "llava_bench/context.jsonl": [{"image": "1.jpg", "caption": "A sea."}],
@@ -100,9 +105,9 @@ def score(benchmark: str, folder: Path, answers: bytes, file: str, truth: bytes)
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(truth if content is None else json.dumps(content).encode())
     (folder / "answers.json").write_bytes(answers)
-    result = CliRunner().invoke(
-        app, ["score", benchmark, str(folder / "answers.json"), "--data", str(folder), "--json"]
-    )
+    own = ["--set", f"file={folder / file}"] if file == "own.json" else []
+    command = ["score", benchmark, str(folder / "answers.json"), "--data", str(folder), "--json", *own]
+    result = CliRunner().invoke(app, command)
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception
     json.loads(result.stdout)

@@ -8,12 +8,15 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from revisit import RevisitError
 from revisit.io import records
-from revisit.io.records import read_answers, read_records
+from revisit.io.finder import ImageFinder
+from revisit.io.images import open_image
+from revisit.io.records import Record, read_answers, read_records
 
 ROW = {"id": "1", "caption": "A dog; a cat."}
 
@@ -60,6 +63,13 @@ def test_errors_are_short(tmp_path: Path, name: str, text: str, words: str) -> N
     with pytest.raises(RevisitError, match=words) as error:
         read_answers(tmp_path / name)
     assert len(str(error.value)) < 400
+
+
+@pytest.mark.parametrize("row", [{"image": "A" * 9000}, {"id": "A" * 9000}, {"id": ["A" * 9000]}])
+def test_names_that_no_file_can_have(tmp_path: Path, row: dict[str, Any]) -> None:
+    with pytest.raises(RevisitError) as error:
+        open_image(*ImageFinder(tmp_path).find(Record(row, "x.jsonl line 1")))
+    assert len(str(error.value)) < 500
 
 
 def test_what_is_unpacked_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -340,7 +340,7 @@ def read_images(paths: Sequence[Path], folder: Path, benchmark: str) -> dict[Pat
 
 def _raise_unread(kind: str, problems: Mapping[Path, str], benchmark: str) -> None:
     """Raise RevisitError if there are files that cannot be read."""
-    unread = [f"{path} ({problem.rstrip('.')})" for path, problem in problems.items()]
+    unread = [f"{str(path)[-200:]} ({problem.rstrip('.')})" for path, problem in problems.items()]
     if unread:
         more = f" and {len(unread) - 5} more" if len(unread) > 5 else ""
         raise RevisitError(

@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
-from revisit.errors import RevisitError
+from revisit.errors import RevisitError, short
 from revisit.io.files import path_within
 from revisit.io.records import IMAGES, Record
 
@@ -60,7 +60,9 @@ class ImageFinder:
         number = f"#{int(key)}" if key.isdecimal() else ""
         found = self._only(key, (f"./{key}", key, number), row.where) if key else None
         if found is None:
-            missing = f"no image in {self.folder} is named or numbered {key!r}" if key else "it has no image and no id"
+            missing = (
+                f"no image in {self.folder} is named or numbered {short(key)}" if key else "it has no image and no id"
+            )
             raise RevisitError(f"{row.where}: {missing}.")
         return [found]
 
@@ -71,7 +73,7 @@ class ImageFinder:
     def _named(self, value: str, where: str) -> Path:
         """Return the file at this path, within the folder or as typed, or else the only one with this base name."""
         for name in (value, os.path.abspath(value)):
-            with suppress(RevisitError, ValueError):  # outside the folder; no path at all
+            with suppress(OSError, ValueError):  # too long; outside the folder; no path at all
                 if (path := path_within(self.folder, name)).is_file():
                     return path
         return self._only(value, (Path(value).name,), where) or path_within(self.folder, value)
@@ -82,7 +84,7 @@ class ImageFinder:
         if len(files) > 1:
             names = ", ".join(file.relative_to(self.folder).as_posix() for file in files[:3])
             raise RevisitError(
-                f"{where}: {value[:200]!r} could be any of {len(files)} images in {self.folder} ({names}"
+                f"{where}: {short(value)} could be any of {len(files)} images in {self.folder} ({names}"
                 f"{', …' if len(files) > 3 else ''}); name the image by its path within that folder."
             )
         return path_within(self.folder, files[0].relative_to(self.folder)) if files else None

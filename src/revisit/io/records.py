@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from revisit.errors import RevisitError, brief, listed, need
+from revisit.errors import RevisitError, brief, listed, need, short
 from revisit.io.files import path_within, read_blocks, read_file
 
 MAX_UNPACKED = 1 << 30  # bytes of a .gz file's content, or of a table's
@@ -69,7 +69,7 @@ class Record(Fields):
         try:
             return int(value)
         except (TypeError, ValueError) as error:
-            raise RevisitError(f"{self.where}: {key!r} must be a whole number, not {value!r}.") from error
+            raise RevisitError(f"{self.where}: {key!r} must be a whole number, not {short(value)}.") from error
 
     def need_choice(self, key: str, allowed: Iterable[str], *, lower: bool = True) -> str:
         """Return the value of `key`, by default in lower case, which must be one of `allowed`."""
@@ -77,7 +77,7 @@ class Record(Fields):
         text = str(self.need(key)).strip()
         text = text.lower() if lower else text
         if text not in allowed:
-            raise RevisitError(f"{self.where}: {key!r} must be one of {', '.join(allowed)}, not {self[key]!r}.")
+            raise RevisitError(f"{self.where}: {key!r} must be one of {', '.join(allowed)}, not {short(self[key])}.")
         return text
 
 

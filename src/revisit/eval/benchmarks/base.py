@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, ConfigDict
 
-from revisit.errors import RevisitError
+from revisit.errors import RevisitError, short
 from revisit.eval.benchmarks.io.download import Remote
 from revisit.io.records import AnswerRow, Fields, Record, folder
 from revisit.registry import Registry, Settings
@@ -336,13 +336,13 @@ def check_answers(items: Iterable[Item], answers: Mapping[str, str]) -> None:
     missing = [i for i in ids if i not in answers]
     if missing:
         raise RevisitError(
-            f"{len(missing)} of {len(ids)} items have no answer (the first is {missing[0]!r}); "
+            f"{len(missing)} of {len(ids)} items have no answer (the first is {short(missing[0])}); "
             "finish the run, or use --subset to score only the answered items."
         )
     known = set(ids)
     extra = [i for i in answers if i not in known]
     if extra:
         raise RevisitError(
-            f"{len(extra)} answers match no item of this benchmark (the first is {extra[0]!r}); "
+            f"{len(extra)} answers match no item of this benchmark (the first is {short(extra[0])}); "
             "check that answers and data files are from the same benchmark and split."
         )
