@@ -17,7 +17,7 @@ import families
 from revisit import ReVisiT, evaluate, load, read_logs
 from revisit.cli.main import app
 
-KITS = Path(__file__).parents[2] / "docs" / "research" / "kits.md"
+KITS = Path(__file__).parents[2] / "docs" / "tutorials" / "kits"
 
 
 @pytest.fixture(scope="module")
@@ -91,13 +91,6 @@ def test_our_answers_can_be_scored_again(grid: tuple[Path, str], tmp_path_factor
     assert printed["metrics"]["accuracy"] == log.scores.metrics["accuracy"]
 
 
-def recipe(marker: str) -> str:
-    """Return the Python block about other kits that contains `marker`."""
-    blocks = re.findall(r"```python\n(.*?)```", KITS.read_text(), flags=re.S)
-    (found,) = [block for block in blocks if marker in block]
-    return str(found)
-
-
 def test_the_vlmevalkit_recipe_runs(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table: dict[str, Any] = {}
     for name, content in {
@@ -108,7 +101,10 @@ def test_the_vlmevalkit_recipe_runs(model: Path, tmp_path: Path, monkeypatch: py
         module = types.ModuleType(name)
         module.__dict__.update(content)
         monkeypatch.setitem(sys.modules, name, module)
-    exec(recipe("supported_VLM").replace("llava-hf/llava-1.5-7b-hf", str(model)), {"__name__": "recipe"})
+    exec(
+        (KITS / "vlmevalkit_run.py").read_text("utf-8").replace("llava-hf/llava-1.5-7b-hf", str(model)),
+        {"__name__": "recipe"},
+    )
     Image.new("RGB", (28, 28), (200, 30, 30)).save(tmp_path / "a.png")
     message = [{"type": "image", "value": str(tmp_path / "a.png")}, {"type": "text", "value": "What is this?"}]
     for name in ("llava-1.5-7b-revisit", "llava-1.5-7b-greedy"):

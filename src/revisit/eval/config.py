@@ -27,7 +27,7 @@ from revisit.io.records import Fields
 from revisit.models.config import EMBEDDED, describe_model, name_of
 from revisit.registry import Beams, Count, PositiveShare, Seed, Settings, Share, Temperature, parse_list
 
-# `--preset paper`: the ReVisiT paper's protocol, as far as it is stated; docs/research/reproduce.md lists what the paper leaves open.
+# `--preset paper`: the ReVisiT paper's protocol, as far as it is stated; docs/paper.md lists what the paper leaves open.
 PAPER_TOKENS = 512
 PAPER_OPTIONS: Mapping[str, Mapping[str, str]] = {
     "chair": {"ids": "auto"},  # the list seed42-500 if the annotations contain it
