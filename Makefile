@@ -92,13 +92,17 @@ test-torchvision: .venv-torchvision/.installed  ## the model families whose imag
 test-ray: .venv-ray/.installed  ## evaluation on a local Ray cluster of two nodes, with killed workers and a killed node
 	.venv-ray/bin/python -m pytest -o addopts= -W default tests/eval/test_ray_engine.py tests/faults/test_ray_kills.py
 
-# inspect-ai needs a newer client of OpenAI than instructor allows, which works with it.
+# inspect-ai needs a newer client of OpenAI than instructor and llama-index allow, which work with it.
 STRANGERS := accelerate datasets pandas peft torchao optimum-quanto xgrammar outlines openai litellm langchain-openai instructor \
-             inspect-ai pydantic-ai
+             inspect-ai pydantic-ai llm dspy smolagents haystack-ai
+LLAMA_INDEX := llama-index-llms-openai-like llama-index-llms-openai llama-index-core llama-index-workflows \
+               llama-index-instrumentation banks Deprecated dirtyjson filetype nest-asyncio tinytag typing-inspect \
+               mypy_extensions aiosqlite dataclasses-json marshmallow griffe griffecli SQLAlchemy greenlet colorama nltk
 
 .venv-strangers/.installed: $(BUILD) constraints-strangers.txt
 	$(venv)
 	$(PIP) install -q -c constraints-strangers.txt -e ".[tiny,serve,json]" pytest pytest-timeout hypothesis $(STRANGERS)
+	$(PIP) install -q --no-deps -c constraints-strangers.txt $(LLAMA_INDEX)
 	$(PIP) install -q --no-deps openai==3.49.0 jiter==0.19.0
 	touch $@
 

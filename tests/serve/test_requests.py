@@ -125,7 +125,7 @@ def test_tools_are_rejected_by_one_sentence(change: dict[str, Any]) -> None:
     assert error.param == next(name for name in ("messages", "tools", "functions", "tool_choice") if name in change)
 
 
-@pytest.mark.parametrize("content", [{"content": None}, {}, {"content": ""}])
+@pytest.mark.parametrize("content", [{"content": None}, {}, {"content": ""}, {"content": []}])
 def test_an_assistant_without_content_said_nothing(content: dict[str, Any]) -> None:
     history = [{"role": "user", "content": "?"}, {"role": "assistant", "tool_calls": [], **content}]
     chat = read(body(messages=[*history, {"role": "user", "content": "And?"}])).chat

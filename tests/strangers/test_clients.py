@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import shutil
@@ -10,7 +9,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,18 +18,11 @@ from typing import Any
 import pytest
 
 import revisit
+from chat_clients import CLIENTS, FORM, QUESTION, Client, chat, turns
 from revisit.serve.decoder import Decoder
 from servers import data_uri, serving
 
-QUESTION = "Is there a dog in the image?"
-KEY = "none"
 ROOT = Path(__file__).parents[2]
-SCHEMA = {
-    "type": "object",
-    "properties": {"dog": {"type": "boolean"}},
-    "required": ["dog"],
-    "additionalProperties": False,
-}
 
 
 @pytest.fixture(scope="module")
@@ -40,99 +33,56 @@ def server() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def expected(images: Any) -> str:
-    pair = revisit.load("tiny")
-    return str(revisit.ask(pair, images[1], QUESTION, "revisit", max_new_tokens=16))
-
-
-@pytest.fixture(scope="module")
 def uri(images: Any) -> str:
     return data_uri(images[1])
 
 
-def chat(uri: str) -> list[Any]:
-    parts = [{"type": "image_url", "image_url": {"url": uri}}, {"type": "text", "text": QUESTION}]
-    return [{"role": "user", "content": parts}]
+@pytest.fixture(params=CLIENTS, ids=lambda connect: connect.__name__)
+def client(request: Any, server: Any, uri: str) -> Client:
+    return request.param(f"{server.url}/v1", uri)
 
 
-def openai(server: Any) -> Any:
-    library = pytest.importorskip("openai")
-    return library.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0)
+@pytest.fixture(scope="module")
+def reply(server: Any) -> Callable[..., str]:
+    """Return a function that sends messages without any client."""
+
+    def reply(messages: list[Any], **fields: Any) -> str:
+        return str(server.post(messages=messages, max_tokens=16, **fields).json()["choices"][0]["message"]["content"])
+
+    return reply
 
 
-def test_openai(server: Any, uri: str, expected: str) -> None:
-    client, fields = openai(server), {"model": "tiny", "max_tokens": 16}
-    (choice,) = client.chat.completions.create(messages=chat(uri), **fields).choices
-    assert choice.message.content == expected
-    parts = client.chat.completions.create(messages=chat(uri), stream=True, **fields)
-    assert "".join(part.choices[0].delta.content or "" for part in parts if part.choices) == expected
-    turns = [*chat(uri), {"role": "assistant", "content": expected}, {"role": "user", "content": QUESTION}]
-    assert client.chat.completions.create(messages=turns, **fields).choices[0].message.content
+def test_text(client: Client, uri: str, reply: Any, images: Any) -> None:
+    assert client.answer() == reply(chat(uri, image_first=client.image_first))
+    if client.image_first:
+        asked = revisit.ask(revisit.load("tiny"), images[1], QUESTION, "revisit", max_new_tokens=16)
+        assert client.answer() == str(asked)
 
 
-def test_openai_with_a_schema(server: Any, uri: str) -> None:
-    form = {"type": "json_schema", "json_schema": {"name": "seen", "strict": True, "schema": SCHEMA}}
-    reply = openai(server).chat.completions.create(
-        model="tiny", messages=chat(uri), max_tokens=16, response_format=form
-    )
-    assert set(json.loads(reply.choices[0].message.content)) == {"dog"}
+def test_stream(client: Client, uri: str, reply: Any) -> None:
+    if client.stream is None:
+        pytest.skip("the client has no stream")
+    parts = [*client.stream()]
+    assert "".join(parts) == reply(chat(uri, image_first=client.image_first))
+    assert len([part for part in parts if part]) > 1
 
 
-def test_litellm(server: Any, uri: str, expected: str) -> None:
-    library = pytest.importorskip("litellm")
-    reply = library.completion(
-        "openai/tiny", chat(uri), api_base=f"{server.url}/v1", api_key=KEY, max_tokens=16, num_retries=0
-    )
-    assert reply.choices[0].message.content == expected
+def test_schema(client: Client, uri: str, reply: Any) -> None:
+    assert client.schema is not None
+    wanted = reply(chat(uri, image_first=client.image_first), response_format=FORM)
+    assert client.schema().model_dump() == json.loads(wanted)
 
 
-def test_langchain(server: Any, uri: str, expected: str) -> None:
-    library = pytest.importorskip("langchain_openai")
-    model = library.ChatOpenAI(model="tiny", base_url=f"{server.url}/v1", api_key=KEY, max_tokens=16, max_retries=0)
-    assert model.invoke(chat(uri)).content == expected
-    assert "".join(part.content for part in model.stream(chat(uri))) == expected
-    assert [reply.content for reply in model.batch([chat(uri)] * 4)] == [expected] * 4
+def test_history(client: Client, uri: str, reply: Any) -> None:
+    if client.history is None:
+        pytest.skip("the client's own conversations are not compared")
+    assert client.history() == reply(turns(uri, client.turn))
 
 
-def test_instructor(server: Any, uri: str) -> None:
-    library = pytest.importorskip("instructor")
-    from pydantic import BaseModel, ConfigDict
-
-    class Seen(BaseModel):
-        model_config = ConfigDict(extra="forbid")
-        dog: bool
-
-    client = library.from_openai(openai(server), mode=library.Mode.JSON_SCHEMA)
-    seen = client.chat.completions.create(
-        model="tiny", messages=chat(uri), response_model=Seen, max_tokens=16, max_retries=0
-    )
-    assert isinstance(seen.dog, bool)
-
-
-def test_inspect_ai(server: Any, uri: str, expected: str) -> None:
-    library = pytest.importorskip("inspect_ai.model")
-    config = library.GenerateConfig(max_tokens=16, max_retries=0)
-    model = library.get_model(
-        "openai/tiny", base_url=f"{server.url}/v1", api_key=KEY, config=config, responses_api=False
-    )
-    parts = [library.ContentImage(image=uri), library.ContentText(text=QUESTION)]
-    reply = asyncio.run(model.generate([library.ChatMessageUser(content=parts)]))
-    assert reply.completion == expected
-
-
-def test_pydantic_ai(server: Any, images: Any, expected: str) -> None:
-    library = pytest.importorskip("pydantic_ai")
-    import io
-
-    from pydantic_ai.models.openai import OpenAIChatModel
-    from pydantic_ai.providers.openai import OpenAIProvider
-
-    file = io.BytesIO()
-    images[1].save(file, "PNG")
-    model = OpenAIChatModel("tiny", provider=OpenAIProvider(base_url=f"{server.url}/v1", api_key=KEY))
-    agent = library.Agent(model, model_settings={"max_tokens": 16})
-    image = library.BinaryContent(file.getvalue(), media_type="image/png")
-    assert agent.run_sync([image, QUESTION]).output == expected
+def test_parallel(client: Client, uri: str, reply: Any) -> None:
+    wanted = reply(chat(uri, image_first=client.image_first))
+    with ThreadPoolExecutor(4) as pool:
+        assert [*pool.map(lambda _: client.answer(), range(4))] == [wanted] * 4
 
 
 @pytest.mark.skipif(find_spec("litellm") is None, reason="run by make test-strangers, because it starts another server")

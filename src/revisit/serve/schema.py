@@ -157,7 +157,9 @@ class ChatMessage(Body, extra="ignore"):
         role = value.get("role") if isinstance(value, dict) else None
         if role in ("tool", "function"):
             raise ApiError(400, NO_TOOLS, param="messages")
-        if isinstance(value, dict) and role == "assistant" and value.get("content") is None:  # it only called tools
+        if (
+            isinstance(value, dict) and role == "assistant" and value.get("content") in (None, [])
+        ):  # it only called tools
             return {**value, "content": ""}
         return value
 
