@@ -142,6 +142,16 @@ REJECTED: dict[str, Damage] = {
     "index names a pickle": both(index("shard.bin"), pickled("shard.bin")),
     "index leaves the folder": index("../elsewhere.safetensors"),
     "index with an absolute path": index("/etc/passwd.safetensors"),
+    "sharded weights as integers": both(
+        tensors(lambda found: found.update({TENSOR: found[TENSOR].to(torch.int32)})),
+        index("model-00001-of-00001.safetensors"),
+    ),
+    "tokenizer that panics when it is loaded": edit(
+        "tokenizer.json", normalizer={"type": "Precompiled", "precompiled_charsmap": "/////w=="}
+    ),
+    "tokenizer that panics when it is used": edit(
+        "tokenizer.json", truncation={"direction": "Right", "max_length": 1, "strategy": "LongestFirst", "stride": 5}
+    ),
     "index names a missing file": index("model-00009-of-00009.safetensors"),
     "tokenizer missing": remove("tokenizer.json"),
     "image processor missing": remove("preprocessor_config.json", "processor_config.json"),

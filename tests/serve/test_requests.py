@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from pydantic import model_validator
 
 from chat_requests import hostile
 from revisit.cli.serve import read_limits
@@ -141,6 +143,23 @@ def test_large_images_wait_for_each_other_and_small_ones_do_not(monkeypatch: pyt
             large = pool.submit(read, body(png(20, 20)))
             assert not wait([large], 0.3).done
         assert large.result(30).images[0].size == (20, 20)
+
+
+def test_the_collector_rests_while_a_body_is_parsed() -> None:
+    seen = []
+
+    class Watched(ChatBody):
+        @model_validator(mode="before")
+        @classmethod
+        def _watch(cls, value: object) -> object:
+            seen.append(gc.isenabled())
+            return value
+
+    parse_body(json.dumps(body()).encode(), Watched, "tiny")
+    with pytest.raises(ApiError):
+        parse_body(json.dumps(body(seed="x")).encode(), Watched, "tiny")
+    assert seen == [False, False]
+    assert gc.isenabled()
 
 
 def test_settings_that_a_request_leaves_out_are_recommended_for_the_model() -> None:

@@ -79,8 +79,8 @@ def load(
         )
     quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
     _check_vision_layers(name, config)
-    if index := cached_file(name, INDEX, **quiet, **hub):
-        _check_index(Path(index))
+    index = cached_file(name, INDEX, **quiet, **hub)
+    shards = _check_index(Path(index)) if index else set[str]()
     if cached_file(name, "adapter_config.json", **quiet, **hub):  # with peft, transformers would load its base model
         raise RevisitError(
             f"{name!r} contains an adapter (adapter_config.json), which would replace the weights by those of another repository: "
@@ -92,9 +92,10 @@ def load(
     )
     if not allow_incomplete:
         _check_weights(name, model, loading)
-        whole = cached_file(name, WEIGHTS, **quiet, **hub)
-        if whole and not quantized and not hasattr(config, "quantization_config"):
-            _check_types(Path(whole))
+        if not quantized and not hasattr(config, "quantization_config"):
+            for file in {WEIGHTS, *shards}:
+                if path := cached_file(name, file, **quiet, **hub):
+                    _check_types(Path(path))
     if getattr(model.generation_config, "assistant_early_exit", None) is not None:
         raise RevisitError(
             f"The generation_config.json of {name!r} sets assistant_early_exit, which works only as an argument of generate: "
@@ -171,8 +172,8 @@ def _device_map(requested: DeviceMap | None, *, quantized: bool) -> DeviceMap | 
     return requested
 
 
-def _check_index(index: Path) -> None:
-    """Raise RevisitError for an index that names anything but safetensors files in its own folder."""
+def _check_index(index: Path) -> set[str]:
+    """Return the files that an index names; raise RevisitError for anything but safetensors files in its own folder."""
     files = read_object(index).get("weight_map")
     if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
         raise RevisitError(f"{str(index)!r} is damaged: its weight_map must map tensor names to files.")
@@ -181,6 +182,7 @@ def _check_index(index: Path) -> None:
             raise RevisitError(
                 f"{str(index)!r} names {file[:200]!r}: only .safetensors files in its own folder are allowed."
             )
+    return set(files.values())
 
 
 def _check_vision_layers(name: str, config: Any) -> None:

@@ -32,7 +32,9 @@ def load_processor(name_or_path: str | Path, *, trust_remote_code: bool = False,
         raise RevisitError(f"The processor of {name!r} needs {needs}, which is not installed: pip install {needs}.")
     try:
         processor = _build(name, config, trust_remote_code=trust_remote_code, **kwargs)
-    except Exception as error:  # tokenizers, image processors and JSON readers raise many kinds
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # many kinds, and a panic of a tokenizer in Rust is no Exception
         raise RevisitError(f"The processor of {name!r} cannot be built: {brief(error)}") from error
     tokenizer, images = getattr(processor, "tokenizer", None), getattr(processor, "image_processor", None)
     if tokenizer is None or images is None:

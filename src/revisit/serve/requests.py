@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import secrets
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 DEFAULT_NEW_TOKENS = 256
 VALUES = 200_000  # in a body
+PARSING = threading.Lock()
 LARGE = 4_000_000  # pixels
 DECODING = threading.Lock()  # one large image at a time: decoding needs several times the memory of its pixels
 SETTINGS_CHARACTERS = 2_000  # of a method's settings, written as JSON
@@ -78,7 +80,12 @@ def parse_body(body: bytes | bytearray, kind: type[ChatBody | CheckBody], model:
     if sum(map(body.count, (b",", b"[", b"{"))) > VALUES:  # before each becomes an object
         raise ApiError(400, f"The request has more than {VALUES:,} values, or commas and brackets.")
     try:
-        parsed = kind.model_validate_json(body)
+        with PARSING:  # one body at a time, as Python's own lock allows
+            gc.disable()  # it would visit the values again and again while their number grows
+            try:
+                parsed = kind.model_validate_json(body)
+            finally:
+                gc.enable()
     except ValidationError as error:
         raise _first_error(error, kind) from None
     if parsed.model != model:
