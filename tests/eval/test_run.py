@@ -6,6 +6,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from revisit.cli.main import app
-from revisit.errors import RevisitError
+from revisit.errors import Incomplete, RevisitError
 from revisit.eval.benchmarks.base import Item, Scores
 from revisit.eval.compare import compare
 from revisit.eval.config import EvalConfig
@@ -340,12 +341,97 @@ def images(tmp_path: Path) -> Path:
     return data
 
 
-def test_unreadable_images_raise_before_anything_is_written(tmp_path: Path, images: Path) -> None:
-    (images / "images" / "4.png").unlink()
-    (images / "images" / "9.png").write_bytes((images / "images" / "9.png").read_bytes()[:50])
-    with pytest.raises(RevisitError, match=r"2 images of letters cannot be read: .*4\.png.*9\.png"):
-        run_here(make_config(tmp_path / "out", images, **ONE))
+def test_items_that_cannot_be_read_are_listed_and_the_rest_is_complete(tmp_path: Path) -> None:
+    data = write_items(tmp_path / "data", 1000)
+    (data / "images").mkdir()
+    for i in range(1000):
+        Image.new("RGB", (4, 4), (i % 256, i // 256, 0)).save(data / "images" / f"{i}.png")
+    shutil.copytree(data, tmp_path / "whole")
+    folder = data / "images"
+    Image.new("CMYK", (4, 4)).save(folder / "17.png", "JPEG")
+    Image.new("I;16", (4, 4)).save(folder / "18.png", "PNG")
+    (folder / "4.png").unlink()
+    (folder / "9.png").write_bytes((folder / "9.png").read_bytes()[:50])
+    (folder / "500.png").write_bytes(b"damaged")
+    config = make_config(tmp_path / "out", data, model="m1")
+    logs, engines = run_here(config)
+    assert generated(engines) == 2 * 997
+    for log in logs:
+        assert {answer.id: bool(answer.error) for answer in log.failed} == {"q4": True, "q9": True, "q500": True}
+        assert log.scores is not None
+        assert len(log.scores.items) == log.answered == len(log.current()) == 997
+    entry = json.loads((tmp_path / "out/results.json").read_text())["logs"][0]
+    assert (entry["complete"], entry["answers"], list(entry["failed"])) == (False, 997, ["q4", "q9", "q500"])
+    stored = read_logs(tmp_path / "out")
+    (table,) = compare(stored, resamples=99)
+    assert table.n == 997
+    assert [note for note in table.notes if "3 of 1000 items have no answer" in note]
+    assert "3 items could not be answered (letters: q4:" in unfinished(stored)
+    _, samples, _ = read_samples(stored)
+    (shown,) = (sample for sample in samples if sample.id == "q9")
+    assert all(answer["v"].startswith("no answer: ") and answer["bad"] for answer in shown.answers.values())
+    before = {path: path.read_bytes() for path in (tmp_path / "out/logs").iterdir()}
+    _, engines = run_here(config)
+    assert (generated(engines), before) == (0, {path: path.read_bytes() for path in before})
+    for name in ("4.png", "9.png", "17.png", "18.png", "500.png"):
+        shutil.copy(tmp_path / "whole/images" / name, folder)
+    _, engines = run_here(config.replace(batch_size=1))
+    assert generated(engines) == 2 * 5
+    assert unfinished(read_logs(tmp_path / "out")) == ""
+    run_here(make_config(tmp_path / "undisturbed", tmp_path / "whole", model="m1"))
+    scores = [[log.scores for log in read_logs(tmp_path / name)] for name in ("out", "undisturbed")]
+    assert scores[0] == scores[1]
+
+
+def test_nothing_is_written_if_no_image_can_be_read(tmp_path: Path, data: Path) -> None:
+    (data / "images").mkdir()
+    with pytest.raises(RevisitError, match=r"No item of letters can be read: .*0\.png"):
+        run_here(make_config(tmp_path / "out", data, **ONE))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("wrong", [{"q7", "q8"}, {f"q{i}" for i in range(23)}], ids=len)
+def test_items_that_the_model_cannot_answer(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch, wrong: set[str]
+) -> None:
+    config, decode, tried = make_config(tmp_path / "out", data, **ONE), HashEngine.answer, list[str]()
+
+    def failing(self: HashEngine, method: Any, decoding: Any, seed: int, items: list[Item], *rest: Any) -> list[Answer]:
+        tried.extend(item.id for item in items)
+        if bad := [item.id for item in items if item.id in wrong]:
+            raise RevisitError(f"The prompt of {bad[0]} is too long.")
+        return decode(self, method, decoding, seed, items, *rest)
+
+    monkeypatch.setattr(HashEngine, "answer", failing)
+    if len(wrong) == 23:  # the settings are wrong, not the items
+        with pytest.raises(RevisitError, match="is too long"):
+            run_here(config)
+        assert len(set(tried)) == 8
+        assert not list((tmp_path / "out/logs").iterdir())
+        return
+    (log,), _ = run_here(config)
+    assert {answer.id: answer.error for answer in log.failed} == {
+        id: f"The prompt of {id} is too long." for id in wrong
+    }
+    assert log.answered == 21
+    monkeypatch.undo()
+    (log,), engines = run_here(config)
+    assert 2 <= generated(engines) <= 8
+    assert (log.failed, log.answered) == ([], 23)
+
+
+def test_failed_rows_of_an_own_file_are_listed_with_exit_status_3(tmp_path: Path) -> None:
+    for i in range(3):
+        Image.new("RGB", (64, 64), (80 * i, 0, 0)).save(tmp_path / f"{i}.png")
+    rows = [f"{i}.png,Is the image red?,yes" for i in range(4)] + ["1.png,Is it blue?,perhaps"]
+    (tmp_path / "own.csv").write_text("\n".join(["image,question,label", *rows]))
+    arguments = ["--benchmark", f"yesno:{tmp_path / 'own.csv'}", "--method", "greedy", "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, ["eval", *arguments])
+    assert isinstance(result.exception, Incomplete)
+    assert result.exception.status == 3
+    assert "n = 3" in result.stdout
+    listed = [line.split(": ")[1] for line in result.stderr.splitlines()[-2:]]
+    assert listed == ["4", "5"]
 
 
 def test_an_answer_to_a_changed_image_is_generated_again(tmp_path: Path, images: Path) -> None:
@@ -364,7 +450,7 @@ def test_images_outside_the_data_folder_and_pipes_are_not_read(
     Image.new("RGB", (4, 4)).save(tmp_path / "outside.png")
     os.mkfifo(data / "pipe.png")
     monkeypatch.setattr(Letters, "load", lambda self, folder: [Item("q0", "What?", (folder / name,))])
-    with pytest.raises(RevisitError, match=r"1 image of letters cannot be read: .*(outside|regular)"):
+    with pytest.raises(RevisitError, match=r"No item of letters can be read: .*(outside|regular)"):
         run_here(make_config(tmp_path / "out", data, **ONE))
 
 

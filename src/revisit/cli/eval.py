@@ -9,7 +9,7 @@ from shlex import quote
 import typer
 
 from revisit.cli import options
-from revisit.errors import RevisitError, need
+from revisit.errors import Incomplete, RevisitError, need
 from revisit.eval.benchmarks.io.places import DEFAULT_SCENES
 from revisit.eval.config import EvalConfig
 from revisit.eval.report.terminal import print_section
@@ -75,6 +75,8 @@ def evaluate(
 ) -> None:
     """Evaluate decoding methods on benchmarks; rerun the command to resume.
 
+    Items that cannot be read or answered are listed at the end, with exit status 3; the others are answered and scored.
+
     Examples:
 
       revisit eval --benchmark chair,pope --method greedy,revisit --out runs/first
@@ -83,7 +85,7 @@ def evaluate(
     """
     from revisit.cli.progress import reporter
     from revisit.eval.compare import added_notes, compare
-    from revisit.eval.log import Log, read_logs, unfinished
+    from revisit.eval.log import Log, failures, read_logs, unfinished
     from revisit.eval.report.comparisons import comparison_sections
     from revisit.eval.run import run
 
@@ -97,7 +99,7 @@ def evaluate(
     with suppress(RevisitError):  # no log yet, or none that can be read
         before = read_logs(out)
     with reporter(quiet, out) as progress:
-        run(settings, progress)
+        done = run(settings, progress)
     logs = read_logs(out)
     if notice := unfinished(logs):  # of an earlier command with this --out
         print(notice)
@@ -107,3 +109,6 @@ def evaluate(
     for note in added_notes(before, tables):
         print(note)
     print(f"Logs and results: {out}; print these tables again with `revisit compare {quote(str(out))}`.")
+    if failed := failures(done):
+        options.print_failures(list(failed.items()))
+        raise Incomplete(f"Items without an answer: {len(failed)}; rerun the command to retry.")

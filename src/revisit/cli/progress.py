@@ -66,10 +66,10 @@ class Bars(Reporter):
         self.progress.add_task(escape(title), total=total, completed=done, title=title, stored=done)
         self._show_end()
 
-    def advance(self, count: int) -> None:
+    def advance(self, count: int, failed: int = 0) -> None:
         """Move the bars."""
-        for task in self.progress.task_ids:
-            self.progress.advance(task, count)
+        for task in self.progress.tasks:
+            self.progress.update(task.id, advance=count, failed=task.fields.get("failed", 0) + failed)
         self._show_end()
 
     def note(self, text: str) -> None:

@@ -49,6 +49,8 @@ def score(
     rows, notes = read_answers(answers, field), list[str]()
     try:
         items = chosen.load(resolve_data(data, chosen.name))
+        if wrong := next((item for item in items if item.error), None):
+            raise RevisitError(wrong.error)
         texts = attach(rows, items, chosen.answer_id)
         if subset:
             answered = [item for item in items if item.id in texts]

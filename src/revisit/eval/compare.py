@@ -15,7 +15,7 @@ from statistics import stdev
 from typing import TypeAlias
 
 from revisit.decoding.method_id import MethodId, value_text
-from revisit.errors import RevisitError, did_you_mean, unknown
+from revisit.errors import RevisitError, did_you_mean, listed, unknown
 from revisit.eval import statistics
 from revisit.eval.benchmarks.base import Metric, Scores
 from revisit.eval.controls import control_note
@@ -230,7 +230,11 @@ def _compare(logs: list[Log], baseline: str | None, patterns: Sequence[str], res
         )
     elif base is not None and main is not None:
         notes.append(control_note({method: row[main.name].value for method, row in values.items()}, main, base))
-    notes += [note for log in logs for note in _scores(log).notes]
+    for log in logs:
+        if log.failed:
+            reasons = listed([f"{answer.id}: {answer.error}" for answer in log.failed], 3)
+            notes.append(f"{len(log.failed)} of {log.request.items} items have no answer and are left out ({reasons}).")
+        notes += _scores(log).notes
     return Comparison(
         model=spec.model,
         benchmark=spec.benchmark_name,

@@ -54,7 +54,7 @@ def controlled(items: Sequence[Item], control: str) -> list[Item]:
             continue
         # The nearest earlier item with other images, or else the first later one: a longer run keeps the answers of a shorter one.
         near = (*reversed(items[:number]), *items[number:])
-        fits = (o for o in near if o.images != item.images and len(o.images) == len(item.images))
+        fits = (o for o in near if o.images != item.images and len(o.images) == len(item.images) and not o.error)
         found = next(fits, None)
         if found is None:
             raise RevisitError(

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from revisit.errors import RevisitError
+from revisit.errors import RevisitError, listed
 from revisit.eval import statistics
 from revisit.eval.benchmarks.base import Benchmark, Item, Scores, check_answers, ratio
 from revisit.eval.report.document import Document, Section, Table, fragment
@@ -59,11 +59,17 @@ class Answer(Frozen):
     counters: dict[str, int | float] = Field(default_factory=dict)  # steps, and those that the method changed
     seconds: float = 0.0
     finish: Literal["stop", "length"] = "stop"
+    error: str = ""  # why there is no answer; the next command tries again
 
     @classmethod
     def to(cls, item: Item, **fields: Any) -> Answer:
         """Return an answer to this item."""
         return cls(id=item.id, item=item.hash, prompt=item.prompt, **fields)
+
+    @classmethod
+    def failure(cls, item: Item, error: str) -> Answer:
+        """Return what stands in the place of an answer to this item."""
+        return cls.to(item, text="", tokens=(), error=error)
 
 
 class Request(Frozen):
@@ -93,8 +99,8 @@ class Log:
         path: The file.
         spec: The identity of the answers.
         requests: The requests of all commands, in order.
-        answers: All answers, by item id and hash.
-        scores: The scores of the requested items, with intervals; None until the log is complete.
+        answers: All answers, by item id and hash; one with an `error` stands for an item that could not be answered.
+        scores: The scores of the answered items, with intervals; None until every requested item was tried.
         damaged: The number of lines that could not be used.
     """
 
@@ -197,7 +203,8 @@ class Log:
 
     def append(self, answers: Iterable[Answer]) -> int:
         """Store the answers that are not stored yet, all of them or none; return their number."""
-        return self._store(answer for answer in answers if (answer.id, answer.item) not in self.answers)
+        stored = ((self.answers.get((answer.id, answer.item)), answer) for answer in answers)
+        return self._store(new for old, new in stored if old is None or (old.error and old.error != new.error))
 
     def describe(self, items: Mapping[tuple[str, str], Fields]) -> None:
         """Store answers again, by id and hash, whose `target`, `images` or `image_hashes` are others now."""
@@ -211,16 +218,27 @@ class Log:
         if new:
             assert self._file is not None
             self._file.append(
-                {"log": self.spec.key[:KEY_LENGTH], **answer.model_dump(mode="json")} for answer in new.values()
+                {
+                    "log": self.spec.key[:KEY_LENGTH],
+                    **answer.model_dump(mode="json", exclude=None if answer.error else {"error"}),
+                }
+                for answer in new.values()
             )
             self.answers.update(new)
+            if self.scores is not None:  # which may have left these items out
+                self.scores = self._read_scores()
         return len(new)
 
     def score(self, benchmark: Benchmark, items: Sequence[Item]) -> Scores:
-        """Return the scores of the requested items; they are computed and stored unless answers and labels have not changed."""
+        """Return the scores of the requested items; they are computed and stored unless answers and labels have not changed.
+
+        Items that could not be answered are left out.
+        """
         if self.scores is None:
-            texts = {item.id: self.answers[item.id, item.hash].text for item in items}
-            self.scores = scores = _score(benchmark, items, texts)
+            failed = {item.id: item.hash for item in self.missing(items)}
+            answered = [item for item in items if item.id not in failed]
+            texts = {item.id: self.answers[item.id, item.hash].text for item in answered}
+            self.scores = scores = replace(_score(benchmark, answered, texts), failed=failed)
             self._scored.append({"answers": self._answers_hash(scores), "scores": json.loads(SCORES.dump_json(scores))})
             self._append_header(**self._scored[-1])
         return self.scores
@@ -233,7 +251,7 @@ class Log:
 
     def discard_if_empty(self) -> None:
         """Remove the file if it has no answer."""
-        if not self.answers:
+        if all(answer.error for answer in self.answers.values()):
             self.close()
             self.path.unlink(missing_ok=True)
 
@@ -259,7 +277,14 @@ class Log:
     @property
     def answered(self) -> int:
         """The number of requested items with an answer."""
-        return len(self.scores.items) if self.scores else min(len({id for id, _ in self.answers}), self.request.items)
+        return len(self.scores.items) if self.scores else min(len(self.current()), self.request.items)
+
+    @property
+    def failed(self) -> list[Answer]:
+        """What stands for the items that could not be answered; each has an `error`."""
+        if self.scores is not None:
+            return [self.answers[key] for key in self.scores.failed.items()]
+        return [answer for answer in self._newest() if answer.error]
 
     @property
     def state(self) -> str:
@@ -268,13 +293,17 @@ class Log:
 
     def missing(self, items: Iterable[Item]) -> list[Item]:
         """Return the items without an answer."""
-        return [item for item in items if (item.id, item.hash) not in self.answers]
+        answers = ((item, self.answers.get((item.id, item.hash))) for item in items)
+        return [item for item, answer in answers if answer is None or answer.error]
 
     def current(self) -> list[Answer]:
         """Return the answers that were scored, or before that the newest answer to each item."""
         if self.scores is not None:
             return [self.answers[key] for key in self.scores.items.items()]
-        return list({answer.id: answer for answer in self.answers.values()}.values())
+        return [answer for answer in self._newest() if not answer.error]
+
+    def _newest(self) -> Iterable[Answer]:
+        return {answer.id: answer for answer in self.answers.values()}.values()
 
     def totals(self) -> dict[str, float]:
         """Return the sums of the counters, tokens and seconds of all current answers."""
@@ -288,11 +317,12 @@ class Log:
         """Return the spec, the request and the numbers on the scale of the printed tables, as plain data."""
         fields: Fields = {
             "log": self.path.name,
-            "complete": self.scores is not None,
+            "complete": self.scores is not None and not self.failed,
             **self.spec.model_dump(mode="json"),
             "method": str(self.spec.method),
             "control": self.spec.method.control,
             "answers": self.answered,
+            "failed": {answer.id: answer.error for answer in self.failed},
             "request": self.request.model_dump(mode="json"),
             "totals": self.totals(),
         }
@@ -313,15 +343,15 @@ class Log:
                 scores: Scores = SCORES.validate_python(entry["scores"])
             except (ValidationError, KeyError):  # a line of another version
                 continue
-            requested = _items_hash(scores.items) == self.request.items_hash
+            requested = _items_hash(scores.items | scores.failed) == self.request.items_hash
             if requested and entry.get("answers") == self._answers_hash(scores):
                 return scores
         return None
 
     def _answers_hash(self, scores: Scores) -> str:
-        """Return a hash of the scorer, the labels, and the answers to the scored items."""
-        answers = [(*key, self.answers.get(key)) for key in sorted(scores.items.items())]
-        texts = [[id, item, answer and answer.text] for id, item, answer in answers]
+        """Return a hash of the scorer, the labels, and the answers to the requested items."""
+        answers = [(*key, self.answers.get(key)) for key in sorted((scores.items | scores.failed).items())]
+        texts = [[id, item, answer.text if answer and not answer.error else None] for id, item, answer in answers]
         return digest([self.spec.scorer, self.request.labels_hash, texts])
 
 
@@ -401,15 +431,30 @@ def check_layout(folder: Path) -> None:
 
 
 def unfinished(logs: Sequence[Log]) -> str:
-    """Return a notice about incomplete logs with the commands that finish them; empty if all are complete."""
+    """Return a notice about incomplete logs and failed items, with the commands that finish them; empty if all are complete."""
     incomplete = [log for log in logs if log.scores is None]
-    if not incomplete:
+    failed = failures(logs)
+    if not incomplete and not failed:
         return ""
-    listed = "; ".join(log.state for log in incomplete[:5])
-    more = f"; and {len(incomplete) - 5} more" if len(incomplete) > 5 else ""
-    commands = [c for c in dict.fromkeys(log.request.command for log in incomplete) if c.startswith("revisit ")]
+    notices = []
+    if incomplete:
+        states = "; ".join(log.state for log in incomplete[:5])
+        more = f"; and {len(incomplete) - 5} more" if len(incomplete) > 5 else ""
+        notices.append(
+            f"{len(incomplete)} of {len(logs)} combinations of model, method and benchmark have no result ({states}{more})"
+        )
+    if failed:
+        reasons = listed([f"{name}: {reason}" for name, reason in failed.items()], 3)
+        notices.append(f"{len(failed)} item{'s' * (len(failed) > 1)} could not be answered ({reasons})")
+    commands = [
+        command
+        for command in dict.fromkeys(log.request.command for log in logs if log.scores is None or log.failed)
+        if command.startswith("revisit ")
+    ]
     finish = f"run: {' ; '.join(commands)}" if commands else "call `revisit.evaluate` again with the same arguments."
-    return (
-        f"This run is incomplete: {len(incomplete)} of {len(logs)} combinations of model, method and benchmark have no "
-        f"result ({listed}{more}). To finish it, {finish}"
-    )
+    return f"This run is incomplete: {', and '.join(notices)}. To finish it, {finish}"
+
+
+def failures(logs: Iterable[Log]) -> dict[str, str]:
+    """Return the items that could not be answered, as "BENCHMARK: ID", and the reasons."""
+    return {f"{log.spec.benchmark}: {answer.id}": answer.error for log in logs for answer in log.failed}

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,14 @@ from revisit.eval.benchmarks.language import require_data
 from revisit.eval.config import EvalConfig
 from revisit.eval.controls import ONLY_VISUAL, controlled, controls_of
 from revisit.eval.engines.base import Engine, open_engine
-from revisit.eval.log import Frame, Log, check_layout, request_numbers, write_results
+from revisit.eval.log import Answer, Frame, Log, check_layout, request_numbers, write_results
 from revisit.eval.spec import Spec
 from revisit.guard.rates import Rate
 from revisit.io.files import digest, file_digest, make_folder, path_within, read_file
 from revisit.io.records import Fields
 from revisit.video.sampling import Sampling
+
+HOPELESS = 8  # items that fail before any was answered; the settings are wrong then, not the items
 
 
 class Reporter:
@@ -42,8 +45,8 @@ class Reporter:
     def start(self, title: str, total: int, done: int) -> None:
         """Begin a task of `total` steps, some of them `done` before."""
 
-    def advance(self, count: int) -> None:
-        """Count further steps."""
+    def advance(self, count: int, failed: int = 0) -> None:
+        """Count further steps, some of which failed."""
 
     def note(self, text: str) -> None:
         """Show a sentence to the user."""
@@ -93,10 +96,11 @@ def evaluate(
         **options: As for `revisit eval`, with underscores: `batch_size`, `max_new_tokens`, `sample`, `seeds`, `dtype`, …
 
     Returns:
-        One log per model, benchmark, method and seed, each with its scores.
+        One log per model, benchmark, method and seed, each with its scores. Items that could not be answered are in `Log.failed`, each
+        with its `error`; they are left out of the scores, and the next call tries them again.
 
     Raises:
-        RevisitError: An option is wrong, or an image cannot be read.
+        RevisitError: An option is wrong, or no item can be answered.
     """
     config = EvalConfig(model=model, benchmark=benchmark, method=method, data=data, limit=limit, out=out, **options)
     return run(config, reporter)
@@ -177,6 +181,7 @@ def promise(
         (method, item.prompt, config.decoding_for(benchmark).max_new_tokens)
         for benchmark, items in benchmarks
         for item in items
+        if not item.error
         for method in methods
     }
     notes = [rate.checked(*pair, *call, plain=plain, any_calibration=config.any_calibration) for call in calls]
@@ -235,17 +240,20 @@ def visual_items(
     with job.log() as log:
         answer(job, log, config.batch_size, reporter)
     assert log.scores is not None
-    verdicts = {item.id: log.scores.verdict(item.id) for item in items}
+    verdicts = {id: log.scores.verdict(id) for id in log.scores.items}
     if not all(text for text, _ in verdicts.values()):
         raise RevisitError(f"--only-visual needs items that are scored one by one, unlike {benchmark.title}'s.")
-    visual = [item for item in items if verdicts[item.id][1]]
-    if not visual:
+    visual = [item for item in items if item.id not in verdicts or verdicts[item.id][1]]  # failed items stay
+    if not any(item.id in verdicts for item in visual):
         raise RevisitError(f"{log.title}: all items are answered correctly, so no visual item is left.")
     return visual
 
 
 def answer(job: Job, log: Log, batch_size: int, reporter: Reporter) -> None:
-    """Generate the missing answers of a job's log, then score it."""
+    """Generate the missing answers of a job's log, then score it.
+
+    An item that cannot be answered is stored with its error. RevisitError is raised if this happens to the first `HOPELESS` items.
+    """
     if log.damaged:
         reporter.note(f"{log.path}: skipped {log.damaged} damaged lines; answers that are missing are generated again.")
     missing = {item.id for item in log.missing(job.items)}
@@ -258,12 +266,24 @@ def answer(job: Job, log: Log, batch_size: int, reporter: Reporter) -> None:
             "target": item.target,
         }
         for item in job.items
+        if not item.error
     }
     reporter.start(log.title, len(job.items), len(job.items) - len(missing))
-    batches = [batch for batch in make_batches(job.items, batch_size) if any(item.id in missing for item in batch)]
+    unreadable = [item for item in job.items if item.error]
+    log.append(Answer.failure(item, item.error) for item in unreadable)
+    reporter.advance(len(unreadable), len(unreadable))
+    readable = [item for item in job.items if not item.error]
+    batches = [batch for batch in make_batches(readable, batch_size) if any(item.id in missing for item in batch)]
+    errors: list[str] = []
     if batches:
         for answers in job.engine.stream(job.method, Decoding(**job.spec.decoding), job.spec.seed, batches):
-            reporter.advance(log.append(a.model_copy(update=described[a.id, a.item]) for a in answers))
+            errors += [a.error for a in answers if a.error]
+            log.append(a.model_copy(update=described[a.id, a.item]) for a in answers)
+            reporter.advance(sum(a.id in missing for a in answers), sum(bool(a.error) for a in answers))
+            if len(errors) >= HOPELESS and not log.current():
+                break
+    if errors and not log.current():
+        raise RevisitError(errors[0])
     log.describe(described)
     log.score(job.benchmark, job.items)
 
@@ -280,7 +300,7 @@ def make_batches(items: Sequence[Item], size: int) -> list[list[Item]]:
 
 def read_items(config: EvalConfig, reporter: Reporter) -> list[tuple[Benchmark, list[Item]]]:
     """Return every benchmark with its items up to the limit, and set their hashes; each image is read once."""
-    checksums: dict[Path, str] = {}
+    images: dict[Path, tuple[str, str]] = {}  # SHA-256, or the reason why it cannot be read
     benchmarks = []
     for benchmark in config.benchmarks:
         folder = config.folders[benchmark.name]
@@ -290,66 +310,50 @@ def read_items(config: EvalConfig, reporter: Reporter) -> list[tuple[Benchmark, 
         if repeated := [id for id, count in Counter(item.id for item in items).items() if count > 1]:
             raise RevisitError(f"Benchmark {benchmark.name!r} has two items with the id {repeated[0]!r} in {folder}.")
         reporter.note(f"{benchmark.name}: {len(items)} items from {folder}")
-        images = dict.fromkeys(path for item in items for path in item.images if path not in checksums)
-        checksums |= read_images(list(images), folder, benchmark.name)
+        paths = list(dict.fromkeys(path for item in items for path in item.images if path not in images))
+        with ThreadPoolExecutor(4) as pool:
+            images |= zip(paths, pool.map(partial(read_image_hash, folder), paths), strict=True)
         clips = dict.fromkeys((path, item.sampling) for item in items for path in item.videos)
-        frames = read_videos(list(clips), folder, benchmark.name)
-        benchmarks.append((benchmark, [_hashed(item, checksums, frames) for item in items]))
+        videos = {clip: read_video(folder, *clip) for clip in clips}
+        items = [_hashed(item, images, videos) for item in items]
+        if all(item.error for item in items):  # most likely another folder's
+            raise RevisitError(f"No item of {benchmark.name} can be read: {items[0].error.rstrip('.')}.")
+        benchmarks.append((benchmark, items))
     return benchmarks
 
 
 Clip = tuple[Path, Sampling]
-Frames = tuple[tuple[int, float], ...]  # index and time
+Video = tuple[str, tuple[tuple[int, float], ...]]  # SHA-256; index and time of each sampled frame
 
 
-def _hashed(item: Item, checksums: Mapping[Path, str], clips: Mapping[Clip, tuple[str, Frames]]) -> Item:
-    """Return an item with its hash, the hashes of its images, and the frames of its videos."""
-    hashes = [checksums[path] for path in item.images]
-    videos = [clips[path, item.sampling] for path in item.videos]
-    frames = tuple(frame for _, frames in videos for frame in frames)
+def _hashed(item: Item, images: Mapping[Path, tuple[str, str]], clips: Mapping[Clip, tuple[Video | None, str]]) -> Item:
+    """Return an item with its hash, the hashes of its images and the frames of its videos, or with the error of a file."""
+    hashes = [images[path][0] for path in item.images]
+    videos = [clips[path, item.sampling][0] for path in item.videos]
+    frames = tuple(frame for video in videos if video for frame in video[1])
     content: list[Any] = [item.prompt, hashes, *([videos] if videos else [])]
-    return replace(item, image_hashes=tuple(hashes), frames=frames, hash=digest(content))
+    problems = [(path, images[path][1]) for path in item.images]
+    problems += [(path, clips[path, item.sampling][1]) for path in item.videos]
+    unread = [f"{str(path)[-200:]} cannot be read ({reason.rstrip('.')})" for path, reason in problems if reason]
+    error = item.error or "; ".join(unread)
+    return replace(item, image_hashes=tuple(hashes), frames=frames, hash=digest(content), error=error)
 
 
-def read_videos(clips: Sequence[Clip], folder: Path, benchmark: str) -> dict[Clip, tuple[str, Frames]]:
-    """Return the SHA-256 and the sampled frames of every video, without decoding; raise RevisitError for those that cannot be read."""
-    found: dict[Clip, tuple[str, Frames]] = {}
-    problems = {}
-    for path, sampling in clips:
-        from revisit.video.reading import list_frames  # Pillow and numpy are slow to import
+def read_video(folder: Path, path: Path, sampling: Sampling) -> tuple[Video | None, str]:
+    """Return the SHA-256 and the sampled frames of a video, without decoding, and the reason if it cannot be read."""
+    from revisit.video.reading import list_frames  # Pillow and numpy are slow to import
 
-        try:
-            with path_within(folder, path).open("rb") as file:
-                frames = tuple(list_frames(file, repr(path.name), sampling))
-            found[path, sampling] = (file_digest(path), frames)
-        except OSError as error:
-            problems[path] = error.strerror or str(error)
-        except RevisitError as error:
-            problems[path] = str(error)
-    _raise_unread("video", problems, benchmark)
-    return found
+    try:
+        with path_within(folder, path).open("rb") as file:
+            frames = tuple(list_frames(file, repr(path.name), sampling))
+        return (file_digest(path), frames), ""
+    except OSError as error:
+        return None, error.strerror or str(error)
+    except RevisitError as error:
+        return None, str(error)
 
 
-def read_images(paths: Sequence[Path], folder: Path, benchmark: str) -> dict[Path, str]:
-    """Return the SHA-256 of every image; raise RevisitError with all images that cannot be read."""
-    with ThreadPoolExecutor(4) as pool:
-        results = list(zip(paths, pool.map(lambda path: _checksum(path, folder), paths), strict=True))
-    _raise_unread("image", {path: problem for path, (_, problem) in results if problem}, benchmark)
-    return {path: checksum for path, (checksum, _) in results}
-
-
-def _raise_unread(kind: str, problems: Mapping[Path, str], benchmark: str) -> None:
-    """Raise RevisitError if there are files that cannot be read."""
-    unread = [f"{str(path)[-200:]} ({problem.rstrip('.')})" for path, problem in problems.items()]
-    if unread:
-        more = f" and {len(unread) - 5} more" if len(unread) > 5 else ""
-        raise RevisitError(
-            f"{len(unread)} {kind}{'s' * (len(unread) > 1)} of {benchmark} cannot be read: {'; '.join(unread[:5])}{more}. "
-            "Fix the files and rerun the command."
-        )
-
-
-def _checksum(path: Path, folder: Path) -> tuple[str, str]:
+def read_image_hash(folder: Path, path: Path) -> tuple[str, str]:
     """Return the SHA-256 of an image in the data folder, or empty text and the reason if it cannot be read."""
     from revisit.io.images import MAX_BYTES, read_image  # Pillow is slow to import
 

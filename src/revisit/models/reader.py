@@ -63,6 +63,10 @@ def scale_for(processor: Processor) -> Scale:
     return scale
 
 
+class OutOfMemory(RevisitError):
+    """The device has too little memory for a batch of the wanted size; smaller ones are not tried instead."""
+
+
 def open_ahead(
     batches: Iterable[Sequence[T]], open_one: Callable[[T], Opened]
 ) -> Iterator[list[tuple[T, Opened | RevisitError]]]:
@@ -104,6 +108,8 @@ def answers(
             return {}
         try:
             return dict(zip(rows, work(*zip(*rows.values(), strict=True)), strict=True))
+        except OutOfMemory:
+            raise
         except RevisitError as error:
             failed = _bare(error)
         except RuntimeError as error:

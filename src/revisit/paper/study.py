@@ -115,7 +115,7 @@ class Subject(EvalConfig):
         end = end_tokens(self.loaded[0].generation_config)
         answers = {answer.id: answer.tokens for answer in log.current()}
         texts = {name: tokens[:-1] if tokens and tokens[-1] in end else tokens for name, tokens in answers.items()}
-        return [Caption(item, texts[item.id]) for item in self.items]
+        return [Caption(item, texts[item.id]) for item in self.items if item.id in texts]
 
     def settings(self) -> Fields:
         """Return the settings that affect the result, as JSON values."""

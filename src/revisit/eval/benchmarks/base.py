@@ -74,6 +74,7 @@ class Item:
     sampling: Sampling = EIGHT_FRAMES  # of the videos
     frames: tuple[tuple[int, float], ...] = ()  # index and time of each sampled frame, set when the videos are read
     edit: str = ""  # a control: what is done to the images or frames
+    error: str = ""  # why the item cannot be answered: its row or one of its files cannot be read
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -137,6 +138,7 @@ class Scores:
         counts: The whole numbers behind the metrics.
         notes: Remarks for the reader.
         items: The scored items and their hashes. This and the following are filled in by the log.
+        failed: The requested items without an answer, and their hashes.
         intervals: The 95 % interval of every metric that has one.
         shown: How every metric is printed.
         headline: The benchmark's main metric, or the first one if that was not computed.
@@ -149,6 +151,7 @@ class Scores:
     counts: dict[str, Number] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     items: dict[str, str] = field(default_factory=dict, repr=False)
+    failed: dict[str, str] = field(default_factory=dict, repr=False)
     intervals: dict[str, Interval | None] = field(default_factory=dict)
     shown: dict[str, Metric] = field(default_factory=dict)
     headline: str = ""

@@ -54,11 +54,16 @@ class Own(VideoBenchmark):
         return [Path(self.file).expanduser()]
 
     def load(self, data_dir: Path) -> list[Item]:
-        finder = ImageFinder(data_dir)
-        return [
-            self.item(row, str(_first(row, IDS, number)), finder, data_dir)
-            for number, row in enumerate(read_records(self.files(data_dir)[0]), 1)
-        ]
+        finder, items = ImageFinder(data_dir), []
+        for number, row in enumerate(read_records(self.files(data_dir)[0]), 1):
+            id = str(_first(row, IDS, number))
+            try:
+                items.append(self.item(row, id, finder, data_dir))
+            except RevisitError as error:  # the other rows are complete
+                items.append(Item(id, "", error=str(error)))
+        if items and all(item.error for item in items):
+            raise RevisitError(items[0].error)
+        return items
 
     def item(self, row: Record, id: str, finder: ImageFinder, data_dir: Path) -> Item:
         """Return the item of a row."""

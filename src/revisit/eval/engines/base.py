@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from revisit.decoding.method import Method
 from revisit.decoding.settings import Decoding
+from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Item
 from revisit.eval.controls import edited
 from revisit.eval.log import Answer
@@ -46,10 +47,34 @@ class Engine(ABC):
     ) -> Iterator[list[Answer]]:
         """Yield the answers to all items, in any order, as soon as they can be stored.
 
-        By default `answer` decodes batch after batch.
+        By default `answer` decodes batch after batch, while the images of the next one are opened. An item that cannot be opened or
+        answered has an answer with its error.
         """
-        for batch in batches:
-            yield self.answer(method, decoding, seed, batch, [item_visuals(item) for item in batch])
+        return self.answers(method, decoding, seed, batches, self.open_item)
+
+    def answers(
+        self,
+        method: Method,
+        decoding: Decoding,
+        seed: int,
+        batches: Iterable[Sequence[Item]],
+        open_one: Callable[[Item], list[Visual]],
+    ) -> Iterator[list[Answer]]:
+        """Yield the answers to each batch, whose images `open_one` opens."""
+        from revisit.models.reader import answers
+
+        def work(items: Sequence[Item], visuals: Sequence[list[Visual]]) -> list[Answer]:
+            return self.answer(method, decoding, seed, items, visuals)
+
+        for batch in answers(batches, open_one, work):
+            yield [
+                Answer.failure(item, str(result)) if isinstance(result, RevisitError) else result
+                for item, result in batch
+            ]
+
+    def open_item(self, item: Item) -> list[Visual]:
+        """Return the images and videos of an item."""
+        return item_visuals(item)
 
     def close(self) -> None:  # noqa: B027 - most engines have nothing to release
         """Release the engine's resources."""

@@ -22,7 +22,7 @@ from revisit.models.config import load_config, name_of, resolve
 from revisit.models.devices import default_device
 from revisit.models.identity import fingerprint, loaded_fingerprint, model_folder
 from revisit.models.loading import as_dtype, load
-from revisit.models.reader import open_ahead, scale_for
+from revisit.models.reader import OutOfMemory, scale_for
 from revisit.models.types import Model, Processor
 from revisit.video.clip import Visual
 
@@ -106,13 +106,8 @@ class LocalEngine(Engine):
     def stream(
         self, method: Method, decoding: Decoding, seed: int, batches: Iterable[Sequence[Item]]
     ) -> Iterator[list[Answer]]:
-        """Decode batch after batch, while the images of the next one are opened."""
         _ = self.loaded  # before the threads that open images need it
-        for batch in open_ahead(batches, self.open_item):
-            if errors := [images for _, images in batch if isinstance(images, RevisitError)]:
-                raise errors[0]
-            items, images = zip(*batch, strict=True)
-            yield self.answer(method, decoding, seed, items, images)
+        return super().stream(method, decoding, seed, batches)
 
     def answer(
         self, method: Method, decoding: Decoding, seed: int, items: Sequence[Item], visuals: Sequence[Sequence[Visual]]
@@ -127,7 +122,7 @@ class LocalEngine(Engine):
             size = len(items)
             smaller = f"run the same command with a smaller --batch-size than {size}"
             advice = smaller if size > 1 else "use a smaller model"
-            raise RevisitError(f"The device ran out of memory with {size} answers at once: {advice}.") from error
+            raise OutOfMemory(f"The device ran out of memory with {size} answers at once: {advice}.") from error
         share = round((time.perf_counter() - started) / len(items), 6)
         return [
             Answer.to(

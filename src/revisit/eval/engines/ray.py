@@ -172,5 +172,8 @@ class RayWorker:
         self, method: Method, decoding: Decoding, seed: int, items: Sequence[Item], files: Sequence[Sequence[bytes]]
     ) -> list[Answer]:
         """Return the answers to one batch."""
-        images = [self.engine.open_item(item, contents) for item, contents in zip(items, files, strict=True)]
-        return self.engine.answer(method, decoding, seed, items, images)
+        contents = {item.id: content for item, content in zip(items, files, strict=True)}
+        opened = self.engine.answers(
+            method, decoding, seed, [items], lambda item: self.engine.open_item(item, contents[item.id])
+        )
+        return next(opened)

@@ -14,7 +14,7 @@ from revisit.decoding.method import Method
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError, need
 from revisit.eval.benchmarks.base import Item
-from revisit.eval.engines.base import Engine, item_seed, item_visuals
+from revisit.eval.engines.base import Engine, item_seed
 from revisit.eval.log import Answer
 from revisit.eval.spec import libraries
 from revisit.io.records import Fields
@@ -117,8 +117,7 @@ class VllmEngine(Engine):
         """Send many items at a time, to keep vLLM's batches full."""
         self.check(method, decoding)
         waiting = chain.from_iterable(batches)
-        while items := list(islice(waiting, REQUESTS)):
-            yield self.answer(method, decoding, seed, items, [item_visuals(item) for item in items])
+        return super().stream(method, decoding, seed, iter(lambda: list(islice(waiting, REQUESTS)), []))
 
     def check(self, method: Method, decoding: Decoding) -> None:
         """Raise RevisitError for methods and settings that vLLM does not support here."""

@@ -154,7 +154,7 @@ def read_samples(logs: Sequence[Log], data: Path | None = None) -> tuple[PageCol
             notes.append(
                 f"{log.title} was evaluated by an older version: run the same command again to show its images."
             )
-        for answer in log.current():
+        for answer in (*log.current(), *log.failed):
             key = (log.spec.benchmark, answer.id, answer.prompt)
             if key not in samples:
                 images = (path_within(data or Path(log.request.data), image) for image in answer.images)
@@ -176,6 +176,8 @@ def _answer(answer: Answer, scores: Scores | None) -> Fields:
 
     Answers of an unfinished log, or of a benchmark that is not scored item by item, have no verdict.
     """
+    if answer.error:
+        return {"x": "", "c": 0, "n": 0, "v": f"no answer: {answer.error}", "bad": 1}
     entry: Fields = {
         "x": answer.text,
         "c": answer.counters.get("changed", 0),
