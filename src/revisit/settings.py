@@ -52,6 +52,12 @@ def vllm_pool_mb() -> float | None:
     return megabytes
 
 
+def vllm_calibration() -> Path | None:
+    """Return REVISIT_VLLM_CALIBRATION: the file of `revisit calibrate` for requests to vLLM; None means the model's own entry."""
+    value = os.environ.get("REVISIT_VLLM_CALIBRATION", "").strip()
+    return Path(value).expanduser() if value else None
+
+
 def cache_folder() -> Path:
     """Return the folder for generated data: REVISIT_CACHE, else revisit/ in XDG_CACHE_HOME or ~/.cache."""
     if folder := os.environ.get("REVISIT_CACHE"):

@@ -244,6 +244,27 @@ def test_a_request_runs_no_file_of_the_server(decoding: Any, tmp_path: Path, mon
 
 
 @pytest.mark.parametrize(
+    "decoding",
+    [
+        *(
+            {"method": "greedy", "settings": {"floor": 0.1, "names": names}}
+            for names in (["FILE"], "FILE", [["a"], "FILE"])
+        ),
+        {"method": "chain", "settings": {"methods": ["vcd:names=FILE"]}},
+        {"method": "chain", "settings": {"methods": [{"name": "vcd", "names": ["FILE"]}]}},
+        {"method": "greedy:names=FILE"},
+    ],
+)
+def test_a_request_reads_no_file_of_the_server(decoding: Any, tmp_path: Path) -> None:
+    """On a command line `names=FILE` reads a list of names; in a request it must not."""
+    (tmp_path / "names").write_text("secret, secret\nsecret")
+    sent = json.loads(json.dumps(decoding).replace("FILE", str(tmp_path / "names")))
+    error = rejected(body(png(), decoding=sent))
+    assert error.status == 400
+    assert "secret" not in str(error)
+
+
+@pytest.mark.parametrize(
     ("value", "part"),
     [
         (body(messages=[{"role": "user", "content": "x"}] * 300), "at most 256 items"),

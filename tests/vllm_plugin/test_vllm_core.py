@@ -14,11 +14,17 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from revisit import vllm
+from revisit.decoding.row_guard import RowGuard
 from revisit.errors import RevisitError
+from revisit.forward.support import name_support
+from revisit.methods.greedy import Greedy
 from revisit.methods.revisit import ReVisiT
+from revisit.models.head import LinearHead
+from revisit.models.spelling import Spelling
 from revisit.models.thoughts import Thoughts
 from revisit.step import batched
 from revisit.step.batched import BatchedStep
+from revisit.step.choice import withhold
 from revisit.step.reference import refine_row, scatter
 from revisit.vllm import worker
 from revisit.vllm.generated_tokens import GeneratedTokens
@@ -27,6 +33,7 @@ from revisit.vllm.plan import EXCLUDING, MASKED_LOGIT_GAP, Plan
 from revisit.vllm.request import LAYERS_SWITCH, check, kept_layers, parse
 from revisit.vllm.states import Row
 from revisit.vllm.worker import Worker
+from word_tokenizers import train
 
 IMAGE, WIDTH, VOCABULARY, DEPTH, BLOCK = 9, 6, 40, 3, 128
 
@@ -138,10 +145,10 @@ def test_the_plugin_is_off_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
 class Model:
     """States and logits of a few sequences, served in any pieces."""
 
-    def __init__(self, blocks: int = 8, **more: Any) -> None:
+    def __init__(self, blocks: int = 8, vocabulary: int = VOCABULARY, **more: Any) -> None:
         torch.manual_seed(1)
-        self.weight = torch.randn(VOCABULARY, WIDTH)
-        self.inputs = torch.randint(VOCABULARY, (1000,), dtype=torch.int32)  # of every sequence, by position
+        self.weight = torch.randn(vocabulary, WIDTH)
+        self.inputs = torch.randint(vocabulary, (1000,), dtype=torch.int32)  # of every sequence, by position
         self.plan = make_plan(blocks, kept=(1,), **more)
         self.worker = Worker(self.plan, "cpu", lambda: ShardedHead(self.weight), nn.Identity())
 
@@ -284,6 +291,11 @@ def test_the_sum_over_ranks_is_the_whole_head(ranks: int, ids: list[int], capped
     sums = iter([torch.stack(parts).sum(0) for parts in zip(*summed, strict=True)])
     result = ShardedHead(*shards[0], lambda _: next(sums)).logits(states, chosen)
     assert torch.equal(result, whole)
+    for shard in shards:
+        summed.append([])
+        ShardedHead(*shard, lambda part: summed[-1].append(part) or part, VOCABULARY).all_logits(states[0])
+    everything = torch.stack([parts[0] for parts in summed[ranks:]]).sum(0)
+    torch.testing.assert_close(everything, ShardedHead(weight, bias, transform).all_logits(states[0]))
     expected = states @ weight[chosen].mT + bias[chosen].unsqueeze(1)
     torch.testing.assert_close(whole, torch.tanh(expected / 2) if capped else expected)
 
@@ -521,6 +533,129 @@ def test_tensor_parallel_ranks_never_retry(kind: type[Exception], monkeypatch: p
     assert sizes == [2]
 
 
+# -- a floor on the support of names ------------------------------------------------------------------------------
+
+NAMES = (("dog",), ("cat",), ("dining table", "table"))
+
+
+class Named(Model):
+    """A model that can write names, of which the images support the first tokens differently."""
+
+    def __init__(self, **more: Any) -> None:
+        self.tokenizer = train("bytes")
+        super().__init__(blocks=16, vocabulary=len(self.tokenizer), tokenizer=self.tokenizer, **more)
+        self.spelling = Spelling(self.tokenizer, NAMES)
+
+    def support(self, sequence: dict[int, Tensor], prompt: list[int], layer: int = DEPTH) -> dict[str, float]:
+        states = sequence[layer][[i for i, token in enumerate(prompt) if token == IMAGE]]
+        return name_support(LinearHead(self.weight), states, self.spelling)
+
+    def blocked(self, support: dict[str, float], floor: float, written: list[int]) -> Tensor:
+        mask = torch.zeros(len(self.tokenizer), dtype=torch.bool)
+        mask[RowGuard(self.spelling, support, floor).blocked(written)] = True
+        return mask
+
+
+@pytest.mark.usefixtures("either_step")
+def test_names_below_the_floor_are_withheld_in_every_kind_of_row() -> None:
+    model, method = Named(), ReVisiT(alpha=0.01)
+    prompts = {
+        "refined": [IMAGE] * 5 + [2],
+        "greedy": [1, IMAGE, IMAGE],
+        "deep": [IMAGE] * 3,
+        "free": [IMAGE, 2],
+        "text": [2, 2],
+    }
+    sequences = {name: model.sequence(prompt, i) for i, (name, prompt) in enumerate(prompts.items())}
+    supports = {name: model.support(sequences[name], prompts[name]) for name in ("refined", "greedy")}
+    supports["deep"] = model.support(sequences["deep"], prompts["deep"], layer=1)
+    floors = {name: sorted(support.values())[1] + 1e-6 for name, support in supports.items()}
+    shared = {"names": NAMES, "alpha": 0.01}
+    model.add("refined", prompts["refined"], floor=floors["refined"], **shared)
+    model.add("greedy", prompts["greedy"], method="greedy", floor=floors["greedy"], names=NAMES)
+    model.add("deep", prompts["deep"], floor=floors["deep"], floor_layer=1, **shared)
+    model.add("free", prompts["free"], alpha=0.01)
+    model.add("text", prompts["text"], floor=1.0, **shared)  # has no image
+    for number in range(4):
+        ends = {name: len(prompt) + number for name, prompt in prompts.items()}
+        pieces = [(name, sequences[name], end - 1 if number else 0, end) for name, end in ends.items()]
+        raw, got = model.step(pieces)
+        assert torch.equal(got[4], raw[4])
+        for row, (name, end) in enumerate(ends.items()):
+            if name == "text":
+                continue
+            scores = raw[row] if name == "greedy" else model.wanted(method, sequences[name], prompts[name], end)
+            if name in supports:
+                written = model.inputs[len(prompts[name]) : end].tolist()
+                mask = model.blocked(supports[name], floors[name], written)
+                assert mask.any()
+                assert not got[row][mask].isfinite().any()
+                scores = withhold(scores[None], raw[row][None], mask)[0]
+            torch.testing.assert_close(got[row], scores, rtol=1e-4, atol=1e-4)
+
+
+def test_a_row_with_withheld_tokens_only_gets_its_own_logits_without_them() -> None:
+    model, prompt = Named(), [IMAGE, 2]
+    sequence = model.sequence(prompt, 1)
+    (dog,) = model.tokenizer.encode(" dog", add_special_tokens=False)
+    model.weight[dog] += 4 * sequence[DEPTH][1]  # the only plausible token
+    settings = {"alpha": 1.0, "floor": 1.0, "names": NAMES}
+    model.add("a", prompt, **settings)
+    model.worker.add(
+        "b", SimpleNamespace(extra_args={"revisit": settings}, structured_outputs={"choice": ["dog"]}), prompt
+    )
+    raw, got = model.step([("a", sequence, 0, 2), ("b", sequence, 0, 2)])
+    assert int(raw[0].argmax()) == dog
+    mask = model.blocked(dict.fromkeys(("dog", "cat", "dining table"), 0.0), 1.0, [])
+    assert torch.equal(got[0], raw[0].masked_fill(mask, -torch.inf))
+    assert int(got[1].argmax()) == int(got[0].argmax())
+    assert got[1].isfinite().all()
+    assert int(torch.where(mask, got[1], -torch.inf).argmax()) == dog  # where a schema allows nothing else
+    model.inputs[2] = dog
+    model.step([("a", sequence, 2, 3), ("b", sequence, 2, 3)])
+    assert model.worker.counts[worker.OVERRULED] == 2
+
+
+def test_supports_are_computed_once_for_the_same_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, prompt, calls = Named(), [IMAGE, IMAGE, 2], []
+    monkeypatch.setattr(worker, "name_support", lambda *given: calls.append(given) or name_support(*given))
+    sequence = model.sequence(prompt, 1)
+    model.add("a", prompt, floor=0.5, names=NAMES)
+    model.step([("a", sequence, 0, 3)])
+    for name, chosen in (("b", {"floor": 0.2}), ("c", {"method": "greedy", "floor": 0.5})):
+        model.worker.add(name, params({**chosen, "names": NAMES}), prompt, "a")
+        model.step([(name, sequence, 2, 3)])
+    assert len(calls) == 1
+    for name in "abc":
+        model.worker.remove(name)
+    model.worker.drop(["a"])
+    assert not model.worker._supports
+
+
+@pytest.mark.parametrize(
+    ("settings", "part"),
+    [
+        ({"floor": 0.1, "floor_layer": 2}, "REVISIT_VLLM_LAYERS=2"),
+        ({"floor": 0.1, "floor_layer": 9}, "from 0 to 3"),
+        ({"floor": 0.1, "names": [["§§"]]}, "cannot begin"),
+        ({"floor": 0.1, "names": ["/etc/hostname"]}, "reads no file"),
+        ({"floor": 0.1, "names": "/etc/hostname"}, "reads no file"),
+        ({"method": "vcd"}, "revisit and greedy"),
+        ({"method": "greedy", "alpha": 1}, "alpha"),
+    ],
+)
+def test_a_wrong_floor_raises_on_arrival(settings: dict[str, Any], part: str) -> None:
+    with pytest.raises(RevisitError, match=part):
+        make_plan(tokenizer=train("bytes"), kept=(1,)).admit({"revisit": settings})
+
+
+def test_plain_decoding_needs_a_floor_to_opt_in() -> None:
+    assert make_plan().admit({"revisit": "greedy"}) is None
+    assert make_plan(tokenizer=train("bytes")).admit({"revisit": "greedy:floor=0.1"}) == Greedy(floor=0.1)
+    with pytest.raises(RevisitError, match="tokenizer of transformers"):
+        make_plan().admit({"revisit": {"floor": 0.1}})
+
+
 def scheduled(name: str, prompt: list[int], settings: Any, image: str = "x", **more: Any) -> Any:
     """Make a request as a scheduler has it."""
     feature = SimpleNamespace(identifier=image, mm_position=SimpleNamespace(offset=0))
@@ -550,7 +685,7 @@ def test_requests_with_the_same_vision_states_have_the_same_key() -> None:
         plan.need(method, scheduled("c", prompt, 1, image="y")),
         plan.need(method, scheduled("c", prompt, 1, cache_salt="mine")),
         plan.need(ReVisiT(layers=(1,)), scheduled("c", prompt, 1)),
-        plan.need(ReVisiT(norm="final"), scheduled("c", prompt, 1)),
+        plan.need(ReVisiT(layers=(1,), norm="final"), scheduled("c", prompt, 1)),
         plan.need(method, scheduled("c", [*prompt, IMAGE], 1)),
     ]
     assert len({first.key, *(other.key for other in others if other is not None)}) == 7

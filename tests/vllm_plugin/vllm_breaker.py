@@ -13,7 +13,7 @@ take_step = Worker._take_step
 
 
 def broken(self: Worker, logits: Any, group: Sequence[Row]) -> None:
-    if group[0].request.settings.rule.alpha == BREAKS:
+    if group[0].request.group.settings.rule.alpha == BREAKS:
         raise ArithmeticError("a test breaks this step")
     take_step(self, logits, group)
 

@@ -32,11 +32,14 @@ SETTINGS = {
 
 def parameters(request: dict[str, Any], plugged: bool) -> Any:
     from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
 
     extra = {"revisit": request["revisit"]} if plugged and request.get("revisit") is not None else None
     more = dict(request.get("options", {}))
     if "logit_bias" in more:
         more["logit_bias"] = {int(token): value for token, value in more["logit_bias"].items()}
+    if "structured_outputs" in more:
+        more["structured_outputs"] = StructuredOutputsParams(**more["structured_outputs"])
     return SamplingParams(
         temperature=0,
         max_tokens=request["max_tokens"],
@@ -50,8 +53,10 @@ def parameters(request: dict[str, Any], plugged: bool) -> Any:
 
 def prompt(request: dict[str, Any], place: str) -> Any:
     from families import image
+    from revisit.embedded.samples import SAMPLES
 
     images = [image(seed) for seed in request["images"]]
+    images += [list(SAMPLES.values())[number].image() for number in request.get("scenes", ())]
     text = place * len(images) + request["text"]
     return {"prompt": text, "multi_modal_data": {"image": images}} if images else {"prompt": text}
 
@@ -178,8 +183,11 @@ def run_engine(engine: dict[str, Any], plugged: bool) -> dict[str, Any]:
         "accepted": sum(accepted for _, _, accepted, *_ in verified),
     }
     if plugged:
+        from revisit.vllm.worker import OVERRULED
+
         worker = core.model_executor.driver_worker.worker.model_runner.get_model().revisit
         result |= {"requests": len(worker.requests), "blocks": worker.plan.blocks, "refined": watched["rows"]}
+        result["overruled"] = worker.counts[OVERRULED]
         del worker
     del llm, core
     cleanup_dist_env_and_memory()

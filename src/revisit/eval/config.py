@@ -89,8 +89,8 @@ class EvalConfig(Settings):
         _ = self.decoding, self.engine_options
         if self.risk is None:
             no_risk(self.calibration, self.any_calibration)
-        elif self.engine != "local" or self.controls or self.only_visual:
-            raise RevisitError("--risk needs the local engine, and no --controls or --only-visual.")
+        elif self.engine == "ray" or self.controls or self.only_visual:
+            raise RevisitError("--risk needs the local engine or vLLM, and no --controls or --only-visual.")
         for name, source in self._sources.items():
             if source != DOWNLOAD and not is_scenes(source):
                 resolve_data(source, name)

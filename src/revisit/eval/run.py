@@ -176,7 +176,7 @@ def promise(
 ) -> str:
     """Return the promise of a rate for these items; raise RevisitError if it does not hold for some of them."""
     plain = config.decoding == Decoding()
-    pair: Any = engine.loaded  # type: ignore[attr-defined]  # of the local engine
+    pair: Any = engine.loaded  # type: ignore[attr-defined]  # of the local engine, and vLLM's
     calls = {
         (method, item.prompt, config.decoding_for(benchmark).max_new_tokens)
         for benchmark, items in benchmarks

@@ -52,6 +52,21 @@ class LinearHead:
     def plain_weight(self) -> Tensor | None:
         return self.weight if self.bias is None and self.transform is None else None
 
+    @property
+    def device(self) -> torch.device:
+        return self.weight.device
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of logits."""
+        return len(self.weight)
+
+    def all_logits(self, states: Tensor) -> Tensor:
+        """Project states over the whole vocabulary, in at least float32.  (n, d) -> (n, V)"""
+        raw = nn.functional.linear(states.to(self.weight.dtype), self.weight, self.bias)
+        raw = raw.to(torch.promote_types(raw.dtype, torch.float32))
+        return raw if self.transform is None else self.transform(raw)
+
     def logits(self, states: Tensor, ids: Tensor, model_dtype: bool = False) -> Tensor:
         """Project states; NaN where `transform` would hide an overflow.  (..., n, d), (..., k) -> (..., n, k)"""
         if not model_dtype and ids.ndim > 1 and not self.gathers(states, ids):

@@ -269,6 +269,13 @@ def make_method(name: str, settings: Mapping[str, JsonValue], model: Model | str
         raise ApiError(400, f"The settings have more than {SETTINGS_CHARACTERS:,} characters.", param="decoding")
     if ".py" in text:  # on the command line, `file.py:Class` runs a file
         raise ApiError(400, "A request can only name methods that are registered on the server.", param="decoding")
+    names = settings.get("names", [])
+    inner = json.dumps({key: value for key, value in settings.items() if key != "names"})
+    if "names" in inner or not isinstance(names, list) or not all(isinstance(part, list) for part in names):
+        sentence = (
+            'The setting names must be a list of lists of words, such as [["dog", "puppy"], ["cat"]].'  # not a file
+        )
+        raise ApiError(400, sentence, param="decoding")
     try:
         return methods.as_method(name, model, **settings)
     except (RevisitError, TypeError, ValueError, OverflowError) as error:

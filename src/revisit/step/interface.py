@@ -27,6 +27,11 @@ class Step:
 
     def __init__(self, head: Projection, rule: Rule) -> None:
         self.head, self.rule = head, rule
+        self.buffers: dict[str, Tensor] = {}  # memory between kernels; steps that never run at once may share it
+
+    def implementation(self, inputs: StepInput) -> str:
+        """Return the name of the implementation that computes a step, with the reason if it is another than this one."""
+        return self.name
 
     def take(self, inputs: StepInput) -> StepOutput:
         """Take one step of all rows."""

@@ -580,19 +580,18 @@ class TritonStep(Step):
         assert head.plain_weight is not None
         self.weight = head.plain_weight
         self.torch = BatchedStep(head, rule)
-        self.buffers: Buffers = {}
         self.kernels: list[Any] = []  # of the last step, as they were compiled
 
     @torch.no_grad()
     def take(self, inputs: StepInput) -> StepOutput:
-        if not self.fits(inputs):
+        if self.misfit(inputs):
             return self.torch.take(inputs)
         logits, states, _, ended, written = inputs
         return self.launch(logits, states, torch.empty_like(logits), ended=ended, written=written)
 
     @torch.no_grad()
     def take_in_place(self, inputs: StepInput, rows: Tensor | None, gap: float) -> StepOutput:
-        if not self.fits(inputs):
+        if self.misfit(inputs):
             return self.torch.take_in_place(inputs, rows, gap)
         logits, states = inputs.logits, inputs.states
         return self.launch(logits, states, logits, rows=rows, gap=gap, written=inputs.written)
@@ -614,14 +613,23 @@ class TritonStep(Step):
 
     def reserve(self, logits: Tensor, states: RowStates, tiles: Tiles | None = None) -> None:
         tiles = tiles or tiles_for(len(states), states.longest, states.states.dtype)
-        self.buffers = allocate(self.buffers, logits, states, self.rule, tiles)
+        self.buffers |= allocate(self.buffers, logits, states, self.rule, tiles)
 
-    def fits(self, inputs: StepInput) -> bool:
-        """Return whether the kernels can compute a step."""
+    def implementation(self, inputs: StepInput) -> str:
+        reason = self.misfit(inputs)
+        return self.name if reason is None else f"{self.torch.name}: {reason}"
+
+    def misfit(self, inputs: StepInput) -> str | None:
+        """Return why the kernels cannot compute a step, in a few words; None if they can."""
         logits, states, dtype = inputs.logits, inputs.states, inputs.states.states.dtype
         tiles = tiles_for(len(states), states.longest, dtype)
-        few = triton.cdiv(states.longest, tiles.states) <= MANY_TILES
-        return few and dtype == self.weight.dtype and logits.dtype != torch.float64 and logits.stride(1) == 1
+        if triton.cdiv(states.longest, tiles.states) > MANY_TILES:
+            return f"{states.longest:,} vision states"
+        if dtype != self.weight.dtype:
+            return f"states in {dtype} and a head in {self.weight.dtype}"
+        return (
+            None if logits.dtype != torch.float64 and logits.stride(1) == 1 else "logits in float64, or not contiguous"
+        )
 
 
 # -- the check before first use ------------------------------------------------------------------------------------

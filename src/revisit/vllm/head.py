@@ -21,10 +21,23 @@ class ShardedHead(LinearHead):
 
     start: int = 0  # first token id of this rank
     sum_over_ranks: Callable[[Tensor], Tensor] | None = None  # None on a single rank
+    total: int = 0  # token ids of all ranks
 
     @property
     def plain_weight(self) -> Tensor | None:
         return super().plain_weight if self.sum_over_ranks is None else None
+
+    @property
+    def vocabulary(self) -> int:
+        return self.total or len(self.weight)
+
+    def all_logits(self, states: Tensor) -> Tensor:
+        mine = super().all_logits(states)
+        if self.sum_over_ranks is None:
+            return mine
+        whole = mine.new_zeros(len(mine), self.vocabulary)
+        whole[:, self.start : self.start + mine.shape[1]] = mine
+        return self.sum_over_ranks(whole)
 
     def gathers(self, states: Tensor, ids: Tensor) -> bool:
         return True  # vLLM's memory profile leaves no room for logits of the whole vocabulary

@@ -20,7 +20,8 @@ from typing import Any
 from revisit.errors import RevisitError
 from revisit.models.facts import vision_tokens
 from revisit.vllm.plan import POOL_SWITCH, make_plan
-from revisit.vllm.request import KEY, LAYERS_SWITCH, parse
+from revisit.vllm.promise import Promise
+from revisit.vllm.request import KEY, LAYERS_SWITCH, RISK, parse, read
 from revisit.vllm.reservations import Reservations
 
 log = logging.getLogger("vllm.revisit")  # below vLLM's own logger, which prints it
@@ -83,6 +84,7 @@ def start_processor(original: Any, processor: Any, /, vllm_config: Any, *args: A
     """Raise for unsupported models when the server starts, and log what is stored."""
     original(processor, vllm_config, *args, **kwargs)
     processor.revisit_plan = plan = make_plan(vllm_config)
+    processor.revisit_promise = Promise(vllm_config.model_config, plan)
     log.info(plan.summary)
     try:
         tokens = image_tokens(vllm_config.model_config)
@@ -124,11 +126,18 @@ def process_inputs(
 
     if not getattr(params, "extra_args", None):
         return original(processor, request_id, prompt, params, *args, **kwargs)
+    plan = processor.revisit_plan
     try:
-        method = processor.revisit_plan.admit(params.extra_args)
+        asked = read(params.extra_args) or {}
+        method = None if RISK in asked else plan.admit(params.extra_args)
         request = original(processor, request_id, prompt, params, *args, **kwargs)
+        if RISK in asked:
+            method = processor.revisit_promise.settle(asked, request)
+            settled = {KEY: {"method": method.name, **method.settings()}}
+            request.sampling_params.extra_args = {**params.extra_args, **settled}
+            plan.admit(settled)
         if method is not None:
-            processor.revisit_plan.need(method, request)
+            plan.need(method, request)
     except RevisitError as error:
         raise VLLMValidationError(str(error)) from error
     return request

@@ -40,7 +40,7 @@ class WithWorker:
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         plan = None if is_draft(vllm_config) else make_plan(vllm_config)
         if plan is not None:
-            check_supported(vllm_config, plan.kept)
+            check_supported(vllm_config, plan.collected)
             key_compile_cache(vllm_config, plan.collected)
         super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
         if plan is not None and get_pp_group().is_last_rank:
@@ -108,8 +108,10 @@ def sharded_head(owner: Any) -> ShardedHead:
 
     plain = cap is None and scale == 1
     sum_over_ranks = tensor_model_parallel_all_reduce if head.tp_size > 1 else None
-    start, bias = head.shard_indices.org_vocab_start_index, getattr(head, "bias", None)
-    return ShardedHead(head.weight.data, bias, None if plain else transform, start, sum_over_ranks)
+    start, end = head.shard_indices.org_vocab_start_index, head.shard_indices.org_vocab_end_index
+    weight, bias = head.weight.data[: end - start], getattr(head, "bias", None)  # without vLLM's padding
+    bias = None if bias is None else bias[: end - start]
+    return ShardedHead(weight, bias, None if plain else transform, start, sum_over_ranks, head.org_vocab_size)
 
 
 def is_draft(config: VllmConfig) -> bool:
@@ -118,8 +120,8 @@ def is_draft(config: VllmConfig) -> bool:
     return drafter is not None and drafter.method == "draft_model" and config.model_config is drafter.draft_model_config
 
 
-def check_supported(config: VllmConfig, kept: str | tuple[int, ...]) -> None:
-    """Raise RevisitError for options of the server with which results would not be exact; `kept` are the stored layers."""
+def check_supported(config: VllmConfig, layers: tuple[int, ...]) -> None:
+    """Raise RevisitError for options of the server with which results would not be exact; `layers` are stored."""
     parallel, model = config.parallel_config, config.model_config
     drafter, graphs = config.speculative_config, config.compilation_config.cudagraph_mode or CUDAGraphMode.NONE
     breakable = vllm.envs.VLLM_USE_BREAKABLE_CUDAGRAPH and not model.enforce_eager
@@ -140,7 +142,7 @@ def check_supported(config: VllmConfig, kept: str | tuple[int, ...]) -> None:
         (config.kv_transfer_config, "KV transfer (states of tokens computed elsewhere are missing)"),
         (config.cache_config.kv_sharing_fast_prefill, "fast prefills over shared KV caches (they skip states)"),
         (
-            parallel.pipeline_parallel_size > 1 and kept != "last",
+            parallel.pipeline_parallel_size > 1 and len(layers) > 1,
             f"pipeline parallelism and states of other layers than the last (set {LAYERS_SWITCH}=last)",
         ),
         (

@@ -10,6 +10,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,13 +18,17 @@ import numpy as np
 import torch
 
 from revisit import settings
+from revisit.decoding.method import Method
 from revisit.errors import RevisitError
+from revisit.forward.support import check_layer
 from revisit.methods.revisit import ReVisiT
 from revisit.models.families import resolve_layers, vllm_architectures
+from revisit.models.names import Categories
 from revisit.models.parts import vision_token_ids
+from revisit.models.spelling import Spelling
 from revisit.models.thoughts import Thoughts, find_thoughts
-from revisit.models.types import Configured
-from revisit.vllm.request import check, kept_layers, parse
+from revisit.models.types import Configured, Tokenizer
+from revisit.vllm.request import LAYERS_SWITCH, check, kept_layers, parse
 from revisit.vllm.reservations import Need
 
 POOL_SWITCH = "REVISIT_VLLM_POOL_MB"
@@ -35,6 +40,8 @@ SMALLEST_BLOCK, FEWEST_BLOCKS = 64, 16  # blocks are smaller in a pool that woul
 # Sampling parameters with which vLLM may exclude every plausible token.
 EXCLUDING = ("structured_outputs", "allowed_token_ids", "bad_words", "logit_bias", "min_tokens")
 MASKED_LOGIT_GAP = 1e5
+
+Entry = tuple[int, bool]  # a layer whose states are stored, and whether they pass the final norm
 
 
 @dataclass(frozen=True)
@@ -50,9 +57,11 @@ class Plan:
     block: int  # states of a block
     model: Configured  # for recommended settings, see `request.parse`
     kept: str | tuple[int, ...] = "last"  # layers that are stored besides the last
+    more: tuple[int, ...] = ()  # and the one that a floor reads by default
     ranks: int = 1  # of tensor parallelism
     drafts: int = 0  # most candidates of speculative decoding that a step verifies for a request
     caching: bool = False  # whether vLLM has a prefix cache
+    tokenizer: Tokenizer | None = None
     thoughts: Thoughts | None = None  # tokens around a thought, if the tokenizer has them
     processors: bool = False  # whether the server has logits processors of its own
     most_rows: int = 0  # requests that the server decodes at a time
@@ -60,7 +69,11 @@ class Plan:
     @property
     def collected(self) -> tuple[int, ...]:
         """The layers whose states the server stores, ascending, including the last."""
-        return tuple(sorted({*resolve_layers(self.kept, self.depth, self.tied), self.depth}))
+        return tuple(sorted({*resolve_layers(self.kept, self.depth, self.tied), *self.more, self.depth}))
+
+    def spelling(self, names: Categories) -> Spelling:
+        """Return how the tokenizer spells the names that a floor withholds."""
+        return find_spelling(self.tokenizer, names)
 
     @property
     def summary(self) -> str:
@@ -82,20 +95,38 @@ class Plan:
         blocks = self.blocks_for(tokens * len(self.collected))
         return self.blocks // blocks
 
-    def admit(self, extra_args: Mapping[str, object] | None) -> ReVisiT | None:
-        """Return the method of a request, or None if it did not opt in; raise RevisitError if the server does not support it."""
+    def admit(self, extra_args: Mapping[str, object] | None) -> Method | None:
+        """Return the method of a request, or None if it is decoded plainly; raise RevisitError if the server does not support it."""
         method = parse(extra_args, self.model)
         if method is None:
             return None
-        check(method, self.kept)
+        if isinstance(method, ReVisiT):
+            check(method, self.kept)
+        if method.floor:
+            self.check_floor(method)
         if method.phase != "both" and self.thoughts is None:
             raise RevisitError("revisit: this model's tokenizer has no tokens around thoughts: leave out phase.")
-        if self.drafts and (method.select == "random" or method.once or method.phase != "both"):
+        random = isinstance(method, ReVisiT) and method.select == "random"
+        if self.drafts and (random or needs_tokens(method)):
             raise RevisitError(
-                "revisit: once, phase and select='random' cannot be used with speculative decoding, where the tokens in front of "
-                "a token are not known before they are accepted; leave them out, or use a server without --speculative-config."
+                "revisit: floor, once, phase and select='random' cannot be used with speculative decoding, where the tokens in front "
+                "of a token are not known before they are accepted; leave them out, or use a server without --speculative-config."
             )
         return method
+
+    def check_floor(self, method: Method) -> None:
+        """Raise RevisitError if the server cannot withhold a request's names."""
+        layer = check_layer(self.model, self.depth, method.floor_layer)
+        if layer not in self.collected:
+            raise RevisitError(
+                f"revisit: floor reads layer {layer}, and this server stores vision states of layers "
+                f"{', '.join(map(str, self.collected))}; use floor_layer={self.depth}, or start it with {LAYERS_SWITCH}={layer}."
+            )
+        if not hasattr(self.tokenizer, "convert_ids_to_tokens"):
+            raise RevisitError(
+                "revisit: floor needs a tokenizer of transformers, which this server does not have: leave it out."
+            )
+        self.spelling(method.names)
 
     def gap(self, params: Any) -> float:
         """Return how far a request's tokens outside the plausible set lie below their logits.
@@ -106,8 +137,21 @@ class Plan:
         excluding = self.processors or any(getattr(params, name, None) for name in EXCLUDING)
         return MASKED_LOGIT_GAP if excluding else math.inf
 
-    def layers(self, method: ReVisiT) -> tuple[int, ...]:
-        return resolve_layers(method.layers, self.depth, self.tied)
+    def layers(self, method: Method) -> tuple[int, ...]:
+        """Return the layers whose states a method compares."""
+        return resolve_layers(method.layers, self.depth, self.tied) if isinstance(method, ReVisiT) else ()
+
+    def entries(self, method: Method) -> tuple[Entry, ...]:
+        """Return what a request stores of each vision token: the states that its method reads, then that of its floor."""
+        normed = isinstance(method, ReVisiT) and method.norm == "final"
+        entries = [(layer, normed and layer != self.depth) for layer in self.layers(method)]
+        if method.floor and self.floor_entry(method) not in entries:
+            entries.append(self.floor_entry(method))
+        return tuple(entries)
+
+    def floor_entry(self, method: Method) -> Entry:
+        """Return what the floor of a method reads."""
+        return check_layer(self.model, self.depth, method.floor_layer), False
 
     def positions(self, prompt_ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """Return the positions of the vision tokens in a prompt.  -> (N,)"""
@@ -117,13 +161,13 @@ class Plan:
         """Return the number of blocks for this many states."""
         return -(-states // self.block)
 
-    def need(self, method: ReVisiT, request: Any) -> Need | None:
+    def need(self, method: Method, request: Any) -> Need | None:
         """Return the room that a request needs, None without an image; raise RevisitError if the pool is smaller.
 
         States depend on the prompt up to the last vision token, on its images, and on the layers.
         """
         prompt = np.asarray(request.prompt_token_ids or [], dtype=np.int64)
-        positions, layers = self.positions(prompt), self.layers(method)
+        positions, layers = self.positions(prompt), self.entries(method)
         if not len(positions):
             return None
         tokens, states = len(positions), len(positions) * len(layers)
@@ -136,8 +180,19 @@ class Plan:
         last = int(positions[-1])
         images = [(image.identifier, image.mm_position.offset) for image in request.mm_features or ()]
         images = [(name, offset) for name, offset in images if offset <= last]
-        inputs = repr((layers, method.norm, request.cache_salt, images)).encode() + prompt[: last + 1].tobytes()
+        inputs = repr((layers, request.cache_salt, images)).encode() + prompt[: last + 1].tobytes()
         return Need(self.blocks_for(states), last, hashlib.sha256(inputs).digest())
+
+
+def needs_tokens(method: Method) -> bool:
+    """Return whether a step of a method depends on the tokens generated so far."""
+    return method.phase != "both" or method.floor > 0 or bool(getattr(method, "once", 0))
+
+
+@lru_cache(maxsize=8)  # requests may send lists of their own
+def find_spelling(tokenizer: Tokenizer, names: Categories) -> Spelling:
+    """Return how a tokenizer spells names; raise RevisitError if it cannot."""
+    return Spelling(tokenizer, names)
 
 
 def block_size(image: int | None, layers: int, room: int) -> int:
@@ -168,10 +223,12 @@ def make_plan(config: Any) -> Plan:
     depth, tied = int(text.num_hidden_layers), bool(getattr(text, "tie_word_embeddings", False))
     width = int(model.get_hidden_size())
     dtype = torch.float32 if current_platform.is_cpu() else model.dtype  # half precision is slow on CPUs
-    recommended = SimpleNamespace(revisit=model.try_get_generation_config().get("revisit"))
-    described = SimpleNamespace(config=model.hf_config, generation_config=recommended)
+    generation = model.try_get_generation_config()
+    entries = SimpleNamespace(**{name: generation.get(name) for name in ("revisit", "check", "rates")})
+    described: Configured = SimpleNamespace(config=model.hf_config, generation_config=entries)
     kept = kept_layers(described)
-    layers = len({*resolve_layers(kept, depth, tied), depth})  # whose states are stored
+    more = () if settings.vllm_layers() else (check_layer(described, depth),)
+    layers = len({*resolve_layers(kept, depth, tied), *more, depth})  # whose states are stored
     image_sizes = (getattr(model.hf_config, name, None) for name in TOKENS_PER_IMAGE)
     megabytes = settings.vllm_pool_mb()
     if megabytes is None and current_platform.is_cpu():
@@ -196,9 +253,11 @@ def make_plan(config: Any) -> Plan:
         block=block,
         model=described,
         kept=kept,
+        more=more,
         ranks=config.parallel_config.tensor_parallel_size,
         drafts=config.num_speculative_tokens,
         caching=bool(config.cache_config.enable_prefix_caching),
+        tokenizer=tokenizer,
         thoughts=tokenizer and find_thoughts(tokenizer, model.hf_config.model_type),
         processors=bool(model.logits_processors),
         most_rows=config.scheduler_config.max_num_seqs,

@@ -22,12 +22,12 @@ from revisit.methods.revisit import ReVisiT
 from revisit.models.config import describe_model, resolve
 from revisit.models.families import of
 from revisit.models.identity import fingerprint, model_folder
-from revisit.models.loading import as_dtype
+from revisit.models.loading import as_dtype, load
 from revisit.models.outputs import read_outputs
 from revisit.models.processors import load_processor
 from revisit.models.prompts import chat_text
 from revisit.models.thoughts import find_thoughts
-from revisit.models.types import Configured
+from revisit.models.types import Configured, Model, Processor
 from revisit.video.clip import Visual
 
 REQUESTS = 128  # items that vLLM gets at once; it forms its own batches
@@ -78,6 +78,12 @@ class VllmEngine(Engine):
         return described
 
     @property
+    def loaded(self) -> tuple[Model, Processor]:
+        """The model in transformers, for the fingerprint of a promised rate."""
+        dtype, code = self.placement[1], self.trust_remote_code
+        return load(self.name, dtype=dtype, device_map="cpu", trust_remote_code=code)
+
+    @property
     def supported(self) -> bool:
         """True if the plug-in supports the model; otherwise only greedy decoding works."""
         return bool(of(self.described.config.model_type).vllm)
@@ -121,29 +127,30 @@ class VllmEngine(Engine):
 
     def check(self, method: Method, decoding: Decoding) -> None:
         """Raise RevisitError for methods and settings that vLLM does not support here."""
-        if method.floor:
-            raise RevisitError("--engine vllm cannot withhold names: leave out floor, or use --engine local or ray.")
         if method.name not in ("greedy", "revisit"):
             raise RevisitError(
                 f"--engine vllm supports greedy and revisit, not {method.name!r}; use --engine local or ray."
             )
         if decoding.num_beams > 1:
             raise RevisitError("--engine vllm does not support beam search with ReVisiT: remove --beams.")
-        if isinstance(method, ReVisiT):
+        if isinstance(method, ReVisiT) or method.floor:
             from revisit.vllm.request import check, kept_layers
 
             if not self.supported:
                 raise RevisitError(
                     f"ReVisiT's vLLM plug-in does not support models of type {self.described.config.model_type}; use --engine local or ray."
                 )
-            check(method, kept_layers(self.described))
+            if isinstance(method, ReVisiT):
+                check(method, kept_layers(self.described))
 
     def answer(
         self, method: Method, decoding: Decoding, seed: int, items: Sequence[Item], visuals: Sequence[Sequence[Visual]]
     ) -> list[Answer]:
         from vllm import SamplingParams
 
-        extra = {"revisit": method.settings()} if method.name == "revisit" else None
+        extra = None
+        if method.name == "revisit" or method.floor:
+            extra = {"revisit": {"method": method.name, **method.settings()}}
         parameters = [
             SamplingParams(
                 temperature=decoding.temperature or 0.0,
