@@ -48,7 +48,7 @@ def test_generate_lists_the_frames_and_the_rest_of_a_folder_goes_on(tmp_path: Pa
 def test_a_model_for_images_and_wrong_files_give_one_sentence(tmp_path: Path, run: Run) -> None:
     clip = make_clip(tmp_path / "clip.mp4", frames=20)
     assert "reads images, not videos" in run("generate", clip, "--frames", "2").sentence
-    assert "either" in run("generate", clip, "--frames", "2", "--fps", "1").sentence
+    assert "not both" in run("generate", clip, "--frames", "2", "--fps", "1").sentence
     assert "check the path" in run("generate", tmp_path / "none.mp4").sentence
 
 
@@ -68,5 +68,5 @@ def test_check_lens_and_own_questions_about_a_clip(tmp_path: Path, run: Run) -> 
     assert run("eval", *model, "--benchmark", f"yesno:{tmp_path / 'own.jsonl'},frames=2", *options).status == 0
     (log,) = (out / "logs").glob("*.jsonl")
     (answer,) = (line for line in map(json.loads, log.read_text("utf-8").splitlines()) if "text" in line)
-    assert answer["videos"] == ["clip.mp4"]
+    assert answer["images"] == ["clip.mp4"]
     assert answer["frames"] == [{"index": 25, "time": 1.0}, {"index": 75, "time": 3.0}]

@@ -103,7 +103,7 @@ def test_controls_that_cannot_run_leave_no_logs(tmp_path: Path) -> None:
 def test_the_controls_of_videos_hide_the_video_or_its_order() -> None:
     frames = np.arange(6, dtype=np.uint8)[:, None, None, None] * np.ones((1, 4, 4, 3), np.uint8)
     clip = Video(frames, tuple(map(float, range(6))), tuple(range(6)), 6.0)
-    items = [Item("a", "What?", videos=(Path("clip.mp4"),), hash="h")]
+    items = [Item("a", "What?", images=(Path("clip.mp4"),), frames=((0, 0.0),), hash="h")]
 
     assert controls_of(items) == ("no video", "one frame", "shuffled frames")
     assert controlled(items, "no video")[0].files == ()

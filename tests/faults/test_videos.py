@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from revisit.errors import RevisitError
-from revisit.video.opening import open_video
+from revisit.video.reading import open_video
 from revisit.video.sampling import Sampling
 from video_clips import make_clip
 

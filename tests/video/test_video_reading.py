@@ -13,7 +13,7 @@ from PIL import Image
 from revisit.errors import RevisitError
 from revisit.video import reading
 from revisit.video.clip import Video
-from revisit.video.opening import open_video
+from revisit.video.reading import open_video
 from revisit.video.sampling import Sampling
 from video_clips import UNEVEN, av, make_clip, number_in, picture
 

@@ -104,12 +104,11 @@ def check(
         if html is not None:
             check_page(html, [source])
         need_words(text)
-        visuals = open_visuals(options.sources([str(source)]), Sampling(frames, fps))
+        visuals = open_visuals((source, None), Sampling(frames, fps))
         pair = options.load_for_image(model, visuals[0], str(source), any_image=any_image, **loading)
         from revisit.explain.check import check as check_one
 
-        given = options.as_arguments(visuals)
-        result = check_one(pair, text=text, prompt=prompt, threshold=threshold, words=kind_or_list, **given)
+        result = check_one(pair, visuals, text, prompt, threshold=threshold, words=kind_or_list)
         raise typer.Exit(1 if _print_check(result, html, as_json) else 0)
 
     def load(image: Image, name: str) -> tuple[Model, Processor]:

@@ -114,7 +114,7 @@ def generate(
     groups: list[Group] = [tuple(paths)] if together else [(path,) for path in dict.fromkeys(paths)]
     sampling = Sampling(frames, fps)
     if len(groups) == 1:
-        open_visuals(options.sources(groups[0]), sampling)
+        open_visuals((groups[0], None), sampling)
     # Files, names and settings are checked before torch is imported and the model is loaded.
     given, *_ = (methods.get(name, **own) for name, own in ((method, settings), *others))
     loading = {"dtype": dtype, "device_map": device_map}
@@ -176,7 +176,7 @@ class Job:
         from revisit.models.reader import answer_missing, open_visuals
 
         def probe(group: Group) -> list[Visual]:
-            return open_visuals(options.sources(group), self.sampling)
+            return open_visuals((group, None), self.sampling)
 
         start = partial(self.start, pages=pages)
         return answer_missing(self.groups, missing, batch_size, lambda group: group, probe, start)
@@ -209,12 +209,12 @@ class Job:
         def explain(groups: Sequence[Group], opened: Sequence[list[Visual]]) -> Iterator[tuple[AnswerPage, Frames]]:
             for visuals in opened:
                 torch.manual_seed(self.generation["seed"])
-                given = options.as_arguments(visuals) | {"compare_with": list(dict.fromkeys(others))}
-                told = ask(pair, question=self.prompt, method=chosen, **given, **sampling)
+                compared = list(dict.fromkeys(others))
+                told = ask(pair, visuals, self.prompt, chosen, compare_with=compared, **sampling)
                 yield told.page, frames_listing(visuals)
 
         open_all = opener(pair[1], self.sampling)
-        return lambda group: open_all(options.sources(group)), explain if pages else answer
+        return lambda group: open_all((group, None)), explain if pages else answer
 
     def line(self, group: Group, hash: str | None, result: tuple[Decoded, Frames] | RevisitError) -> Fields:
         """Return an answer or its error as JSON values."""

@@ -50,7 +50,7 @@ def lens(
         raise RevisitError(f"--words needs at least two different words, separated by commas, not {words!r}.")
     if html is not None:
         check_page(html, images)
-    opened = open_visuals(options.sources(images), Sampling(frames, fps))
+    opened = open_visuals((images, None), Sampling(frames, fps))
 
     from revisit.explain.lens import lens as run_lens
 
@@ -64,7 +64,7 @@ def lens(
         trust_remote_code=trust_remote_code,
         allow_incomplete=allow_incomplete,
     )
-    result = run_lens(pair, words=compared, top=top, **options.as_arguments(opened))
+    result = run_lens(pair, opened, compared, top=top)
     index = len(result.layers) - 1 if layer is None else layer
     if index >= len(result.layers):
         raise RevisitError(

@@ -82,23 +82,6 @@ def load_for_image(model: str, image: Visual, name: str, *, any_image: bool, **o
     return loaded, processor
 
 
-def sources(paths: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Return the images and the videos among some files, by their names."""
-    from revisit.io.finder import is_video
-
-    names = list(paths)
-    return [name for name in names if not is_video(name)], [name for name in names if is_video(name)]
-
-
-def as_arguments(visuals: Iterable[Visual]) -> Fields:
-    """Return opened images and videos as arguments of `ask`, `check` and `lens`."""
-    from revisit.video.clip import Video
-
-    listed = list(visuals)
-    videos = [visual for visual in listed if isinstance(visual, Video)]
-    return {"image": [visual for visual in listed if not isinstance(visual, Video)], "video": videos}
-
-
 def identity(model: str, **options: Any) -> Fields:
     """Return what identifies the answers of a model, without loading it."""
     from revisit import __version__

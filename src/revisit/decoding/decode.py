@@ -33,7 +33,7 @@ from revisit.models.outputs import end_tokens, new_tokens, read_outputs, until_e
 from revisit.models.prompts import prepare_opened
 from revisit.models.thoughts import thoughts_of
 from revisit.registry import MAX_SEED
-from revisit.video.clip import Video
+from revisit.video.clip import frame_count
 
 if TYPE_CHECKING:
     from revisit.decoding.method import Method
@@ -183,7 +183,7 @@ def decode_prompts(
     """Answer questions about images and videos. Questions without any are answered plainly, whatever the method."""
     groups: dict[frozenset[int], list[int]] = {}
     for row, seen in enumerate(visuals):  # some models cannot mix images with videos, or videos of different lengths
-        lengths = frozenset(len(visual.times) if isinstance(visual, Video) else 0 for visual in seen)
+        lengths = frozenset(map(frame_count, seen))
         groups.setdefault(lengths, []).append(row)
     answers: dict[int, Decoded] = {}
     for lengths, rows in groups.items():

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from revisit.embedded.catalog import CATEGORIES, PLACES
+from revisit.embedded.catalog import BY_NOUN, CATEGORIES, PLACES
 from revisit.embedded.dice import Dice
 from revisit.embedded.scenes import SIZE, Scene, render, sprite
 
@@ -20,7 +20,7 @@ SPLIT = "moving"
 FRAMES, FPS = 16, 4
 EVENTS = ("enters", "leaves", "crosses")
 SIDES = ("left", "right")
-QUESTIONS = "questions.jsonl"
+HIGH = 44  # pixels of an object
 
 
 @dataclass(frozen=True)
@@ -32,21 +32,15 @@ class Actor:
     toward: str  # left or right
     first: bool  # whether it moves in the first half
     y: int
-    size: int
 
     def x(self, frame: int) -> int:
         """Return the left edge of the object in a frame; it may be outside the picture."""
-        half = FRAMES // 2
+        half, middle = FRAMES // 2, (SIZE - HIGH) // 2
         moved = min(max((frame - (0 if self.first else half) + 1) / half, 0.0), 1.0)
-        rest, start, end = (SIZE - self.size) // 2, -self.size, SIZE
-        start = rest if self.event == "leaves" else start
-        end = rest if self.event == "enters" else end
+        start = middle if self.event == "leaves" else -HIGH
+        end = middle if self.event == "enters" else SIZE
         x = round(start + (end - start) * moved)
-        return x if self.toward == "right" else SIZE - self.size - x
-
-    def clause(self) -> str:
-        """Describe what it does."""
-        return f"a {self.noun} {self.event} to the {self.toward}"
+        return x if self.toward == "right" else SIZE - HIGH - x
 
 
 @dataclass(frozen=True)
@@ -59,21 +53,18 @@ class Clip:
 
     def frames(self) -> list[Image.Image]:
         """Render the frames."""
-        blank, frames = render(self.background), []
-        for number in range(FRAMES):
-            frame = blank.copy()
-            for actor in self.actors:
-                category = next(c for c in CATEGORIES if c.noun == actor.noun)
-                drawn = Image.fromarray(sprite(category, actor.size, actor.toward == "right", None)[0])
+        frames = [render(self.background) for _ in range(FRAMES)]
+        for actor in self.actors:
+            drawn = Image.fromarray(sprite(BY_NOUN[actor.noun], HIGH, actor.toward == "right", None)[0])
+            for number, frame in enumerate(frames):
                 frame.paste(drawn, (actor.x(number), actor.y), drawn)
-            frames.append(frame)
         return frames
 
     @property
     def caption(self) -> str:
         """The whole truth about the clip."""
-        one, two = self.actors
-        return f"First {one.clause()}, then {two.clause()}."
+        one, two = (f"a {actor.noun} {actor.event} to the {actor.toward}" for actor in self.actors)
+        return f"First {one}, then {two}."
 
     def questions(self) -> list[tuple[str, str, str]]:
         """Return (kind, question, label); half of each kind are yes."""
@@ -99,25 +90,23 @@ def clip(seed: int, index: int) -> Clip:
     place = dice.pick(PLACES)
     background = Scene(key, place.name, dice.below(len(place.palettes)), 44 + 4 * dice.below(8), ())
     nouns = [category.noun for category in dice.sample(CATEGORIES, 2)]
-    size = 44
-    rows = dice.sample((4, SIZE - size - 4), 2)  # one above the other, so that neither hides the other
-    actors = [
-        Actor(noun, dice.pick(EVENTS), dice.pick(SIDES), number == 0, row, size)
-        for number, (noun, row) in enumerate(zip(nouns, rows, strict=True))
-    ]
-    return Clip(key, (actors[0], actors[1]), background)
+    rows = dice.sample((4, SIZE - HIGH - 4), 2)  # one above the other, so that neither hides the other
+    first, second = (
+        Actor(noun, dice.pick(EVENTS), dice.pick(SIDES), noun == nouns[0], row)
+        for noun, row in zip(nouns, rows, strict=True)
+    )
+    return Clip(key, (first, second), background)
 
 
 def build(folder: Path, n: int, seed: int) -> None:
     """Write n clips with their questions and captions into a folder."""
     (folder / SPLIT).mkdir(parents=True, exist_ok=True)
-    rows = []
-    for number in range(n):
-        made, name = clip(seed, number), f"{number + 1:06d}"
-        first, *others = made.frames()
-        path = folder / SPLIT / f"{name}.apng"
-        first.save(path, "PNG", save_all=True, append_images=others, duration=1000 // FPS, disposal=0, blend=0)
-        for place, (kind, question, label) in enumerate(made.questions()):
-            row = {"id": f"{name}/{place}", "video": path.name, "kind": kind, "question": question, "label": label}
-            rows.append({**row, "caption": made.caption})
-    (folder / SPLIT / QUESTIONS).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with (folder / SPLIT / "questions.jsonl").open("w") as file:
+        for number in range(n):
+            made, name = clip(seed, number), f"{number + 1:06d}"
+            first, *others = made.frames()
+            path = folder / SPLIT / f"{name}.apng"
+            first.save(path, "PNG", save_all=True, append_images=others, duration=1000 // FPS, disposal=0, blend=0)
+            for place, (kind, question, label) in enumerate(made.questions()):
+                row = {"id": f"{name}/{place}", "video": path.name, "kind": kind, "question": question, "label": label}
+                print(json.dumps({**row, "caption": made.caption}), file=file)

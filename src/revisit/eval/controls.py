@@ -33,7 +33,7 @@ REQUIRED_METHODS = ("greedy", "plausible-only")  # added to every run with contr
 
 def controls_of(items: Sequence[Item]) -> tuple[str, ...]:
     """Return the controls for these items; the first shows nothing."""
-    return VIDEO_CONTROLS if any(item.videos for item in items) else CONTROLS
+    return VIDEO_CONTROLS if any(item.frames for item in items) else CONTROLS
 
 
 def controlled(items: Sequence[Item], control: str) -> list[Item]:
@@ -45,7 +45,7 @@ def controlled(items: Sequence[Item], control: str) -> list[Item]:
         RevisitError: All items have the same image, so there is no other one.
     """
     if control in (NO_IMAGE, NO_VIDEO):
-        return [replace(item, images=(), image_hashes=(), videos=(), frames=()) for item in items]
+        return [replace(item, images=(), image_hashes=(), frames=()) for item in items]
     if control != "other image":
         return [replace(item, edit=control) for item in items]
     other: dict[tuple[Path, ...], Item] = {}  # an item's images -> the item whose images replace them

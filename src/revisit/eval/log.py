@@ -50,8 +50,7 @@ class Answer(Frozen):
     prompt: str
     images: tuple[str, ...] = ()  # relative to the data folder
     image_hashes: tuple[str, ...] = ()  # SHA-256 of each image's bytes
-    videos: tuple[str, ...] = ()  # relative to the data folder
-    frames: tuple[Frame, ...] = ()  # of the videos
+    frames: tuple[Frame, ...] = ()  # of the videos among the images
     target: str | tuple[str, ...] = ""  # the correct answer, or the objects that are in the image
     text: str  # without thoughts
     thought: str = ""  # text before the answer of a model that thinks

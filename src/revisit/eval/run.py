@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from revisit.eval.log import Answer, Frame, Log, check_layout, request_numbers, 
 from revisit.eval.spec import Spec
 from revisit.guard.rates import Rate
 from revisit.io.files import digest, file_digest, make_folder, path_within, read_file
+from revisit.io.finder import is_video
 from revisit.io.records import Fields
 from revisit.video.sampling import Sampling
 
@@ -261,7 +262,6 @@ def answer(job: Job, log: Log, batch_size: int, reporter: Reporter) -> None:
         (item.id, item.hash): {
             "images": tuple(Path(os.path.relpath(path, log.request.data)).as_posix() for path in item.images),
             "image_hashes": item.image_hashes,
-            "videos": tuple(Path(os.path.relpath(path, log.request.data)).as_posix() for path in item.videos),
             "frames": tuple(Frame(index=index, time=time) for index, time in item.frames),
             "target": item.target,
         }
@@ -300,7 +300,7 @@ def make_batches(items: Sequence[Item], size: int) -> list[list[Item]]:
 
 def read_items(config: EvalConfig, reporter: Reporter) -> list[tuple[Benchmark, list[Item]]]:
     """Return every benchmark with its items up to the limit, and set their hashes; each image is read once."""
-    images: dict[Path, tuple[str, str]] = {}  # SHA-256, or the reason why it cannot be read
+    contents: dict[Source, Content] = {}
     benchmarks = []
     for benchmark in config.benchmarks:
         folder = config.folders[benchmark.name]
@@ -310,58 +310,54 @@ def read_items(config: EvalConfig, reporter: Reporter) -> list[tuple[Benchmark, 
         if repeated := [id for id, count in Counter(item.id for item in items).items() if count > 1]:
             raise RevisitError(f"Benchmark {benchmark.name!r} has two items with the id {repeated[0]!r} in {folder}.")
         reporter.note(f"{benchmark.name}: {len(items)} items from {folder}")
-        paths = list(dict.fromkeys(path for item in items for path in item.images if path not in images))
+        named = dict.fromkeys((path, item.sampling) for item in items for path in item.images)
+        sources = [source for source in named if source not in contents]
         with ThreadPoolExecutor(4) as pool:
-            images |= zip(paths, pool.map(partial(read_image_hash, folder), paths), strict=True)
-        clips = dict.fromkeys((path, item.sampling) for item in items for path in item.videos)
-        videos = {clip: read_video(folder, *clip) for clip in clips}
-        items = [_hashed(item, images, videos) for item in items]
+            contents |= zip(sources, pool.map(partial(read_source, folder), sources), strict=True)
+        items = [_hashed(item, contents) for item in items]
         if all(item.error for item in items):  # most likely another folder's
             raise RevisitError(f"No item of {benchmark.name} can be read: {items[0].error.rstrip('.')}.")
         benchmarks.append((benchmark, items))
     return benchmarks
 
 
-Clip = tuple[Path, Sampling]
-Video = tuple[str, tuple[tuple[int, float], ...]]  # SHA-256; index and time of each sampled frame
+Source = tuple[Path, Sampling]  # an image or a video, and which frames are taken from a video
 
 
-def _hashed(item: Item, images: Mapping[Path, tuple[str, str]], clips: Mapping[Clip, tuple[Video | None, str]]) -> Item:
+@dataclass(frozen=True)
+class Content:
+    """The SHA-256 of an image or a video, the index and time of the frames that are taken from it, or why it cannot be read."""
+
+    hash: str = ""
+    frames: tuple[tuple[int, float], ...] = ()
+    problem: str = ""
+
+
+def _hashed(item: Item, contents: Mapping[Source, Content]) -> Item:
     """Return an item with its hash, the hashes of its images and the frames of its videos, or with the error of a file."""
-    hashes = [images[path][0] for path in item.images]
-    videos = [clips[path, item.sampling][0] for path in item.videos]
-    frames = tuple(frame for video in videos if video for frame in video[1])
-    content: list[Any] = [item.prompt, hashes, *([videos] if videos else [])]
-    problems = [(path, images[path][1]) for path in item.images]
-    problems += [(path, clips[path, item.sampling][1]) for path in item.videos]
-    unread = [f"{str(path)[-200:]} cannot be read ({reason.rstrip('.')})" for path, reason in problems if reason]
-    error = item.error or "; ".join(unread)
-    return replace(item, image_hashes=tuple(hashes), frames=frames, hash=digest(content), error=error)
+    own = [(path, contents[path, item.sampling]) for path in item.images]
+    frames = [content.frames for _, content in own if content.frames]
+    unread = [f"{str(path)[-200:]} cannot be read ({c.problem.rstrip('.')})" for path, c in own if c.problem]
+    hashes = tuple(content.hash for _, content in own)
+    hash, error = digest([item.prompt, hashes, *([frames] if frames else [])]), item.error or "; ".join(unread)
+    return replace(item, image_hashes=hashes, frames=tuple(chain(*frames)), hash=hash, error=error)
 
 
-def read_video(folder: Path, path: Path, sampling: Sampling) -> tuple[Video | None, str]:
-    """Return the SHA-256 and the sampled frames of a video, without decoding, and the reason if it cannot be read."""
-    from revisit.video.reading import list_frames  # Pillow and numpy are slow to import
-
-    try:
-        with path_within(folder, path).open("rb") as file:
-            frames = tuple(list_frames(file, repr(path.name), sampling))
-        return (file_digest(path), frames), ""
-    except OSError as error:
-        return None, error.strerror or str(error)
-    except RevisitError as error:
-        return None, str(error)
-
-
-def read_image_hash(folder: Path, path: Path) -> tuple[str, str]:
-    """Return the SHA-256 of an image in the data folder, or empty text and the reason if it cannot be read."""
+def read_source(folder: Path, source: Source) -> Content:
+    """Return the content of an image or a video in the data folder; of a video, without decoding it."""
     from revisit.io.images import MAX_BYTES, read_image  # Pillow is slow to import
+    from revisit.video.reading import list_frames
 
+    path, sampling = source
     try:
-        content = read_file(path_within(folder, path), MAX_BYTES)
+        path = path_within(folder, path)
+        if is_video(path):
+            with path.open("rb") as file:
+                return Content(file_digest(path), tuple(list_frames(file, repr(path.name), sampling)))
+        content = read_file(path, MAX_BYTES)
         read_image(content, repr(path.name))
     except OSError as error:
-        return "", error.strerror or str(error)
+        return Content(problem=error.strerror or str(error))
     except Exception as error:  # Pillow has no common error for broken files
-        return "", str(error) or type(error).__name__
-    return hashlib.sha256(content).hexdigest(), ""
+        return Content(problem=str(error) or type(error).__name__)
+    return Content(hashlib.sha256(content).hexdigest())

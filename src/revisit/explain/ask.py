@@ -22,7 +22,7 @@ from revisit.explain.lens import patch_words
 from revisit.explain.prefill import watch_prefill
 from revisit.explain.support import answer_text
 from revisit.guard.rates import no_risk, promised_call
-from revisit.io.images import ImageLike, ImageList
+from revisit.io.images import ImageList
 from revisit.models import DESCRIBE
 from revisit.models.config import name_of
 from revisit.models.geometry import layout_of
@@ -34,7 +34,7 @@ from revisit.models.types import Model, Processor
 from revisit.pages.answers import AnswerPage
 from revisit.pages.document import check_page, notebook_frame, write_page
 from revisit.registry import MAX_SEED, Count, Share, validated
-from revisit.video.clip import VideoLike, Visual, shown_images
+from revisit.video.clip import VideoLike, Visual, VisualLike, shown_images
 from revisit.video.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class ExplainedAnswer:
 @validated
 def ask(
     model: str | Path | Model | tuple[Model, Processor],
-    image: ImageLike | Sequence[ImageLike] | None = None,
+    image: VisualLike | Sequence[VisualLike] | None = None,
     question: str | None = None,
     method: MethodLike | None = None,
     *,

@@ -15,7 +15,7 @@ from revisit.explain.checkable import Words, need_words, word_test
 from revisit.explain.checked import Check
 from revisit.explain.support import ModelText, read_texts, support
 from revisit.guard.rates import find_rate, no_risk
-from revisit.io.images import ImageLike, ImageList, TextList
+from revisit.io.images import ImageList, TextList
 from revisit.models import DESCRIBE
 from revisit.models.config import name_of
 from revisit.models.loading import loaded_pair
@@ -24,7 +24,7 @@ from revisit.models.prompts import chat_text, check_no_image_tokens, encode, nee
 from revisit.models.reader import OnError, Sources, answer_all, open_visuals, opener, paired
 from revisit.models.types import Model, Processor, Tokenizer
 from revisit.registry import Count, Share, validated
-from revisit.video.clip import VideoLike, Visual
+from revisit.video.clip import VideoLike, Visual, VisualLike
 from revisit.video.sampling import Sampling
 
 THRESHOLD = 0.05  # for models that recommend none
@@ -34,7 +34,7 @@ TRUSTED = 0.8  # below this AUROC, measured on the model itself, a check carries
 @validated
 def check(
     model: str | Path | Model | tuple[Model, Processor],
-    image: ImageLike | Sequence[ImageLike] | None = None,
+    image: VisualLike | Sequence[VisualLike] | None = None,
     text: str = "",
     prompt: str | None = None,
     *,

@@ -20,7 +20,6 @@ from torch import Tensor
 from revisit.errors import RevisitError
 from revisit.explain.prefill import PromptStates, force
 from revisit.forward.support import logit_slices
-from revisit.io.images import ImageLike
 from revisit.models import DESCRIBE
 from revisit.models.config import name_of
 from revisit.models.families import resolve_layers
@@ -34,7 +33,7 @@ from revisit.models.tokens import token_text
 from revisit.models.types import Model, Processor, Tokenizer
 from revisit.pages.document import check_page, images_payload, notebook_frame, script_page, write_page
 from revisit.registry import Count, validated
-from revisit.video.clip import VideoLike, shown_images
+from revisit.video.clip import VideoLike, VisualLike, shown_images
 from revisit.video.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -125,7 +124,7 @@ class Lens:
 @validated
 def lens(
     model: str | Path | Model | tuple[Model, Processor],
-    image: ImageLike | Sequence[ImageLike] | None = None,
+    image: VisualLike | Sequence[VisualLike] | None = None,
     words: Sequence[str] = (),
     *,
     video: VideoLike | Sequence[VideoLike] | None = None,

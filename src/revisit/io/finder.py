@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from revisit.errors import RevisitError, short
 from revisit.io.files import path_within
-from revisit.io.records import IMAGES, Record
+from revisit.io.records import IMAGES, VIDEOS, Record
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 VIDEO_SUFFIXES = {".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v", ".mpg", ".mpeg", ".ts", ".flv", ".wmv", ".apng"}
@@ -23,9 +24,9 @@ def is_video(name: str | Path) -> bool:
     return Path(name).suffix.lower() in VIDEO_SUFFIXES
 
 
-def image_files(folder: Path, suffixes: Set[str] = SUFFIXES) -> list[Path]:
-    """Return the image files in a folder and its subfolders, in order; hidden ones are left out."""
-    found = (path for path in folder.rglob("*") if path.suffix.lower() in suffixes)
+def image_files(folder: Path) -> list[Path]:
+    """Return the image and video files in a folder and its subfolders, in order; hidden ones are left out."""
+    found = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES | VIDEO_SUFFIXES)
     return sorted(path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts))
 
 
@@ -50,9 +51,8 @@ class ImageFinder:
 
     def find(self, row: Record) -> list[Path]:
         """Return the images of a row: the files that it names, or the one whose name is, or ends in, the row's id."""
-        named = next((row[field] for field in IMAGES if row.get(field)), None)
-        if named is not None:
-            names = named if isinstance(named, list) else [named]
+        named: list[Any] = [next((row[field] for field in fields if row.get(field)), []) for fields in (IMAGES, VIDEOS)]
+        if names := [name for value in named for name in (value if isinstance(value, list) else [value])]:
             if not all(isinstance(name, str) for name in names):
                 raise RevisitError(f"{row.where}: an image must be the path of a file, not {type(names[0]).__name__}.")
             return [self._named(name, row.where) for name in names]

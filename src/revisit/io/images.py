@@ -20,7 +20,7 @@ from pydantic import BeforeValidator
 
 from revisit.errors import RevisitError
 from revisit.io.files import local_path
-from revisit.io.finder import SUFFIXES, VIDEO_SUFFIXES, image_files
+from revisit.io.finder import image_files
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -247,7 +247,7 @@ def find_images(arguments: Sequence[str]) -> list[str]:
     files: list[str] = []
     for argument in arguments:
         if local_path(argument).is_dir():
-            inside = image_files(local_path(argument), SUFFIXES | VIDEO_SUFFIXES)
+            inside = image_files(local_path(argument))
             if not inside:
                 raise RevisitError(f"The folder {argument!r} contains no image or video files.")
             files.extend(map(str, inside))

@@ -30,6 +30,7 @@ YES_NO = {
     **dict.fromkeys(("no", "n", "false", "0"), "no"),
 }
 IMAGES = ("image", "image_source", "image_file", "image_path", "img_path", "filename", "images")
+VIDEOS = ("video", "video_path", "videos")
 
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from revisit.io.images import listed
 from revisit.models import families
 from revisit.models.reader import opener
 from revisit.video.clip import Video
-from revisit.video.opening import as_videos
+from revisit.video.reading import as_videos
 from revisit.video.sampling import Sampling
 
 if TYPE_CHECKING:

@@ -14,10 +14,11 @@ from weakref import WeakKeyDictionary
 from PIL import Image as pil
 
 from revisit.errors import RevisitError
+from revisit.io.finder import is_video
 from revisit.io.images import Scale, Size, listed, open_image, reduction
 from revisit.io.results import content_hash
-from revisit.video.clip import Visual
-from revisit.video.opening import as_videos, open_video
+from revisit.video.clip import Video, Visual
+from revisit.video.reading import as_videos, open_video
 from revisit.video.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -192,11 +193,14 @@ def opener(processor: Processor, sampling: Sampling) -> Callable[[Sources], list
 
 
 def open_visuals(sources: Sources, sampling: Sampling, scale: Scale | None = None) -> list[Visual]:
-    """Open the images of a prompt, and then its videos; raise RevisitError if there is none."""
+    """Open the images of a prompt, and then its videos; files of videos among the images are known by their names."""
     images, videos = sources
     images = images() if callable(images) else images
     several = [] if images is None else listed(images)
-    opened = [open_image(image, scale=scale) for image in ([images] if several is None else several)]
+    opened: list[Visual] = []
+    for image in [images] if several is None else several:
+        video = isinstance(image, Video) or (isinstance(image, (str, Path)) and is_video(image))
+        opened.append(open_video(image, sampling) if video else open_image(image, scale=scale))
     return [*opened, *(open_video(video, sampling) for video in as_videos(videos))]
 
 

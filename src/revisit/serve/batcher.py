@@ -18,7 +18,7 @@ from revisit.serve.errors import ApiError, server_error
 from revisit.serve.limits import Limits
 from revisit.serve.replies import Piece, Reply
 from revisit.serve.requests import ChatRequest
-from revisit.video.clip import Video, pixel_count
+from revisit.video.clip import frame_count, pixel_count
 
 logger = logging.getLogger(__name__)
 BATCH_WAIT = 0.01  # seconds that a batch waits for further requests
@@ -58,7 +58,7 @@ class Ticket:
     def batch_key(self) -> object:
         """Requests with equal keys can share a batch."""
         request = self.request
-        lengths = frozenset(len(v.times) if isinstance(v, Video) else 0 for v in request.images)
+        lengths = frozenset(map(frame_count, request.images))
         return request.method, request.chat.check is None, request.text is None, request.record, lengths
 
     def stream(self, piece: Piece) -> None:

@@ -27,7 +27,7 @@ from revisit.serve.limits import Limits
 from revisit.serve.processors import grammar
 from revisit.serve.schema import NEUTRAL, ChatBody, CheckBody, DecodingChoice, Group, ImagePart, VideoPart, is_frame
 from revisit.video.clip import Video, Visual, pixel_count
-from revisit.video.opening import video_from_data_uri
+from revisit.video.reading import open_video, video_bytes
 from revisit.video.sampling import Bounds, Sampling
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def _open(parts: Group, left: int, limits: Limits, scale: Scale) -> Visual:
         sampling = Sampling(first.video_url.frames, first.video_url.fps)
         bounds = Bounds(limits.video_seconds, limits.video_frames, left)
         with DECODING:
-            return video_from_data_uri(first.video_url.url, sampling, bounds)
+            return open_video(video_bytes(first.video_url.url), sampling, bounds)
     frames = [part for part in parts if isinstance(part, ImagePart)]
     if not is_frame(first):
         return _pixels(image_from_data_uri(frames[0].image_url.url, max_pixels=left, scale=scale))

@@ -21,7 +21,6 @@ from pydantic import (
 from revisit.explain.checkable import need_words
 from revisit.models import DESCRIBE, prompts
 from revisit.serve.errors import ApiError
-from revisit.video.sampling import MAX_FRAMES
 
 FIELDS = 64  # in one object; valid ones have far fewer
 IMAGES = 8
@@ -99,14 +98,8 @@ class VideoUrl(Body, extra="ignore"):
     """A video, and which of its frames to take."""
 
     url: str  # a data URI
-    frames: Annotated[int, Field(ge=1, le=MAX_FRAMES)] | None = None
-    fps: Annotated[float, Field(gt=0, le=1000)] | None = None
-
-    @model_validator(mode="after")
-    def _one_of_both(self) -> VideoUrl:
-        if self.frames is not None and self.fps is not None:
-            raise ValueError("frames and fps cannot be combined")
-        return self
+    frames: int | None = None
+    fps: float | None = None
 
 
 class TextPart(Body, extra="ignore"):

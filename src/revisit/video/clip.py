@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from PIL import Image as pil
@@ -17,7 +17,6 @@ from revisit.video.sampling import Sampling
 
 # A path, bytes or a data URI of a video file, a list of frames, a list of (frame, time) pairs, or a `Video`.
 VideoLike: TypeAlias = Any
-
 
 TIME = "revisit_time"  # the entry of `Image.info` with the time of a frame
 
@@ -45,19 +44,18 @@ class Video:
     @classmethod
     def of(cls, frames: Sequence[ImageLike], times: Sequence[float]) -> Video:
         """Return a video of these frames, which are opened as images are."""
-        seconds = tuple(float(time) for time in times)
-        if not len(frames) or len(frames) != len(seconds):
-            raise RevisitError(
-                f"A video needs frames with a time for each, not {len(frames)} frames and {len(seconds)} times."
-            )
-        if not all(a <= b < float("inf") for a, b in pairwise((-float("inf"), *seconds))):
+        if not len(frames):
+            raise RevisitError("A video needs at least one frame.")
+        if not np.isfinite(times).all() or any(np.diff(times) < 0):
             raise RevisitError("The times of a video's frames must be seconds in ascending order.")
         opened = [open_image(frame) for frame in frames]
         if sizes := {frame.size for frame in opened} - {opened[0].size}:
             raise RevisitError(f"The frames of a video must have one size, not {opened[0].size} and {sizes.pop()}.")
-        step = (seconds[-1] - seconds[0]) / (len(seconds) - 1) if len(seconds) > 1 else 1.0
-        pixels = np.stack([np.asarray(frame) for frame in opened])
-        return cls(pixels, seconds, tuple(range(len(opened))), seconds[-1] - seconds[0] + step, total=len(opened))
+        lasts = (
+            (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else 1.0
+        )  # as long as the mean of the others
+        duration, numbers = float(times[-1] - times[0] + lasts), tuple(range(len(opened)))
+        return cls(np.stack([np.asarray(frame) for frame in opened]), tuple(map(float, times)), numbers, duration)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -73,7 +71,9 @@ class Video:
         return images
 
     def sampled(self, sampling: Sampling) -> Video:
-        """Return a video of some of the frames."""
+        """Return a video of the frames that a sampling chooses; all of them if it names neither a number nor a rate."""
+        if not sampling.given:
+            return self
         return self.pick(sampling.choose(self.times, self.times[0] + self.duration))
 
     def pick(self, numbers: Sequence[int]) -> Video:
@@ -92,17 +92,22 @@ class Video:
             "height": self.size[1],
         }
 
-    def listing(self) -> list[dict[str, float]]:
-        """Return the index and the time of each frame, as logs store them."""
-        return [{"index": i, "time": round(time, 6)} for i, time in zip(self.indices, self.times, strict=True)]
-
 
 Visual: TypeAlias = Image | Video  # an opened image or video of a prompt
+if TYPE_CHECKING:
+    VisualLike: TypeAlias = ImageLike | Video  # an image, or the path of a video
+else:  # not validated
+    VisualLike = Any
+
+
+def frame_count(visual: Visual) -> int:
+    """Return the number of frames of a video; 0 for an image."""
+    return len(visual.times) if isinstance(visual, Video) else 0
 
 
 def pixel_count(visual: Visual) -> int:
     """Return the number of pixels of an image, or of all frames of a video."""
-    return visual.pixels.size // 3 if isinstance(visual, Video) else visual.width * visual.height
+    return math.prod(visual.size) * max(frame_count(visual), 1)
 
 
 def shown_images(visuals: Sequence[Visual]) -> list[Image]:
@@ -112,4 +117,5 @@ def shown_images(visuals: Sequence[Visual]) -> list[Image]:
 
 def frames_listing(visuals: Sequence[Visual]) -> list[dict[str, float]]:
     """Return the index and the time of every frame of all videos, as logs store them."""
-    return [entry for visual in visuals if isinstance(visual, Video) for entry in visual.listing()]
+    frames = [frame for v in visuals if isinstance(v, Video) for frame in zip(v.indices, v.times, strict=True)]
+    return [{"index": index, "time": round(time, 6)} for index, time in frames]

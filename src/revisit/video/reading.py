@@ -1,4 +1,4 @@
-"""Read sampled frames of a video file with PyAV.
+"""Read sampled frames of a video file with PyAV, or take them from a list.
 
 The packets are listed first, without decoding, which gives the time of every frame and the groups of pictures. Then only the groups
 that hold sampled frames are decoded. Memory is bounded by the sampled frames.
@@ -6,35 +6,95 @@ that hold sampled frames are decoded. Memory is bounded by the sampled frames.
 
 from __future__ import annotations
 
+import base64
 import logging
+import os
 from array import array
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import dropwhile, islice
-from typing import TYPE_CHECKING, Any, BinaryIO
+from io import BytesIO
+from itertools import dropwhile, groupby
+from typing import Any, BinaryIO
 
 import numpy as np
 from PIL import Image as pil
 
 from revisit.errors import RevisitError, need
+from revisit.io.files import local_path
 from revisit.io.images import DAMAGE, FORMATS, MAX_PIXELS
-from revisit.video.clip import Video
-from revisit.video.sampling import BOUNDS, Bounds
-
-if TYPE_CHECKING:
-    from revisit.video.sampling import Sampling
+from revisit.video.clip import Video, VideoLike
+from revisit.video.sampling import Bounds, Sampling
 
 logger = logging.getLogger(__name__)
 
 MAX_BYTES = 4_000_000_000
 # Other formats can name further files or addresses to read.
 CONTAINERS = "mov,matroska,avi,mpegts,mpeg,ogg,flv,asf,gif,apng"
-UNTIMED = ("avi",)  # formats with a constant frame rate instead of time stamps
-ANIMATIONS = ("gif", "apng")
-CLOCKED = ("mpegts", "mpeg")  # formats whose time stamps begin anywhere
+BOUNDS = Bounds()
+
+
+def open_video(source: VideoLike, sampling: Sampling, bounds: Bounds = BOUNDS) -> Video:
+    """Read the sampled frames of a video.
+
+    Args:
+        source: A path, bytes or a data URI of a video file; a list of frames, or of (frame, time) pairs; or a `Video`. Frames
+            without times are a second apart, or as far apart as `fps` implies.
+        sampling: Which frames to read.
+        bounds: Limits on files.
+
+    Raises:
+        RevisitError: The video cannot be read, or is too large.
+    """
+    if isinstance(source, Video):
+        return source.sampled(sampling)
+    if isinstance(source, (list, tuple, np.ndarray)):
+        if len(source) and all(map(is_timed, source)):
+            return Video.of([frame for frame, _ in source], [time for _, time in source]).sampled(sampling)
+        video = Video.of(list(source), [number / (sampling.fps or 1.0) for number in range(len(source))])
+        return video.sampled(Sampling(sampling.frames))
+    if isinstance(source, (bytes, bytearray)):
+        return read_video(BytesIO(source), "given as bytes", sampling, bounds)
+    if not isinstance(source, (str, os.PathLike)):
+        raise RevisitError(f"A video must be a path, bytes, a list of frames or a Video, not {type(source).__name__}.")
+    name = os.fspath(source)
+    if name.startswith("data:"):
+        return read_video(BytesIO(video_bytes(name)), "in the data URI", sampling, bounds)
+    if name.startswith(("http://", "https://")):
+        raise RevisitError(f"{name[:200]!r} is a URL, which is not downloaded: save the video first.")
+    if not os.path.isfile(local_path(name)):
+        raise RevisitError(f"There is no video file {name[:200]!r}; check the path.")
+    with local_path(name).open("rb") as file:
+        return read_video(file, repr(name), sampling, bounds)
+
+
+def is_timed(value: object) -> bool:
+    """Return whether a value is a pair of a frame and its time."""
+    return isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], (int, float))
+
+
+def as_videos(entry: VideoLike | Sequence[VideoLike] | None) -> list[VideoLike]:
+    """Return the videos of one prompt as a list; a list of frames is one video, a list of names is several."""
+    if entry is None:
+        return []
+    if not isinstance(entry, (list, tuple)):
+        return [entry]
+    frames = any(
+        isinstance(value, pil.Image) or is_timed(value) or getattr(value, "ndim", 4) < 4 for value in entry[:1]
+    )
+    return [entry] if frames else list(entry)
+
+
+def video_bytes(uri: str) -> bytes:
+    """Return the file in a `data:video/...;base64,` URI."""
+    header, _, payload = uri.partition(",")
+    if not header.startswith("data:video/") or not header.endswith(";base64"):
+        raise RevisitError("A video must be a base64 data URI such as data:video/mp4;base64,…")
+    try:
+        return base64.b64decode(payload, validate=True)
+    except ValueError:
+        raise RevisitError("The video's data URI is not valid base64.") from None
 
 
 @dataclass(frozen=True)
@@ -53,63 +113,44 @@ class Timeline:
     stamps: np.ndarray
     keys: list[tuple[int, int, int]]
 
-    @property
-    def duration(self) -> float:
-        """The length of the video in seconds."""
-        return self.end - float(self.times[0])
-
-
-class Frames:
-    """Collects the pixels of wanted frames in one array."""
-
-    def __init__(self, stream: Any, indices: Sequence[int]) -> None:
-        self.stream, self.indices = stream, np.array(indices)
-        self.width, self.height = stream.width, stream.height  # frames of a damaged stream can have other sizes
-        self.pixels = np.empty(0)
-        self.missing = set(indices)
-        self.decoded = 0
-
-    def keep(self, index: int, frame: Any) -> None:
-        """Store a decoded frame as RGB, as a player shows it."""
-        image = frame.to_ndarray(format="rgb24", width=self.width, height=self.height)
-        image = np.rot90(image, frame.rotation // 90)
-        if not self.pixels.size:
-            self.pixels = np.empty((len(self.indices), *image.shape), np.uint8)
-        self.pixels[self.indices == index] = image
-        self.missing.discard(index)
-
 
 def read_video(file: BinaryIO, what: str, sampling: Sampling, bounds: Bounds = BOUNDS) -> Video:
     """Read the sampled frames of a video file; messages call it "the video `what`"."""
     with _opened(file, what, bounds) as (container, stream, timeline):
-        indices = sampling.choose(timeline.times.tolist(), timeline.end)
-        pixels = len(indices) * stream.width * stream.height
-        if len(indices) > bounds.frames or pixels > bounds.pixels:
+        indices = sampling.choose(timeline.times, timeline.end)
+        width, height = stream.width, stream.height  # frames of a damaged stream can have other sizes
+        count = len(indices) * width * height
+        if len(indices) > bounds.frames or count > bounds.pixels:
             raise RevisitError(
-                f"{len(indices)} frames of the video {what} have {pixels:,} pixels; at most {bounds.frames} frames with {bounds.pixels:,} "
+                f"{len(indices)} frames of the video {what} have {count:,} pixels; at most {bounds.frames} frames with {bounds.pixels:,} "
                 "pixels are allowed: choose fewer."
             )
-        frames = Frames(stream, indices)
-        if timeline.keys:
-            _decode_groups(container, timeline, frames)
-        if frames.missing:
-            _decode_all(container, frames)
-        if frames.missing:
+        missing, decoded, pixels = set(indices), 0, np.empty(0)
+        for index, frame in _decode(container, stream, timeline, indices):
+            decoded += 1
+            if index in missing:
+                image = frame.to_ndarray(format="rgb24", width=width, height=height)
+                image = np.rot90(image, frame.rotation // 90)  # as a player shows it
+                pixels = pixels if pixels.size else np.empty((len(indices), *image.shape), np.uint8)
+                for place in (place for place, wanted in enumerate(indices) if wanted == index):
+                    pixels[place] = image
+                missing.discard(index)
+                del image
+            if not missing:
+                break
+        if missing:
             raise RevisitError(
-                f"The video {what} is damaged: its frame {min(frames.missing)} cannot be decoded; get a complete copy."
+                f"The video {what} is damaged: its frame {min(missing)} cannot be decoded; get a complete copy."
             )
-    times, total = tuple(timeline.times[indices].tolist()), len(timeline.times)
-    logger.info(
-        "Video %s: decoded %d of its %d frames (%.1f %%).", what, frames.decoded, total, 100 * frames.decoded / total
-    )
-    return Video(frames.pixels, times, tuple(indices), timeline.duration, frames.decoded, total)
+    times, total = timeline.times, len(timeline.times)
+    logger.info("Video %s: decoded %d of its %d frames (%.1f %%).", what, decoded, total, 100 * decoded / total)
+    return Video(pixels, tuple(times[indices].tolist()), tuple(indices), timeline.end - float(times[0]), decoded, total)
 
 
 def list_frames(file: BinaryIO, what: str, sampling: Sampling) -> list[tuple[int, float]]:
     """Return the index and the time of each sampled frame, without decoding any."""
     with _opened(file, what, BOUNDS) as (_, _, timeline):
-        times = timeline.times.tolist()
-        return [(index, times[index]) for index in sampling.choose(times, timeline.end)]
+        return [(index, float(timeline.times[index])) for index in sampling.choose(timeline.times, timeline.end)]
 
 
 @contextmanager
@@ -126,13 +167,14 @@ def _opened(file: BinaryIO, what: str, bounds: Bounds) -> Iterator[tuple[Any, An
             if not container.streams.video:
                 raise RevisitError(f"The file {what} has no video stream; check that it is the right file.")
             stream = container.streams.video[0]
+            stream.codec_context.thread_count = 1  # each thread has frames of its own
             if stream.width * stream.height > MAX_PIXELS:
                 raise RevisitError(
                     f"The video {what} has {stream.width}×{stream.height} pixels, more than the {MAX_PIXELS:,} allowed."
                 )
             _check_duration((container.duration or 0) / 1_000_000, bounds, what)
             timeline = _list_frames(container, stream, what)
-            _check_duration(timeline.duration, bounds, what)
+            _check_duration(timeline.end - timeline.times[0], bounds, what)
             yield container, stream, timeline
     except RevisitError:
         raise
@@ -172,68 +214,56 @@ def _list_frames(container: Any, stream: Any, what: str) -> Timeline:
             end = max(end, stamped[-1] + (packet.duration or 0))
             if packet.is_keyframe:
                 keys.append((stamped[-1], stamped[-1] if packet.dts is None else packet.dts))
+    form = container.format.name
     if not stamped:
         raise RevisitError(f"The video {what} has no frame; get a complete copy.")
-    if len(stamped) == 1 and container.format.name in ANIMATIONS:
+    if len(stamped) == 1 and form in ("gif", "apng"):
         raise RevisitError(f"The file {what} is an image, not a video: pass it as an image.")
     if count < stream.frames or not complete:
         raise _truncated(what)
-    stamps = np.sort(np.array(stamped))
-    if container.format.name in UNTIMED or not (np.diff(stamps) > 0).all():
+    stamps = np.frombuffer(stamped, np.int64)
+    stamps.sort()
+    if form == "avi" or not (stamps[1:] > stamps[:-1]).all():  # a constant frame rate instead of time stamps
         step = 1 / float(stream.average_rate or stream.guessed_rate or 25)
         return Timeline(np.arange(len(stamps)) * step, len(stamps) * step, np.empty(0), [])
     unit = float(stream.time_base)
-    origin = container.start_time / 1_000_000 if container.format.name in CLOCKED and container.start_time else 0.0
+    # The time stamps of broadcasts begin anywhere.
+    origin = container.start_time / 1_000_000 if form in ("mpegts", "mpeg") and container.start_time else 0.0
     times = np.round(stamps * unit - origin, 6)
     mean = float(times[-1] - times[0]) / max(len(times) - 1, 1)  # the last frame lasts as long if it has no duration
     last = end * unit - origin if end > stamps[-1] else float(times[-1]) + mean
-    if _declared_end(stream) > last + 1:
+    hours, minutes, seconds = map(float, (stream.metadata.get("DURATION") or "0:0:0").split(":"))  # in Matroska files
+    if hours * 3600 + minutes * 60 + seconds > last + 1:
         raise _truncated(what)
     return Timeline(times, last, stamps, sorted((int(np.searchsorted(stamps, pts)), pts, seek) for pts, seek in keys))
-
-
-def _declared_end(stream: Any) -> float:
-    """Return the end of a stream in seconds by its tag in Matroska files; 0 without one."""
-    hours, minutes, seconds = (stream.metadata.get("DURATION") or "0:0:0").split(":")
-    return int(hours) * 3600 + int(minutes) * 60 + float(seconds)
 
 
 def _truncated(what: str) -> RevisitError:
     return RevisitError(f"The video {what} is truncated: frames at its end are missing; get a complete copy.")
 
 
-def _decode_groups(container: Any, timeline: Timeline, frames: Frames) -> None:
-    """Decode only the groups of pictures that hold wanted frames; stop at the first frame that is not found."""
-    starts = [start for start, *_ in timeline.keys]
-    at = -1
-    decoded: Iterator[tuple[int, Any]] = iter(())
-    for want in sorted(frames.missing):
-        key = max(bisect_right(starts, want) - 1, 0)
-        if at < 0 or starts[key] > at:
-            decoded = _decode_from(container, frames, timeline, key)
-        for at, frame in decoded:
-            if at == want:
-                frames.keep(want, frame)
-            if at >= want:
+def _decode(container: Any, stream: Any, timeline: Timeline, wanted: Sequence[int]) -> Iterator[tuple[int, Any]]:
+    """Yield frames with their indices: of the groups of pictures that hold wanted frames, and if one is not found, of the whole stream."""
+    starts = np.array([start for start, *_ in timeline.keys])
+    for key, group in groupby(wanted, lambda index: max(int(np.searchsorted(starts, index, "right")) - 1, 0)):
+        left = set(group)
+        for index, frame in _decode_from(container, stream, timeline, key) if timeline.keys else ():
+            yield index, frame
+            left.discard(index)
+            if not left or index > max(left):
                 break
-        if want in frames.missing:
+        if left:
             break
-
-
-def _decode_from(container: Any, frames: Frames, timeline: Timeline, key: int) -> Iterator[tuple[int, Any]]:
-    """Decode from a key frame on, and yield the frames with their indices."""
-    _, stamp, seek = timeline.keys[key]
-    container.seek(seek, stream=frames.stream)
-    for packet in dropwhile(lambda packet: packet.pts != stamp, container.demux(frames.stream)):
-        for frame in packet.decode():
-            frames.decoded += 1
-            yield int(np.searchsorted(timeline.stamps, frame.pts)), frame
-
-
-def _decode_all(container: Any, frames: Frames) -> None:
-    """Decode a stream without usable time stamps from its beginning."""
+    else:
+        return
     container.seek(0)
-    for index, frame in enumerate(islice(container.decode(frames.stream), max(frames.missing) + 1)):
-        frames.decoded += 1
-        if index in frames.missing:
-            frames.keep(index, frame)
+    yield from enumerate(container.decode(stream))
+
+
+def _decode_from(container: Any, stream: Any, timeline: Timeline, key: int) -> Iterator[tuple[int, Any]]:
+    """Yield the frames from a key frame on with their indices."""
+    _, stamp, seek = timeline.keys[key]
+    container.seek(seek, stream=stream)
+    for packet in dropwhile(lambda packet: packet.pts != stamp, container.demux(stream)):
+        for frame in packet.decode():
+            yield int(np.searchsorted(timeline.stamps, frame.pts)), frame

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from revisit.errors import RevisitError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 DEFAULT_FRAMES = 8
 MAX_FRAMES = 512
@@ -30,9 +33,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if self.frames is not None and self.fps is not None:
-            raise RevisitError(
-                "Choose frames of a video either by their number (frames) or by their rate (fps), not both."
-            )
+            raise RevisitError("Choose frames of a video by their number (frames) or by their rate (fps), not both.")
         if self.frames is not None and not 1 <= self.frames <= MAX_FRAMES:
             raise RevisitError(f"The number of frames must be from 1 to {MAX_FRAMES}, not {self.frames}.")
         if self.fps is not None and not 0 < self.fps < float("inf"):
@@ -41,13 +42,15 @@ class Sampling:
     @property
     def given(self) -> bool:
         """Whether a number or a rate was chosen."""
-        return self.frames is not None or self.fps is not None
+        return self != EIGHT_FRAMES
 
-    def choose(self, times: Sequence[float], end: float) -> list[int]:
+    def choose(self, times: Sequence[float] | np.ndarray, end: float) -> list[int]:
         """Return which of the frames with these times to take: those visible in the middle of equal parts of the video.
 
         No frame is taken twice unless there are too few.
         """
+        import numpy as np  # slow to import
+
         count = self.frames or DEFAULT_FRAMES
         if self.fps is not None:
             count = max(round((end - times[0]) * self.fps), 1)
@@ -56,16 +59,14 @@ class Sampling:
                 f"{self.fps:g} frames per second of this video of {end - times[0]:.0f} s would be {count:,} frames, more than the "
                 f"{MAX_FRAMES} allowed: choose fewer."
             )
-        part = (end - times[0]) / count
-        middles = [times[0] + (number + 0.5) * part for number in range(count)]
+        order = np.arange(count)
         # Rounding must not move a middle that falls on a frame's own time to the frame before.
-        chosen = [max(bisect_right(times, middle + 1e-6) - 1, 0) for middle in middles]
-        if len(times) >= count:
-            for n in range(1, count):
-                chosen[n] = max(chosen[n], chosen[n - 1] + 1)
-            chosen = [min(number, len(times) - count + n) for n, number in enumerate(chosen)]
-        return chosen
+        middles = times[0] + (order + 0.5) * (end - times[0]) / count + 1e-6
+        chosen = np.searchsorted(times, middles, side="right") - 1
+        if len(times) >= count:  # the first frames that are left, then the last ones
+            chosen = np.maximum.accumulate(chosen - order) + order
+            chosen = np.minimum(chosen, len(times) - count + order)
+        return [int(number) for number in chosen.clip(0)]
 
 
 EIGHT_FRAMES = Sampling()
-BOUNDS = Bounds()

@@ -20,7 +20,7 @@ def test_pixels_change_where_and_when_an_object_moves(number: int) -> None:
     frames = [np.asarray(frame, np.int16) for frame in clip.frames()]
     half = moving.FRAMES // 2
     for actor, active in zip(clip.actors, (range(half - 1), range(half, moving.FRAMES - 1)), strict=True):
-        rows = slice(actor.y, actor.y + actor.size)
+        rows = slice(actor.y, actor.y + moving.HIGH)
         changes = [bool((frames[k + 1][rows] != frames[k][rows]).any()) for k in range(moving.FRAMES - 1)]
         assert sum(changes[k] for k in active) >= 3
         other = [changes[k] for k in range(moving.FRAMES - 1) if k not in active and k != half - 1]
@@ -37,7 +37,7 @@ def test_questions_are_balanced_and_scored_by_kind(tmp_path: Path) -> None:
     benchmark = get("moving", frames=4)
     items = benchmark.load(tmp_path)
     assert len(items) == 24
-    assert all(item.videos[0].is_file() for item in items)
+    assert all(item.images[0].is_file() for item in items)
     labels = {kind: [i.target for i in items if i.meta["kind"] == kind] for kind in ("presence", "order", "direction")}
     assert all(sorted(found) == ["no"] * 4 + ["yes"] * 4 for found in labels.values())
 

@@ -48,12 +48,12 @@ def test_videohallucer_scores_as_released(tmp_path: Path) -> None:
     only = get("videohallucer", sets="temporal", frames=4)
     item = only.load(tmp_path)[1]
     assert item.id == "temporal/0/hallucination"
-    assert item.videos == (tmp_path / "videohallucer_datasets/temporal/videos/v.mp4",)
+    assert item.images == (tmp_path / "videohallucer_datasets/temporal/videos/v.mp4",)
     assert item.sampling.frames == 4
     with pytest.raises(RevisitError, match="no pair is complete"):
         only.score([item], {item.id: "no"})
-    with pytest.raises(RevisitError, match="has no set"):
-        get("videohallucer", sets="tempral").load(tmp_path)
+    with pytest.raises(RevisitError, match="temporal"):
+        get("videohallucer", sets="tempral")
 
 
 def test_eventhallusion_scores_as_released(tmp_path: Path) -> None:

@@ -69,17 +69,11 @@ class Item:
     images: tuple[Path, ...] = ()
     meta: Fields = field(default_factory=dict)
     hash: str = ""  # of the prompt, the images' bytes and the sampled frames, set when they are read; answers are stored with it
-    image_hashes: tuple[str, ...] = ()  # SHA-256 of each image's or video's bytes
-    videos: tuple[Path, ...] = ()  # after the images
-    sampling: Sampling = EIGHT_FRAMES  # of the videos
+    image_hashes: tuple[str, ...] = ()  # SHA-256 of each image's bytes
+    sampling: Sampling = EIGHT_FRAMES  # of the videos, which are among the images
     frames: tuple[tuple[int, float], ...] = ()  # index and time of each sampled frame, set when the videos are read
     edit: str = ""  # a control: what is done to the images or frames
     error: str = ""  # why the item cannot be answered: its row or one of its files cannot be read
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """The images, and then the videos."""
-        return (*self.images, *self.videos)
 
     @property
     def target(self) -> str | tuple[str, ...]:
@@ -197,6 +191,12 @@ def ratio(units: Iterable[tuple[float, float]]) -> float:
     for n, d in units:
         numerator, denominator = numerator + n, denominator + d
     return numerator / denominator if denominator else math.nan
+
+
+def mean_of(parts: Mapping[str, PerUnit]) -> PerUnit:
+    """Return the terms of the mean over parts of the ratio within each part."""
+    totals = {name: len(parts) * sum(d for _, d in units.values()) for name, units in parts.items()}
+    return {unit: (n / totals[name], d / totals[name]) for name in parts for unit, (n, d) in parts[name].items()}
 
 
 class Benchmark(Settings):

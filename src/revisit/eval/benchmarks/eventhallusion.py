@@ -40,19 +40,20 @@ class EventHallusion(VideoBenchmark):
         items = []
         for split, path in zip(SPLITS, self.files(data_dir), strict=True):
             for row in records.read_records(path):
-                id, video = row.need_text("id"), f"videos/{split}/{row.need_text('id')}.mp4"
+                id = row.need_text("id")
                 for number, entry in enumerate(row.need_list("questions")):
                     question = records.record(entry, f"{row.where}, question {number + 1}")
                     meta = {"split": split, "label": question.need_choice("answer", ("yes.", "no.")).rstrip(".")}
                     prompt = question.need_text("question") + SUFFIX
-                    items.append(self.video_item(data_dir, f"{id}/{number}", prompt, meta, video))
+                    items.append(self.item(f"{id}/{number}", prompt, meta, data_dir / "videos" / split / f"{id}.mp4"))
         return items
 
     def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
-        parsed = {item.id: parse(answers[item.id]) for item in items}
-        right: PerUnit = {item.id: (float(parsed[item.id] == item.meta["label"]), 1.0) for item in items}
-        per_item = {"accuracy": right, "not_matching": {id: (float(not word), 1.0) for id, word in parsed.items()}}
-        for split in dict.fromkeys(item.meta["split"] for item in items):
-            own = [item.id for item in items if item.meta["split"] == split]
-            per_item[f"{split}/accuracy"] = {id: right[id] for id in own}
-        return Scores.of(per_item, {"right": sum(n for n, _ in right.values()), "answers": len(items)})
+        per_item: dict[str, PerUnit] = {"accuracy": {}, "not_matching": {}}
+        for item in items:
+            word = parse(answers[item.id])
+            right = float(word == item.meta["label"]), 1.0
+            per_item["accuracy"][item.id] = right
+            per_item["not_matching"][item.id] = float(not word), 1.0
+            per_item.setdefault(f"{item.meta['split']}/accuracy", {})[item.id] = right
+        return Scores.of(per_item, {"right": sum(n for n, _ in per_item["accuracy"].values()), "answers": len(items)})

@@ -10,14 +10,12 @@ from pathlib import Path
 
 from revisit.eval.benchmarks.base import Item, Scores
 from revisit.eval.benchmarks.videos import VideoBenchmark
-from revisit.eval.benchmarks.yes_no import YesNo, score_answers
+from revisit.eval.benchmarks.yes_no import YesNo, score_settings
 from revisit.io import records
-
-FOLDER, FILE = "moving", "questions.jsonl"
 
 
 class MovingScenes(VideoBenchmark):
-    """Questions about generated clips, by POPE's rule."""
+    """Questions about generated clips, by POPE's rule, as the mean over the kinds of questions."""
 
     name = "moving"
     title = "Moving scenes"
@@ -26,28 +24,20 @@ class MovingScenes(VideoBenchmark):
     max_new_tokens = 32
     headline = "accuracy"
     metrics = YesNo.metrics
+    data_files = ("questions.jsonl",)
 
     @property
     def default_data(self) -> str:
         return "scenes:moving:100"
 
-    def files(self, data_dir: Path) -> list[Path]:
-        return [self.require(data_dir / FOLDER / FILE)]
-
     def load(self, data_dir: Path) -> list[Item]:
+        (path,) = self.files(data_dir)
         items = []
-        for row in records.read_records(*self.files(data_dir)):
+        for row in records.read_records(path):
             meta = {"label": row.need_choice("label", ("yes", "no")), "kind": row.need_text("kind")}
-            video = f"{FOLDER}/{row.need_text('video')}"
-            items.append(self.video_item(data_dir, row.need_text("id"), row.need_text("question"), meta, video))
+            video = path.parent / row.need_text("video")
+            items.append(self.item(row.need_text("id"), row.need_text("question"), meta, video))
         return items
 
     def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
-        whole = score_answers((item.id, answers[item.id], item.meta["label"]) for item in items)
-        for kind in dict.fromkeys(item.meta["kind"] for item in items):
-            own = {item.id for item in items if item.meta["kind"] == kind}
-            units = {id: term for id, term in whole.per_item["accuracy"].items() if id in own}
-            part = Scores.of({f"{kind}/accuracy": units}, {})
-            whole.metrics.update(part.metrics)
-            whole.per_item.update(part.per_item)
-        return whole
+        return score_settings((i.id, answers[i.id], i.meta["label"], i.meta["kind"]) for i in items)

@@ -17,7 +17,7 @@ from revisit.eval.benchmarks.base import Item, Metric, Scores
 from revisit.eval.benchmarks.videos import VideoBenchmark
 from revisit.eval.benchmarks.yes_no import SUFFIXES, Parser, YesNo, score_answers
 from revisit.io.finder import ImageFinder
-from revisit.io.records import IMAGES, YES_NO, Fields, Record, read_list, read_records
+from revisit.io.records import YES_NO, Fields, Record, read_list, read_records
 from revisit.words import WORDS
 
 IDS = ("id", "question_id", "index", "doc_id")
@@ -25,8 +25,6 @@ QUESTIONS = ("question", "text", "prompt", "query")
 LABELS = ("label", "answer", "gt_answer", "ground_truth", "target", "objects", "references", "captions", "caption")
 OPTIONS = ("options", "choices")
 LETTERS = "ABCDEFGHIJ"
-
-VIDEOS = ("video", "videos", "video_path")
 
 
 class Own(VideoBenchmark):
@@ -58,14 +56,14 @@ class Own(VideoBenchmark):
         for number, row in enumerate(read_records(self.files(data_dir)[0]), 1):
             id = str(_first(row, IDS, number))
             try:
-                items.append(self.item(row, id, finder, data_dir))
+                items.append(self.row_item(row, id, finder))
             except RevisitError as error:  # the other rows are complete
                 items.append(Item(id, "", error=str(error)))
         if items and all(item.error for item in items):
             raise RevisitError(items[0].error)
         return items
 
-    def item(self, row: Record, id: str, finder: ImageFinder, data_dir: Path) -> Item:
+    def row_item(self, row: Record, id: str, finder: ImageFinder) -> Item:
         """Return the item of a row."""
         turns = row.get("conversations")  # of LLaVA's files: the user's turn, then the model's
         if isinstance(turns, list) and len(turns) > 1 and all(isinstance(turn, Mapping) for turn in turns):
@@ -78,10 +76,7 @@ class Own(VideoBenchmark):
             raise RevisitError(f"{row.where} has no label ({', '.join(LABELS)}); it has: {listed(row)}.")
         question = question.replace("<image>", "").replace("<video>", "").strip()
         prompt, meta = self.labelled(question, label, row)
-        named = _first(row, VIDEOS, [])
-        videos = named if isinstance(named, list) else [named]
-        images = finder.find(row) if not videos or any(row.get(field) for field in IMAGES) else ()
-        return replace(self.video_item(data_dir, id, prompt, meta, *map(str, videos)), images=tuple(images))
+        return self.item(id, prompt, meta, *finder.find(row))
 
     def labelled(self, question: str, label: object, row: Record) -> tuple[str, Fields]:
         """Return the prompt, and what scoring needs."""

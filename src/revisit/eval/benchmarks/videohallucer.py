@@ -10,15 +10,25 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal, get_args
 
 from revisit.errors import RevisitError
-from revisit.eval.benchmarks.base import Item, Metric, PerUnit, Scores
-from revisit.eval.benchmarks.videos import VideoBenchmark, mean_of
+from revisit.eval.benchmarks.base import Item, Metric, PerUnit, Scores, mean_of
+from revisit.eval.benchmarks.videos import VideoBenchmark
 from revisit.io import records
+from revisit.io.files import path_within
 
 ROOT = "videohallucer_datasets"
-SETS = ("object_relation", "temporal", "semantic_detail", "external_factual", "external_nonfactual")
-MORE_SETS = ("interaction", "fact_detect")  # released, and not in the paper's average
+Subset = Literal[
+    "object_relation",
+    "temporal",
+    "semantic_detail",
+    "external_factual",
+    "external_nonfactual",
+    "interaction",
+    "fact_detect",
+]
+SETS = get_args(Subset)[:5]  # those of the paper's average
 SUFFIX = "\nAnswer the question using 'yes' or 'no'."
 ROLES = ("basic", "hallucination")
 
@@ -35,7 +45,7 @@ class VideoHallucer(VideoBenchmark):
         sets: The sets to use, such as "temporal"; by default those of the paper whose files are in the folder.
     """
 
-    sets: tuple[str, ...] = ()
+    sets: tuple[Subset, ...] = ()
 
     name = "videohallucer"
     title = "VideoHallucer"
@@ -45,16 +55,10 @@ class VideoHallucer(VideoBenchmark):
     headline = "accuracy"
     metrics = tuple(Metric(name, "higher", 100, 1) for name in ("accuracy", "basic_accuracy", "halluc_accuracy"))
 
-    def _file(self, data_dir: Path, name: str) -> Path:
-        if name not in (*SETS, *MORE_SETS):
-            raise RevisitError(f"VideoHallucer has no set {name!r}; its sets: {', '.join((*SETS, *MORE_SETS))}.")
-        return data_dir / ROOT / name / f"{name}.json"
-
     def files(self, data_dir: Path) -> list[Path]:
-        if self.sets:
-            return [self.require(self._file(data_dir, name)) for name in self.sets]
-        present = [path for name in SETS if (path := self._file(data_dir, name)).exists()]
-        return present or [self.require(self._file(data_dir, SETS[0]))]
+        paths = [data_dir / ROOT / name / f"{name}.json" for name in self.sets or SETS]
+        present = paths if self.sets else [path for path in paths if path.exists()]
+        return [self.require(path) for path in present or paths[:1]]
 
     def load(self, data_dir: Path) -> list[Item]:
         items = []
@@ -63,32 +67,23 @@ class VideoHallucer(VideoBenchmark):
             for number, pair in enumerate(records.read_records(path)):
                 for role in ROLES:
                     row = records.record(pair.need(role), f"{pair.where}, {role}")
-                    video = f"{ROOT}/{name}/videos/{row.need_text('video')}"
-                    meta = {"set": name, "pair": f"{name}/{number}", "role": role}
-                    meta["label"] = row.need_choice("answer", ("yes", "no"))
-                    prompt = row.need_text("question") + SUFFIX
-                    items.append(self.video_item(data_dir, f"{name}/{number}/{role}", prompt, meta, video))
+                    meta = {"pair": f"{name}/{number}", "role": role, "label": row.need_choice("answer", ("yes", "no"))}
+                    video = path_within(path.parent, Path("videos") / row.need_text("video"))
+                    items.append(self.item(f"{name}/{number}/{role}", row.need_text("question") + SUFFIX, meta, video))
         return items
 
     def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
-        hits: dict[str, dict[str, dict[str, bool]]] = {}  # set -> pair -> role -> right
+        pairs: dict[str, dict[str, bool]] = {}  # pair -> role -> right
         for item in items:
-            pairs = hits.setdefault(item.meta["set"], {})
-            pairs.setdefault(item.meta["pair"], {})[item.meta["role"]] = is_right(answers[item.id], item.meta["label"])
-        parts: dict[str, dict[str, PerUnit]] = {"accuracy": {}, "basic_accuracy": {}, "halluc_accuracy": {}}
-        for name, pairs in hits.items():
-            whole = {unit: roles for unit, roles in pairs.items() if len(roles) == len(ROLES)}
-            if whole:
-                columns = {
-                    "accuracy": {unit: all(roles.values()) for unit, roles in whole.items()},
-                    "basic_accuracy": {unit: roles["basic"] for unit, roles in whole.items()},
-                    "halluc_accuracy": {unit: roles["hallucination"] for unit, roles in whole.items()},
-                }
-                for metric, right in columns.items():
-                    parts[metric][name] = {unit: (float(value), 1.0) for unit, value in right.items()}
+            right = is_right(answers[item.id], item.meta["label"])
+            pairs.setdefault(item.meta["pair"], {})[item.meta["role"]] = right
+        parts: dict[str, dict[str, PerUnit]] = {metric.name: {} for metric in self.metrics}  # metric -> set -> pairs
+        for pair, roles in pairs.items():
+            if len(roles) == len(ROLES):
+                for metric, value in zip(parts, (all(roles.values()), *map(roles.get, ROLES)), strict=True):
+                    parts[metric].setdefault(pair.partition("/")[0], {})[pair] = float(bool(value)), 1.0
         if not parts["accuracy"]:
             raise RevisitError("VideoHallucer scores pairs, and no pair is complete: score more items.")
-        per_item = {f"all/{metric}": mean_of(by_set) for metric, by_set in parts.items()}
-        for metric, by_set in parts.items():
-            per_item |= {f"{name}/{metric}": units for name, units in by_set.items()}
+        per_item = {f"all/{metric}": mean_of(sets) for metric, sets in parts.items()}
+        per_item |= {f"{name}/{metric}": units for metric, sets in parts.items() for name, units in sets.items()}
         return Scores.of(per_item, {"pairs": sum(map(len, parts["accuracy"].values()))})

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from itertools import combinations, groupby
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from revisit.eval.benchmarks.base import Item, Metric, PerUnit, Scores
 from revisit.eval.benchmarks.videos import VideoBenchmark
 from revisit.io import records
 
-LETTERS = "ABC"
+LETTERS, PAIRS = "ABC", ("AB", "AC", "BC")
 CHOOSE = "Which caption describes the video best? Reply with its letter only."
 ORDER = (
     "Order these captions by how well they describe the video, the best one first. Reply with their letters only, separated by commas, "
@@ -114,28 +114,30 @@ class VidHal(VideoBenchmark):
             ranks = {letter: shown.need_int(letter) for letter in LETTERS}
             texts = {letter: captions.need_text(str(rank)) for letter, rank in ranks.items()}
             meta = {"aspect": row.need_text("aspect"), "video": video, "ranks": ranks, "best": captions.need_text("1")}
-            for letters in map("".join, combinations(LETTERS, 2)) if self.task == "relative_ordering" else [LETTERS]:
-                listed = "\n".join(f"{name}. {texts[letter]}" for name, letter in zip(LETTERS, letters, strict=False))
+            for letters in PAIRS if self.task == "relative_ordering" else [LETTERS]:
+                named = list(zip(LETTERS, letters, strict=False))  # a pair is shown as A and B
+                listed = "\n".join(f"{name}. {texts[letter]}" for name, letter in named)
                 prompt = f"{ORDER if self.task == 'naive_ordering' else CHOOSE}\n\n{listed}"
                 id = f"{video}/{letters}" if self.task == "relative_ordering" else video
-                order = [name for _, name in sorted(zip(map(ranks.get, letters), LETTERS, strict=False))]
+                order = [name for name, _ in sorted(named, key=lambda pair: ranks[pair[1]])]
                 answer = ", ".join(order) if self.task == "naive_ordering" else order[0]
                 own = {**meta, "letters": letters, "answer": answer}
-                items.append(self.video_item(data_dir, id, prompt, own, f"vidhal/videos/{video}.mp4"))
+                items.append(self.item(id, prompt, own, annotations.parent / "videos" / f"{video}.mp4"))
         return items
 
     def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
         videos: dict[str, list[Item]] = {}
         for item in items:
             videos.setdefault(item.meta["video"], []).append(item)
-        needed = 3 if self.task == "relative_ordering" else 1
+        needed = len(PAIRS) if self.task == "relative_ordering" else 1
         values = {video: self._value(own, answers) for video, own in videos.items() if len(own) == needed}
         if not values:
             raise RevisitError("VidHal scores videos, and no video has all of its answers: score more items.")
         metric = "accuracy" if self.task == "mcqa" else "ndcg"
-        per_item: dict[str, PerUnit] = {metric: {video: (value, 1.0) for video, value in values.items()}}
+        per_item: dict[str, PerUnit] = {metric: {}}
         for video, value in values.items():
-            per_item.setdefault(f"{videos[video][0].meta['aspect']}/{metric}", {})[video] = (value, 1.0)
+            for name in (metric, f"{videos[video][0].meta['aspect']}/{metric}"):
+                per_item.setdefault(name, {})[video] = (value, 1.0)
         return Scores.of(per_item, {"videos": len(values), "left_out": len(videos) - len(values)})
 
     def _value(self, items: Sequence[Item], answers: Mapping[str, str]) -> float:

@@ -16,7 +16,7 @@ from pydantic import model_validator
 from typing_extensions import Self
 
 from revisit.errors import RevisitError, unknown
-from revisit.eval.benchmarks.base import Benchmark, Item, Metric, Scores
+from revisit.eval.benchmarks.base import Benchmark, Item, Metric, Scores, mean_of
 from revisit.eval.benchmarks.io.download import Remote
 from revisit.eval.benchmarks.vqav2 import strip_punctuation
 from revisit.io import records
@@ -166,12 +166,7 @@ def score_settings(rows: Iterable[tuple[str, str, str, str]], parser: str = "off
         metrics = {name: sum(part.metrics[name] for part in parts.values()) / len(parts) for name in names}
         # These are means within a setting, so their mean over settings is a weighted sum over items.
         per_item = {
-            name: {
-                unit: (n / total, d / total)
-                for part in parts.values()
-                for total in [sum(d for _, d in part.per_item[name].values()) * len(parts)]
-                for unit, (n, d) in part.per_item[name].items()
-            }
+            name: mean_of({setting: part.per_item[name] for setting, part in parts.items()})
             for name in ("accuracy", "yes_ratio")
         }
     for setting, part in parts.items():

@@ -18,6 +18,7 @@ from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Item
 from revisit.eval.controls import edited
 from revisit.eval.log import Answer
+from revisit.io.finder import is_video
 from revisit.io.records import Fields
 
 if TYPE_CHECKING:  # PIL and torch are slow to import
@@ -84,8 +85,9 @@ def item_visuals(item: Item, files: Sequence[bytes] | None = None, scale: Scale 
     """Return the images and then the videos of an item, from these bytes or from disk; images are read smaller by `scale`."""
     from revisit.models.reader import open_visuals
 
-    sources, images = item.files if files is None else files, len(item.images)
-    visuals = open_visuals((sources[:images], sources[images:]), item.sampling, scale)
+    read = list(zip(item.images, item.images if files is None else files, strict=True))
+    images = [source for path, source in read if not is_video(path)]
+    visuals = open_visuals((images, [source for path, source in read if is_video(path)]), item.sampling, scale)
     return [edited(visual, item.edit, item.hash) for visual in visuals] if item.edit else visuals
 
 

@@ -89,13 +89,14 @@ class LocalEngine(Engine):
         """Outside float32 on a CPU, rounding may depend on the shape of a batch, and so on the other items in it."""
         device, dtype = self.placement
         batches = {"size": batch_size, "items": digest([[item.id, item.hash] for item in items])}
+        readers = ("av", "torchvision") if any(item.frames for item in items) else ()
         return {
             "model": self.model if isinstance(self.model, str) else name_of(self.model[0]),
             "fingerprint": self.fingerprint,
             "device": device,
             "dtype": dtype,
             "engine": "local",
-            "libraries": libraries("torch", "transformers", "tokenizers", "pillow", *video_libraries(items)),
+            "libraries": libraries("torch", "transformers", "tokenizers", "pillow", *readers),
             "batching": None if self.placement == ("cpu", "float32") else batches,
         }
 
@@ -142,11 +143,6 @@ class LocalEngine(Engine):
         self.__dict__.pop("loaded", None)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-
-
-def video_libraries(items: Sequence[Item]) -> tuple[str, ...]:
-    """Return the packages that read videos and turn them into inputs, if an item has one."""
-    return ("av", "torchvision") if any(item.videos for item in items) else ()
 
 
 def placement_of(model: Model) -> tuple[str, str]:

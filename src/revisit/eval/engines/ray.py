@@ -92,7 +92,7 @@ class RayEngine(Engine):
             while waiting or any(batch is not None for _, batch in pending.values()):
                 while waiting and free:
                     worker, items = free.pop(), waiting.popleft()
-                    files = [[read_file(path, MAX_BYTES) for path in item.files] for item in items]
+                    files = [[read_file(path, MAX_BYTES) for path in item.images] for item in items]
                     bare = [replace(item, meta={}) for item in items]
                     pending[worker.answer.remote(method, decoding, seed, bare, files)] = (worker, items)
                 done, _ = ray.wait(list(pending), num_returns=1, timeout=WAIT)

@@ -104,7 +104,7 @@ class VllmEngine(Engine):
 
     def identity(self, batch_size: int, items: Sequence[Item]) -> Fields:
         """Outside float32 on a CPU, answers depend on vLLM's schedule, which ignores the batch size."""
-        if any(item.videos for item in items):
+        if any(item.frames for item in items):
             raise RevisitError("The vLLM engine takes images, not videos: use the local engine.")
         device, dtype = self.placement
         return {
