@@ -106,7 +106,7 @@ def test_the_controls_of_videos_hide_the_video_or_its_order() -> None:
     items = [Item("a", "What?", images=(Path("clip.mp4"),), frames=((0, 0.0),), hash="h")]
 
     assert controls_of(items) == ("no video", "one frame", "shuffled frames")
-    assert controlled(items, "no video")[0].files == ()
+    assert controlled(items, "no video")[0].images == ()
     one, shuffled = (edited(clip, controlled(items, control)[0].edit, "h") for control in controls_of(items)[1:])
     assert isinstance(one, Video)
     assert isinstance(shuffled, Video)
