@@ -149,8 +149,10 @@ def _states(dice: random.Random, generator: torch.Generator, width: int) -> Tens
     return states
 
 
-def batched(case: Case) -> StepOutput:
+def batched(case: Case) -> StepOutput | None:
     """Take one step of all rows at once in torch."""
+    if not case.rule.usual:
+        return None
     states = RowStates.of_items(case.items, case.rows_per_item)
     return BatchedStep(case.head, case.rule).take(StepInput(case.logits, states, case.uniform, written=case.written))
 

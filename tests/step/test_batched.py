@@ -174,7 +174,7 @@ def test_pooled_blocks_equal_padded_ones(step: type[Step], order: str) -> None:
             pool[block, : len(part)] = part
     pooled = RowStates(pool, table, np.array([len(item) for item in states]))
     assert pooled.in_place == (order == "in place")
-    for rule in (Rule(), Rule(select="max", divergence="kl"), Rule(neighbors=3, weight="agreement")):
+    for rule in (Rule(), Rule(select="max"), Rule(neighbors=3, weight="agreement")):
         got = step(head, rule).take(StepInput(logits, pooled))
         want = step(head, rule).take(StepInput(logits, RowStates.of_items(states)))
         assert torch.equal(got.scores, want.scores)

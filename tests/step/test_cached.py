@@ -74,5 +74,7 @@ def test_exact_settings_use_the_reference() -> None:
     head, cpu, gpu = LinearHead(torch.zeros(9, 4)), torch.device("cpu"), torch.device("cuda")
     assert choose(head, Rule(vocabulary="full"), gpu).name == "reference"
     assert choose(head, Rule(precision="model"), cpu).name == "reference"
-    assert choose(head, Rule(precision="model"), gpu).name == "torch"
+    assert choose(head, Rule(precision="model"), gpu).name == "reference"
+    assert choose(head, Rule(divergence="kl"), gpu).name == "reference"
+    assert choose(head, Rule(divergence="kl"), cpu).name == "torch"
     assert isinstance(choose(head, Rule(), cpu), CachedStep)

@@ -1,8 +1,8 @@
-"""ReVisiT's step for a whole batch at once, in torch, on any device.
+"""ReVisiT's usual step for a whole batch at once, in torch, on any device.
 
-It supports every setting, and is used on accelerators where the Triton step does not apply. The candidates of every row are its
-likeliest tokens, as many as there are in the largest plausible set; implausible ones are masked. One gather of head rows and one
-batched product give the logits of all vision states. Nothing loops over images, and the host reads only the sizes of the sets.
+It is used on accelerators where the Triton step does not apply. The candidates of every row are its likeliest tokens, as many as there
+are in the largest plausible set; implausible ones are masked. One gather of head rows and one batched product give the logits of all
+vision states. Nothing loops over images, and the host reads only the sizes of the sets.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from revisit.models.devices import widest_float
 from revisit.models.head import LARGEST_LOGIT, Projection, constant
 from revisit.step import reference
-from revisit.step.interface import SOFT_TEMPERATURE, RowStates, Step, StepInput, StepOutput, to_device
-from revisit.step.rule import AdaptiveWeight, Rule
+from revisit.step.interface import RESOLUTION, RowStates, Step, StepInput, StepOutput, to_device
+from revisit.step.rule import Rule
 
 NUMBERS = 1 << 25  # logits of vision states that are compared at a time, 128 MB
 COPIED = 1 << 28  # numbers of the LM head, and of states, that are copied at a time
@@ -48,21 +47,20 @@ class BatchedStep(Step):
 
     @torch.no_grad()
     def take(self, inputs: StepInput) -> StepOutput:
-        logits, states, uniform, ended, written = inputs
+        logits, states, _, ended, written = inputs
         logp = log_probabilities(logits)
         sizes = count(logp, self.rule, ended)
         set_sizes: list[int] = sizes.tolist()
         parts = split(set_sizes, states)
         if len(parts) == 1:
             candidates = find_candidates(logp, sizes, max(set_sizes))
-            return finish(logits, candidates, states, self.head, self.rule, uniform, written)
+            return finish(logits, candidates, states, self.head, self.rule, written)
         outputs = []
         for part in parts:
             index = to_device(np.array(part), logits.device)
             candidates = find_candidates(logp[index], sizes[index], max(set_sizes[row] for row in part))
-            draws = uniform[index] if isinstance(uniform, Tensor) else uniform
             tokens = None if written is None else written[index]
-            outputs.append(finish(logits[index], candidates, states.rows(part), self.head, self.rule, draws, tokens))
+            outputs.append(finish(logits[index], candidates, states.rows(part), self.head, self.rule, tokens))
         return merge(outputs, parts)
 
     @torch.no_grad()
@@ -126,30 +124,23 @@ def finish(
     states: RowStates,
     head: Projection,
     rule: Rule,
-    uniform: float | Tensor = 0.0,
     written: Tensor | None = None,
 ) -> StepOutput:
     """Complete the step of all rows from their candidates."""
     distances, xs = compare(candidates, states, head, rule)
-    index, selected = select(distances, candidates.sizes, rule, uniform)  # (B, n)
+    index, selected = select(distances, rule)  # (B, n)
     number = index.view(-1, states.rows_per_item, index.shape[1], 1)  # (I, c, n, 1)
     if xs is not None:
         x = xs.transpose(1, 2).gather(2, number.expand(-1, -1, -1, xs.shape[-1])).flatten(0, 1)  # (B, n, K)
     else:
         padded = states.padded[0]
-        chosen = padded.gather(1, number.flatten(1, 2).expand(-1, -1, padded.shape[-1])).view(
-            *index.shape, -1
-        )  # (B, n, d)
-        x = mask(head.logits(chosen, candidates.ids, rule.model_dtype), candidates.inside[:, None], rule)
-    log_q = log_distribution(x, rule)
-    log_q = log_q[:, 0] if index.shape[1] == 1 else mean(log_q, index, selected, distances, rule)  # (B, K)
-    if rule.fusion == "interpolation":
-        log_q = torch.where(candidates.inside, log_q, constant(-math.inf, log_q.device))
-    weights = rule.weight if not isinstance(rule.weight, str) else vision_weight(candidates.log_p, log_q, rule.weight)
-    if rule.fusion == "poe" and isinstance(weights, Tensor):
-        fused = torch.addcmul(candidates.log_p, weights[:, None], log_q)  # log Q is finite here: 0 · log Q is 0
-    else:
-        fused = reference.fuse(candidates.log_p, log_q, rule.fusion, weights)
+        chosen = padded.gather(1, number.flatten(1, 2).expand(-1, -1, padded.shape[-1]))
+        x = mask(head.logits(chosen.view(*index.shape, -1), candidates.ids), candidates.inside[:, None])
+    log_q = reference.log_softmax(x, False)  # finite, where log P is -inf too: 0 · log Q is 0
+    log_q = log_q[:, 0] if index.shape[1] == 1 else mean(log_q, selected)  # (B, K)
+    adaptive = isinstance(rule.weight, str)
+    weights = reference.vision_weight(candidates.log_p, log_q, rule.weight) if adaptive else rule.weight
+    fused = reference.fuse(candidates.log_p, log_q, rule.fusion, weights)
     if rule.once and written is not None:
         repeated = contains(written, candidates.ids, logits.shape[1])
         fused = reference.limit(candidates.log_p, fused, repeated, rule.once)
@@ -192,9 +183,9 @@ def compare(candidates: Candidates, states: RowStates, head: Projection, rule: R
     infinity = constant(math.inf, ids.device)
     parts = []
     for part in slices:
-        x = head.logits(part, ids.flatten(1), rule.model_dtype)  # (I, s, c · K)
-        x = mask(x.unflatten(-1, ids.shape[1:]), inside, rule)  # (I, s, c, K)
-        parts.append(torch.where(usable(x, inside, rule), distance(log_p, x, inside, rule), infinity))
+        x = mask(head.logits(part, ids.flatten(1)).unflatten(-1, ids.shape[1:]), inside)  # (I, s, c, K)
+        usable = torch.linalg.vector_norm(x, math.inf, -1) < LARGEST_LOGIT  # NaN is not below
+        parts.append(torch.where(usable, distance(log_p, x, rule), infinity))
     distances = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)  # (I, N, c)
     if real is not None:
         distances = torch.where(real[..., None], distances, infinity)
@@ -205,94 +196,34 @@ def compare(candidates: Candidates, states: RowStates, head: Projection, rule: R
 # The reference's formulas for (rows, states, candidates) at once, with implausible candidates masked.
 
 
-def mask(x: Tensor, inside: Tensor, rule: Rule) -> Tensor:
+def mask(x: Tensor, inside: Tensor) -> Tensor:
     """Keep the logits of plausible tokens, and set the others so low that their probability is 0."""
-    return torch.where(inside, x, constant(-math.inf if rule.model_dtype else OUTSIDE, x.device))
+    return torch.where(inside, x, constant(OUTSIDE, x.device))
 
 
-def usable(x: Tensor, inside: Tensor, rule: Rule) -> Tensor:
-    """Return the mask of states without NaN or a logit beyond LARGEST_LOGIT for a plausible token.  (..., s, K) -> (..., s)"""
-    if rule.model_dtype:
-        x = torch.where(inside, x, 0.0)
-    largest: Tensor = torch.linalg.vector_norm(x, math.inf, -1)
-    return largest < LARGEST_LOGIT
+def distance(log_p: Tensor, x: Tensor, rule: Rule) -> Tensor:
+    """Return the divergence from masked logits, negated for select="max".  (..., 1, K), (..., s, K) -> (..., s)
 
-
-def log_distribution(x: Tensor, rule: Rule) -> Tensor:
-    """Return log Q from masked logits, in at least float32, and finite."""
-    log_q = reference.log_softmax(x, rule.model_dtype)
-    return log_q.float().clamp_min(OUTSIDE) if rule.model_dtype else log_q
-
-
-def entropy(p: Tensor) -> Tensor:
-    """Return −Σ p ln p.  (..., K) -> (...)"""
-    terms: Tensor = torch.special.entr(p)
-    return terms.sum(-1)
-
-
-def distance(log_p: Tensor, x: Tensor, inside: Tensor, rule: Rule) -> Tensor:
-    """Return the reference's divergence from masked logits, negated for select="max".  (..., 1, K), (..., s, K), (..., 1, K) -> (..., s)
-
-    For the Jensen–Shannon divergence this is H(M) − ½ H(Q), without the term that depends on P alone.
+    This is H(M) − ½ H(Q), without the term that depends on P alone.
     """
-    rounded = rule.model_dtype and rule.divergence != "official"  # the released code rounds Q on its own
-    q = log_distribution(x, rule).exp() if rounded else x.softmax(-1)
-    p = log_p.exp()
-    if rule.divergence == "jsd":
-        value = torch.sub(entropy(torch.lerp(q, p.to(q.dtype), 0.5)), entropy(q), alpha=0.5)
-    elif rule.divergence == "cosine":
-        value = 1 - torch.nn.functional.cosine_similarity(q, p, dim=-1)
-    else:
-        log_q = log_distribution(x, rule)
-        if rule.divergence == "official":
-            m = 0.5 * (p + q)
-            terms = torch.where(m > 0, m * (m.log() - 0.5 * (log_p + log_q)), 0) / inside.sum(-1, keepdim=True)
-        else:
-            terms = p * (log_p - log_q)
-        value = torch.where(inside, terms, 0).sum(-1)
+    q = x.softmax(-1)
+    both = torch.special.entr(torch.lerp(q, log_p.exp().to(q.dtype), 0.5)).sum(-1)
+    value = torch.sub(both, torch.special.entr(q).sum(-1), alpha=0.5)
     return -value if rule.select == "max" else value
 
 
-def select(distances: Tensor, sizes: Tensor, rule: Rule, uniform: float | Tensor) -> tuple[Tensor, Tensor]:
+def select(distances: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
     """Return the selected states of every row, the best first, and the mask of those that can be selected.  (B, N) -> (B, n), (B, n)"""
-    if rule.select == "random":
-        finite = distances < math.inf
-        usable_states = finite.sum(-1, keepdim=True).to(widest_float(distances.device))
-        place = (uniform * usable_states).long()  # among the usable ones
-        first = ((finite.cumsum(-1) - 1 == place) & finite).int().argmax(-1, keepdim=True)
-        return first, finite.gather(-1, first)
     least = distances.amin(-1, keepdim=True)
-    if rule.select != "soft" and rule.neighbors == 1:
-        equal = distances - least <= 0.5 * reference.resolution(least, sizes[:, None], rule)  # False for inf − inf
-        any_usable, first = equal.max(-1, keepdim=True)
+    if rule.neighbors == 1:
+        any_usable, first = (distances - least <= 0.5 * RESOLUTION).max(-1, keepdim=True)  # False for inf − inf
         return first, any_usable
-    steps, order = reference.quantized_distance(distances, least, sizes[:, None], rule).sort(dim=-1, stable=True)
-    count = order.shape[1] if rule.select == "soft" else rule.neighbors
-    return order[:, :count], steps[:, :count] < math.inf  # inf and NaN come last
+    steps, order = reference.quantized_distance(distances, least, 1, rule).sort(dim=-1, stable=True)
+    return order[:, : rule.neighbors], steps[:, : rule.neighbors] < math.inf  # inf and NaN come last
 
 
-def mean(log_q: Tensor, index: Tensor, selected: Tensor, distances: Tensor, rule: Rule) -> Tensor:
-    """Return the log of the mean of the selected distributions, weighted by nearness for select="soft".
-
-    (B, n, K), (B, n), (B, n), (B, N) -> (B, K)
-    """
-    nothing = constant(-math.inf, log_q.device)
-    equal = rule.select != "soft" and not rule.model_dtype  # rounded distributions do not sum to 1
-    if not equal:
-        shares = distances.gather(-1, index) / -SOFT_TEMPERATURE if rule.select == "soft" else distances.new_zeros(())
-        log_q = log_q + torch.where(selected, shares, nothing).softmax(-1).log()[..., None]
-    parts = torch.where(selected[..., None], log_q, nothing)
+def mean(log_q: Tensor, selected: Tensor) -> Tensor:
+    """Return the log of the mean of the selected distributions.  (B, n, K), (B, n) -> (B, K)"""
+    parts = torch.where(selected[..., None], log_q, constant(-math.inf, log_q.device))
     total = parts.amax(1) - parts.log_softmax(1).amax(1)  # log Σ exp, for which torch takes nine kernels
-    return total.log_softmax(-1) if equal else total
-
-
-def vision_weight(log_p: Tensor, log_q: Tensor, weight: AdaptiveWeight) -> Tensor:
-    """Return the reference's adaptive weight; the likeliest token comes first.  (B, K), (B, K) -> (B,)"""
-    values = []
-    if weight != "uncertainty":  # 1 − JSD / ln 2
-        both = torch.stack([log_p, log_q])
-        terms = both.exp() * (both - torch.logaddexp(log_p, log_q))
-        values.append((terms.nansum((0, 2)) * (-0.5 / math.log(2))).clamp(0, 1))
-    if weight != "agreement":
-        values.append(torch.expm1(log_p[:, 0]).abs().sqrt())
-    return values[0] if len(values) == 1 else values[0] * values[1]
+    return total.log_softmax(-1)

@@ -84,8 +84,9 @@ def withhold(scores: Tensor, logits: Tensor, withheld: Tensor) -> Tensor:
 def choose(head: Projection, rule: Rule, device: torch.device, implementation: Implementation | None = None) -> Step:
     """Choose the step implementation for these settings.
 
-    The reference handles the full vocabulary and, on a CPU, the rounding of the released code. Triton kernels handle the usual
-    settings on a GPU, and torch everything else: row by row with a cache on a CPU, and for the whole batch elsewhere.
+    On a CPU, torch works row by row with a cache; the reference handles the full vocabulary and the rounding of the released code.
+    On an accelerator, the usual settings are computed for the whole batch, by Triton kernels or else by torch, and all others by the
+    reference.
 
     Args:
         head: The LM head.
@@ -94,7 +95,7 @@ def choose(head: Projection, rule: Rule, device: torch.device, implementation: I
         implementation: Use this one instead; raises RevisitError if it does not support the head or the settings.
     """
     if implementation is None:
-        exact = rule.full_vocabulary or (rule.model_dtype and device.type == "cpu")
+        exact = rule.full_vocabulary or rule.model_dtype or not supports("torch", head, rule, device)
         with_triton = device.type != "cpu" and supports("triton", head, rule, device)
         implementation = "reference" if exact else "triton" if with_triton else "torch"
     if not supports(implementation, head, rule, device):
@@ -121,7 +122,7 @@ def supports(implementation: Implementation, head: Projection, rule: Rule, devic
         from revisit.step import triton  # where torch was built for GPUs
 
         return triton.suits(head, rule) and triton.works(head, rule, device)
-    return True
+    return implementation == "reference" or device.type == "cpu" or rule.usual
 
 
 def usual_step(device: torch.device, dtype: torch.dtype) -> str:

@@ -67,6 +67,6 @@ class Rule(Settings):
 
     @property
     def usual(self) -> bool:
-        """Whether every fast implementation supports these settings."""
+        """Whether the implementations for whole batches support these settings."""
         usual = self.divergence == "jsd" and self.fusion == "poe" and self.select in ("min", "max")
         return usual and not (self.full_vocabulary or self.model_dtype)
