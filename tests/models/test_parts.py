@@ -8,7 +8,7 @@ import transformers
 from torch import Tensor, nn
 
 from revisit.errors import RevisitError
-from revisit.models.head import Head, LinearHead, calibrated
+from revisit.models.head import LinearHead, calibrated, rows_of
 from revisit.models.parts import context_length
 
 
@@ -55,7 +55,7 @@ def test_rows_of_a_head_that_cannot_be_indexed_are_computed_once_for_its_weights
 
 def test_a_head_without_a_declared_width_raises() -> None:
     with pytest.raises(RevisitError, match="Wrapped"):
-        Head(Wrapped(nn.Linear(8, 50), None)).logits(torch.randn(3, 8), torch.tensor([1]))
+        rows_of(Wrapped(nn.Linear(8, 50), None))
 
 
 @pytest.mark.parametrize(

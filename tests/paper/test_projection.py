@@ -26,7 +26,7 @@ def test_ranks_agree_with_sorting_in_bounded_slices(monkeypatch: pytest.MonkeyPa
     module, states = torch.nn.Linear(8, 300, bias=False), torch.randn(50, 8)
     objects, truth = torch.tensor([3, 50, 120, 299, 7]), [1, 3]
     with torch.no_grad():
-        full, over_objects = ranks(Head(module), states, objects, truth).tolist()
+        full, over_objects = ranks(Head(module.weight, module=module), states, objects, truth).tolist()
         logits = states @ module.weight.T
     assert max(made) == 7
     for row, a, b in zip(logits, full, over_objects, strict=True):

@@ -69,7 +69,7 @@ class EarlyExits:
         states, hooks = Hooks(stack, of=of), Hooks(stack)
         for layer in layers:
             states.state(parts, layer, partial(self._keep, layer))
-        hooks.before(parts.head, self._before_head)
+        hooks.before(parts.head, self._before_head, first=True)  # before the one that shards its input
         hooks.after(parts.head, self._after_head)
 
     def take(self, logits: Tensor, *, model_dtype: bool = False) -> Tensor:

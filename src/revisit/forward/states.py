@@ -99,8 +99,8 @@ class Hooks:
         FORCE_EAGER.begin()
         stack.callback(self.release)
 
-    def before(self, module: nn.Module, callback: StateHook) -> None:
-        """Call `callback` with the module's input, which its result replaces."""
+    def before(self, module: nn.Module, callback: StateHook, *, first: bool = False) -> None:
+        """Call `callback` with the module's input, which its result replaces; `first` runs it before hooks that are there already."""
 
         def hook(
             _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -112,7 +112,7 @@ class Hooks:
                 return None
             return ((changed, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": changed})
 
-        self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+        self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True, prepend=first))
 
     def after(self, module: nn.Module, callback: StateHook) -> None:
         """Call `callback` with the states that the module returned, which its result replaces.
@@ -379,14 +379,14 @@ class Capture:
         """Store the vision tokens' part of one layer's (rows, q, d) states."""
         if self.complete or not self._width:
             return
-        rows = len(self.items) * self.rows_per_item
-        if hidden.shape[:2] != (rows, self._width):
+        count = len(self.items) * self.rows_per_item
+        if hidden.shape[:2] != (count, self._width):
             raise RevisitError(
                 f"{describe(self.parts.model)} ran for {hidden.shape[0]} × {hidden.shape[1]} positions at hidden state {layer}, not for "
-                f"all {rows} × {self._width}, so the states of the vision tokens were not computed: use another version of "
+                f"all {count} × {self._width}, so the states of the vision tokens were not computed: use another version of "
                 "transformers, or method='greedy'."
             )
-        start, end = self._start, self._start + self._width
+        start = self._start
         if self.store is None:
             longest = max(item.tokens for item in self.items)
             shape = (len(self.items), len(self.layers), longest, hidden.shape[-1])
@@ -394,16 +394,14 @@ class Capture:
         norm, column = self.norm if layer < self.parts.depth else None, self.layers.index(layer)
         for number, item in enumerate(self.items):
             item.by_layer[layer] = self.store[number, column, : item.tokens]
-        if start == 0 and end == self.length:
-            states = hidden[self.index(hidden.device)]  # (items, N, d), by one kernel
-            self.store[:, column] = states if norm is None else normed(norm, states)
-            return
-        for number, item in enumerate(self.items):
-            before, until = (int((item.positions < position).sum()) for position in (start, end))
-            if start == self.cached and before:
+            before = int((item.positions < start).sum())
+            if before and start == self.cached:
                 item.by_layer[layer][:before] = self._from_cache(number, layer, before)
-            states = hidden[number * self.rows_per_item, (item.positions[before:until] - start).to(hidden.device)]
-            item.by_layer[layer][before:until] = states if norm is None else normed(norm, states)
+        rows, positions = self.index(hidden.device)
+        states = hidden[rows, (positions - start).clamp(0, self._width - 1)]  # (items, N, d), by one kernel
+        states = (states if norm is None else normed(norm, states)).to(self.store)
+        inside = ((positions >= start) & (positions < start + self._width)).to(self.store.device)
+        self.store[:, column] = states.where(inside[..., None], self.store[:, column])
 
     def index(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return the row and the positions of every item's vision tokens, padded with position 0.  -> (items, 1), (items, N)"""

@@ -7,9 +7,9 @@ a state and the logits that the model computed from it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache, cached_property
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -22,11 +22,7 @@ from revisit.models import families
 HALF = (torch.float16, torch.bfloat16)
 LARGEST_LOGIT = 1e30  # larger products have overflowed, or nearly so
 
-
-class Transform(Protocol):
-    """An elementwise function of logits."""
-
-    def __call__(self, logits: Tensor, /) -> Tensor: ...
+Transform = Callable[[Tensor], Tensor]  # an elementwise function of logits
 
 
 class Projection(Protocol):
@@ -128,30 +124,19 @@ def _has_wide_products(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 @dataclass(frozen=True)
-class Head:
-    """A model's LM head with the transform (scaling, soft-capping) that its forward pass applies to the logits."""
+class Head(LinearHead):
+    """A model's LM head, with the transform (scaling, soft-capping) that its forward pass applies to the logits."""
 
-    module: nn.Module
-    transform: Transform | None = None
+    module: nn.Module = field(kw_only=True)
 
     @property
     def device(self) -> torch.device:
         return head_device(self.module)
 
-    @cached_property
-    def linear(self) -> LinearHead:
-        """A head whose rows can be gathered."""
-        return LinearHead(*rows_of(self.module), self.transform)
-
-    @property
-    def plain_weight(self) -> Tensor | None:
-        """The weight if there is no bias, scaling or cap; else None."""
-        return self.linear.plain_weight
-
     @property
     def vocabulary(self) -> int:
         """The number of logits."""
-        return len(self.linear.weight)
+        return len(self.weight)
 
     def all_logits(self, states: Tensor) -> Tensor:
         """Project states over the whole vocabulary, in at least float32.  (n, d) -> (n, V)"""
@@ -161,10 +146,6 @@ class Head:
     def transformed(self, raw: Tensor) -> Tensor:
         """Return the logits for the module's raw output."""
         return raw if self.transform is None else self.transform(raw)
-
-    def logits(self, states: Tensor, ids: Tensor, model_dtype: bool = False) -> Tensor:
-        """Project states for some token ids, as the model would.  (..., n, d), (..., k) -> (..., n, k)"""
-        return self.linear.logits(states, ids, model_dtype)
 
 
 def calibrated(module: nn.Module, text_config: Any, state: Tensor, logits: Tensor, what: str) -> Head:
@@ -179,7 +160,8 @@ def calibrated(module: nn.Module, text_config: Any, state: Tensor, logits: Tenso
             f"No logit of {what} is finite: its weights or its image processor's settings (mean, scale) are damaged, or "
             "half precision overflows; get a complete copy, or load it in float32."
         )
-    raw = LinearHead(*rows_of(module)).logits(state[None].to(device), ids)[0].float()
+    weight, bias = rows_of(module)
+    raw = LinearHead(weight, bias).logits(state[None].to(device), ids)[0].float()
     transforms = declared_transforms(text_config)
     errors = []
     for transform in transforms:
@@ -193,7 +175,7 @@ def calibrated(module: nn.Module, text_config: Any, state: Tensor, logits: Tenso
             f"{errors[best]:.3g}), so vision tokens cannot be projected as the model projects its own output; "
             "this model is not supported."
         )
-    return Head(module, transforms[best])
+    return Head(weight, bias, transforms[best], module=module)
 
 
 def declared_transforms(text_config: Any) -> Sequence[Transform | None]:
@@ -222,10 +204,16 @@ def plain_tensors(value: object) -> Iterator[Tensor]:
 
 
 def has_plain_weight(module: nn.Module) -> bool:
-    """Return whether a head is a linear layer with a weight that can be read: not quantized, wrapped or off-loaded."""
+    """Return whether a head is a linear layer with a weight that can be read: not quantized, wrapped, off-loaded or sharded."""
     weight = getattr(module, "weight", None)
-    readable = weight is not None and weight.is_floating_point() and not weight.is_meta
-    return type(module) is nn.Linear and readable and not hasattr(weight, "__tensor_flatten__")
+    if type(module) is not nn.Linear or weight is None or hasattr(weight, "__tensor_flatten__"):
+        return False
+    return weight.is_floating_point() and not is_elsewhere(weight)
+
+
+def is_elsewhere(weight: Tensor) -> bool:
+    """Return whether a weight is only read while its module runs: off-loaded, or empty as those that DeepSpeed partitions."""
+    return weight.is_meta or not weight.numel()
 
 
 def head_device(module: nn.Module) -> torch.device:

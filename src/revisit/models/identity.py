@@ -15,7 +15,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import BuiltinFunctionType, CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -36,16 +36,19 @@ _TOKENIZER_FILES = {"merges.txt", "vocab.txt"}  # other .txt files are notes
 _USUAL = re.compile(r"(accelerate|revisit|transformers|torch\._dynamo)(\.|$)")
 _ATOMS = (type(None), type(...), bool, int, float, complex, str, bytes)
 # Attributes of a class that say nothing about its instances, or that pydantic derives from others.
-_DERIVED = {
-    "__annotations__",
-    "__dict__",
-    "__doc__",
-    "__firstlineno__",
-    "__module__",
-    "__signature__",
-    "__static_attributes__",
-}
-_DERIVED |= {"__abstractmethods__", "__annotate_func__", "__annotations_cache__", "__weakref__", "_abc_impl"}
+_DERIVED = {*vars(type("", (), {})), "__annotations__", "__annotate_func__", "__annotations_cache__", "__signature__"}
+_DERIVED |= {"__abstractmethods__", "__doc__", "_abc_impl"}
+_CODE = (
+    "code",
+    "consts",
+    "names",
+    "varnames",
+    "freevars",
+    "cellvars",
+    "flags",
+    "exceptiontable",
+)  # of a code object, without its lines
+_CODE += ("argcount", "posonlyargcount", "kwonlyargcount")
 
 
 class Unidentified(Exception):
@@ -133,16 +136,8 @@ def _content(value: Any, seen: dict[int, tuple[int, Any]]) -> Any:
         return f"{type(value).__name__} {value!r}"
     if isinstance(value, (tuple, list)) and type(value) in (tuple, list):
         return [type(value).__name__, *(_content(entry, seen) for entry in value)]
-    if isinstance(value, CodeType):  # without its file and its lines
-        shape = (
-            value.co_argcount,
-            value.co_kwonlyargcount,
-            value.co_posonlyargcount,
-            value.co_flags,
-            value.co_exceptiontable,
-        )
-        names = value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars
-        return ["code", value.co_code.hex(), *(_content(part, seen) for part in (shape, names, value.co_consts))]
+    if isinstance(value, CodeType):
+        return ["code", *(_content(getattr(value, f"co_{name}", None), seen) for name in _CODE)]
     if id(value) in seen:
         return f"seen {seen[id(value)][0]}"
     seen[id(value)] = len(seen), value  # keeps it, so that no other object gets its id
@@ -171,20 +166,10 @@ def _parts(value: Any) -> Iterator[Any]:
         if not origin or "<locals>" in value.__qualname__:
             yield value.__defaults__, value.__kwdefaults__, vars(value)
             yield [cell.cell_contents for cell in value.__closure__ or ()]
-    elif isinstance(value, MethodType):
-        yield from (value.__func__, value.__self__)
     elif isinstance(value, BuiltinFunctionType):
         yield from (value.__qualname__, value.__self__)
-    elif isinstance(value, property):
-        yield from (value.fget, value.fset, value.fdel)
-    elif isinstance(value, (staticmethod, classmethod)):
-        yield value.__func__
-    elif isinstance(value, functools.cached_property):
-        yield value.func
-    elif isinstance(value, MemberDescriptorType):
-        yield value.__name__
-    elif type(value) is dict:
-        yield from value.items()
+    elif isinstance(value, (property, staticmethod, classmethod, functools.cached_property)):
+        yield from (getattr(value, name, None) for name in ("fget", "fset", "fdel", "__func__", "func"))
     elif type(value) in (set, frozenset):
         yield from sorted(digest(_content(entry, {})) for entry in value)
     elif isinstance(value, torch.Tensor):

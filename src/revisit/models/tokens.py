@@ -12,20 +12,12 @@ if TYPE_CHECKING:
     from revisit.models.types import Tokenizer
 
 Span = tuple[int, int]  # start and end in characters, end excluded
-UNFINISHED = "\ufffd"  # decoded from the first bytes of a character
 
 
 def token_texts(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
     """Return the text that each token adds; the last token of a character that has several adds all of it."""
-    texts, before = [], ""
-    for number, token in enumerate(tokens, 1):
-        now = tokenizer.decode(tokens[:number], skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        if now.endswith(UNFINISHED):
-            texts.append("")
-            continue
-        texts.append(now[len(before) :] if now.startswith(before) else token_text(tokenizer, token))
-        before = now
-    return texts
+    text, spans = token_spans(tokenizer, tokens, skip_special=False)
+    return [text[start:end] for start, end in spans]
 
 
 _TEXTS: WeakKeyDictionary[Tokenizer, dict[int, str]] = WeakKeyDictionary()  # at most one entry per token
@@ -45,13 +37,8 @@ def token_text(tokenizer: Tokenizer, token: int) -> str:
 
 def vocabulary_texts(tokenizer: Tokenizer) -> list[str]:
     """Return the text of every token, with its leading space if it has one; empty for special tokens."""
-    size, special = len(tokenizer), set(tokenizer.all_special_ids)
-    texts = tokenizer.batch_decode([[token] for token in range(size)], clean_up_tokenization_spaces=False)
-    marked = (isinstance(raw, str) and raw.startswith("▁") for raw in tokenizer.convert_ids_to_tokens(range(size)))
-    return [
-        "" if token in special else f" {text}" if has_mark and not text.startswith(" ") else text
-        for token, (text, has_mark) in enumerate(zip(texts, marked, strict=True))
-    ]
+    special = set(tokenizer.all_special_ids)
+    return ["" if token in special else token_text(tokenizer, token) for token in range(len(tokenizer))]
 
 
 def printable(text: str) -> str:
@@ -70,16 +57,16 @@ def word_tokens(tokenizer: Tokenizer, word: str) -> list[int]:
     return whole[len(before) :] if whole[: len(before)] == before else []
 
 
-def token_spans(tokenizer: Tokenizer, tokens: Sequence[int]) -> tuple[str, list[Span]]:
-    """Return the decoded text, without special tokens, and the characters that each token added.
+def token_spans(tokenizer: Tokenizer, tokens: Sequence[int], *, skip_special: bool = True) -> tuple[str, list[Span]]:
+    """Return the decoded text and the characters that each token added.
 
     The spans have no gaps. A token that adds only some bytes of a character has an empty span; the token that completes the
     character covers it.
     """
-    text: str = tokenizer.decode(list(tokens), skip_special_tokens=True)
+    text: str = tokenizer.decode(list(tokens), skip_special_tokens=skip_special)
     ends: list[int] = []
     for number in range(1, len(tokens) + 1):  # a decoded prefix is final up to where it differs from the whole text
-        prefix = tokenizer.decode(list(tokens[:number]), skip_special_tokens=True)
+        prefix = tokenizer.decode(list(tokens[:number]), skip_special_tokens=skip_special)
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prefix, text, strict=False)))
         ends.append(max(shared, ends[-1] if ends else 0))
     ends[-1:] = [len(text)] if ends else []
