@@ -27,6 +27,7 @@ from revisit.step.choice import Implementation, refine_logits
 from revisit.step.interface import RowStates, Step, StepInput
 from revisit.step.reference import ReferenceStep
 from revisit.step.rule import Rule
+from revisit.vllm.head import ShardedHead
 
 
 @pytest.mark.parametrize("backend", ["batched", "cached"])
@@ -193,6 +194,16 @@ def test_slices_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         got = refine_batch(logits, rows, head, rule, capacity=300)
         torch.testing.assert_close(got.scores, want.scores, atol=1e-5, rtol=1e-5)
         assert torch.equal(got.states, want.states)
+
+
+def test_the_rows_of_a_split_head_are_gathered_once_for_all_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, states, head = batch()
+    summed: list[torch.Tensor] = []
+    sharded = ShardedHead(head.weight, sum_over_ranks=lambda rows: summed.append(rows) or rows)  # type: ignore[func-returns-value]
+    monkeypatch.setattr(batched, "NUMBERS", 1000)
+    scores = BatchedStep(sharded, Rule()).take(StepInput(logits, RowStates.of_items(states))).scores
+    torch.testing.assert_close(scores, reference_scores(logits, states, head, Rule()), atol=1e-5, rtol=1e-5)
+    assert len(summed) == 1
 
 
 def test_rows_with_large_sets_are_computed_after_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

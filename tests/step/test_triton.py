@@ -21,6 +21,7 @@ from revisit.step.batched import BatchedStep
 from revisit.step.choice import choose, refine_logits
 from revisit.step.interface import RowStates, StepInput
 from revisit.step.rule import Rule
+from revisit.vllm.head import ShardedHead
 from revisit.vllm.pool import Pool
 
 pytest.importorskip("triton")
@@ -72,6 +73,39 @@ def test_plausible_sets_of_any_size(sizes: list[int], tiles: kernels.Tiles | Non
     assert output.sizes.tolist() == sizes
     assert output.applied.tolist() == [size > 1 for size in sizes]
     torch.testing.assert_close(scores, reference_scores(logits, states, head, rule), atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("copied", [1 << 28, 0], ids=["fits", "too large"])
+def test_the_rows_of_a_split_head_are_summed_over_ranks_once(copied: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks have the halves of the vocabulary; the second row has no image, and one has one plausible token."""
+    logits, states, head = sets([40, 5, 1, 70], 200, torch.Generator().manual_seed(0))
+    states[1] = states[1][:0]
+    rule, summed = Rule(neighbors=2, weight="agreement", once=0.5), []
+
+    def sum_over_ranks(rows: torch.Tensor) -> torch.Tensor:
+        summed.append(rows.shape)
+        return rows + rest.rows(rest.weight, summed_ids[-1])
+
+    class Half(ShardedHead):
+        def rows(self, values: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+            summed_ids.append(ids)
+            return super().rows(values, ids)
+
+    summed_ids: list[torch.Tensor] = []
+    rest = ShardedHead(head.weight[100:], start=100, sum_over_ranks=lambda rows: rows)
+    half = Half(head.weight[:100].contiguous(), sum_over_ranks=sum_over_ranks)
+    written, rows = logits.topk(3).indices, RowStates.of_items(states)
+    want = reference_scores(logits, states, head, rule, written)
+    step = choose(half, rule, logits.device, "triton")
+    assert isinstance(step, kernels.TritonStep)
+    monkeypatch.setattr(kernels, "COPIED", copied)
+    scores = step.take(StepInput(logits, rows, written=written)).scores
+    torch.testing.assert_close(scores, want, atol=2e-5, rtol=2e-5)
+    assert summed == ([(40 + 1 + 70, 16)] if copied else [(4, 70, 16)])
+    got = logits.repeat(2, 1)
+    step.take_in_place(StepInput(got, rows, written=written), torch.arange(4), math.inf)
+    assert torch.equal(got[4:], logits)
+    torch.testing.assert_close(got[:4], want, atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.parametrize("length", [1, 129, 300])

@@ -15,8 +15,9 @@ is the one for CPUs. Only the last layer can be read, which is the paper's setti
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -29,7 +30,7 @@ from torch import Tensor
 
 from revisit.errors import RevisitError
 from revisit.methods.revisit import ReVisiT
-from revisit.models.head import LinearHead, Projection, multiply
+from revisit.models.head import LinearHead
 from revisit.step.choice import choose
 from revisit.step.interface import RowStates, Step, StepInput
 
@@ -161,7 +162,7 @@ class _Observed:
         return int(result)
 
 
-def read_head(path: str) -> Projection:
+def read_head(path: str) -> LinearHead:
     """Read the LM head of a GGUF file, or the embedding that it is tied to."""
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
     tensor = tensors.get("output.weight", tensors.get("token_embd.weight"))
@@ -169,22 +170,23 @@ def read_head(path: str) -> Projection:
         raise RevisitError(f"{path!r} has no LM head: pass the part of the model that contains output.weight.")
     if tensor.tensor_type in (gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16):
         return LinearHead(torch.from_numpy(np.array(tensor.data, np.float32)))
-    return QuantizedHead(tensor)
+
+    @lru_cache(CACHED_ROWS)
+    def row(token: int) -> Tensor:
+        return torch.from_numpy(gguf.dequantize(tensor.data[token : token + 1], tensor.tensor_type)[0].copy())
+
+    width, vocabulary = (int(size) for size in tensor.shape[:2])
+    return QuantizedHead(torch.empty(vocabulary, width, device="meta"), row=row)
 
 
-class QuantizedHead:
+@dataclass(frozen=True)
+class QuantizedHead(LinearHead):
     """The quantized LM head of a GGUF file; only rows that are needed are dequantized."""
 
-    plain_weight = None
+    row: Callable[[int], Tensor] = field(kw_only=True)
 
-    def __init__(self, tensor: gguf.ReaderTensor) -> None:
-        @lru_cache(CACHED_ROWS)
-        def row(token: int) -> Tensor:
-            return torch.from_numpy(gguf.dequantize(tensor.data[token : token + 1], tensor.tensor_type)[0].copy())
+    def gathers(self, states: Tensor, ids: Tensor) -> bool:
+        return True
 
-        self._row = row
-
-    def logits(self, states: Tensor, ids: Tensor, model_dtype: bool = False) -> Tensor:
-        """Project states over some token ids.  (..., n, d), (..., k) -> (..., n, k)"""
-        rows = torch.stack([self._row(token) for token in ids.flatten().tolist()])
-        return multiply(states, rows.view(*ids.shape, -1))
+    def rows(self, values: Tensor, ids: Tensor) -> Tensor:
+        return torch.stack([self.row(token) for token in ids.flatten().tolist()]).view(*ids.shape, -1)

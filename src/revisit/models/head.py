@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -21,24 +21,15 @@ from revisit.models import families
 
 HALF = (torch.float16, torch.bfloat16)
 LARGEST_LOGIT = 1e30  # larger products have overflowed, or nearly so
-
 Transform = Callable[[Tensor], Tensor]  # an elementwise function of logits
-
-
-class Projection(Protocol):
-    """Projects states to logits for some token ids, as the model would."""
-
-    def logits(self, states: Tensor, ids: Tensor, model_dtype: bool = False) -> Tensor:
-        """Project in at least float32, or in the model's dtype and rounding.  (..., n, d), (..., k) -> (..., n, k)"""
-
-    @property
-    def plain_weight(self) -> Tensor | None:
-        """The (V, d) weight if logits are just states times it; else None."""
 
 
 @dataclass(frozen=True)
 class LinearHead:
-    """A head whose rows can be gathered: a weight, an optional bias and an optional elementwise function of the logits."""
+    """Projects states to logits for some token ids, as the model would.
+
+    Subclasses gather rows that are not in `weight`, or not all of them.
+    """
 
     weight: Tensor  # (V, d)
     bias: Tensor | None = None  # (V,)
@@ -46,6 +37,7 @@ class LinearHead:
 
     @property
     def plain_weight(self) -> Tensor | None:
+        """The weight if logits are just states times it; else None."""
         return self.weight if self.bias is None and self.transform is None else None
 
     @property
@@ -64,7 +56,10 @@ class LinearHead:
         return raw if self.transform is None else self.transform(raw)
 
     def logits(self, states: Tensor, ids: Tensor, model_dtype: bool = False) -> Tensor:
-        """Project states; NaN where `transform` would hide an overflow.  (..., n, d), (..., k) -> (..., n, k)"""
+        """Project in at least float32, or in the model's dtype and rounding.  (..., n, d), (..., k) -> (..., n, k)
+
+        NaN where `transform` would hide an overflow.
+        """
         if not model_dtype and ids.ndim > 1 and not self.gathers(states, ids):
             full = multiply(states.flatten(0, -2)[None], self.weight[None]).view(*states.shape[:-1], -1)  # (..., n, V)
             raw = full.gather(-1, ids.unsqueeze(-2).expand(*states.shape[:-1], -1))
@@ -77,15 +72,35 @@ class LinearHead:
             return raw
         return torch.where(raw.abs() < LARGEST_LOGIT, self.transform(raw), constant(math.nan, raw.device))
 
+    @property
+    def local(self) -> bool:
+        """Whether the weight has the rows of all tokens, so that kernels can read them in place."""
+        return True
+
     def rows(self, values: Tensor, ids: Tensor) -> Tensor:
         """Gather the rows of token ids.  (V, ...), (..., k) -> (..., k, ...)"""
         return values[ids]
+
+    def gathered(self, ids: Tensor) -> GatheredHead:
+        """Return a head that has the rows of these tokens only."""
+        bias = None if self.bias is None else self.rows(self.bias, ids)
+        return GatheredHead(self.rows(self.weight, ids), bias, self.transform)
 
     def gathers(self, states: Tensor, ids: Tensor) -> bool:
         """Return whether gathering rows moves fewer bytes than computing the logits of the whole vocabulary."""
         vocabulary, width = self.weight.shape
         rows = (3 * ids.numel() - vocabulary) * width * self.weight.element_size()  # written once, read twice
         return rows <= 4 * (vocabulary + 2 * ids.shape[-1]) * states.numel() // width
+
+
+class GatheredHead(LinearHead):
+    """A head with a row for each token of a list (..., k), which `ids` repeats in any shape."""
+
+    def rows(self, values: Tensor, ids: Tensor) -> Tensor:
+        return values.view(*ids.shape, *values.shape[ids.ndim :])
+
+    def gathers(self, states: Tensor, ids: Tensor) -> bool:
+        return True
 
 
 @cache

@@ -38,17 +38,9 @@ _ATOMS = (type(None), type(...), bool, int, float, complex, str, bytes)
 # Attributes of a class that say nothing about its instances, or that pydantic derives from others.
 _DERIVED = {*vars(type("", (), {})), "__annotations__", "__annotate_func__", "__annotations_cache__", "__signature__"}
 _DERIVED |= {"__abstractmethods__", "__doc__", "_abc_impl"}
-_CODE = (
-    "code",
-    "consts",
-    "names",
-    "varnames",
-    "freevars",
-    "cellvars",
-    "flags",
-    "exceptiontable",
-)  # of a code object, without its lines
-_CODE += ("argcount", "posonlyargcount", "kwonlyargcount")
+# Attributes of a code object: without its file and its lines.
+_CODE = ["code", "consts", "names", "varnames", "freevars", "cellvars", "flags", "exceptiontable"]
+_CODE += ["argcount", "posonlyargcount", "kwonlyargcount"]
 
 
 class Unidentified(Exception):

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from revisit.models.head import LARGEST_LOGIT, Projection, constant
+from revisit.models.head import LARGEST_LOGIT, LinearHead, constant
 from revisit.step import reference
 from revisit.step.interface import RESOLUTION, RowStates, Step, StepInput, StepOutput, to_device
 from revisit.step.rule import Rule
@@ -92,7 +92,7 @@ def merge(outputs: Sequence[StepOutput], parts: Sequence[Sequence[int]]) -> Step
 
 
 def refine_batch(
-    logits: Tensor, states: RowStates, head: Projection, rule: Rule, capacity: int, ended: Tensor | None = None
+    logits: Tensor, states: RowStates, head: LinearHead, rule: Rule, capacity: int, ended: Tensor | None = None
 ) -> StepOutput:
     """Take one step of all rows without waiting for the device; wrong for rows with more than `capacity` plausible tokens."""
     logp = log_probabilities(logits)
@@ -122,11 +122,12 @@ def finish(
     logits: Tensor,
     candidates: Candidates,
     states: RowStates,
-    head: Projection,
+    head: LinearHead,
     rule: Rule,
     written: Tensor | None = None,
 ) -> StepOutput:
     """Complete the step of all rows from their candidates."""
+    head = head if head.local else head.gathered(candidates.ids)  # once, for all slices of the states
     distances, xs = compare(candidates, states, head, rule)
     index, selected = select(distances, rule)  # (B, n)
     number = index.view(-1, states.rows_per_item, index.shape[1], 1)  # (I, c, n, 1)
@@ -138,8 +139,9 @@ def finish(
         x = mask(head.logits(chosen.view(*index.shape, -1), candidates.ids), candidates.inside[:, None])
     log_q = reference.log_softmax(x, False)  # finite, where log P is -inf too: 0 · log Q is 0
     log_q = log_q[:, 0] if index.shape[1] == 1 else mean(log_q, selected)  # (B, K)
-    adaptive = isinstance(rule.weight, str)
-    weights = reference.vision_weight(candidates.log_p, log_q, rule.weight) if adaptive else rule.weight
+    weights: Tensor | float = (
+        reference.vision_weight(candidates.log_p, log_q, rule.weight) if isinstance(rule.weight, str) else rule.weight
+    )
     fused = reference.fuse(candidates.log_p, log_q, rule.fusion, weights)
     if rule.once and written is not None:
         repeated = contains(written, candidates.ids, logits.shape[1])
@@ -168,7 +170,7 @@ def contains(written: Tensor, ids: Tensor, vocabulary: int) -> Tensor:
     return marks.scatter_(1, written.remainder(vocabulary + 1), True).gather(1, ids)
 
 
-def compare(candidates: Candidates, states: RowStates, head: Projection, rule: Rule) -> tuple[Tensor, Tensor | None]:
+def compare(candidates: Candidates, states: RowStates, head: LinearHead, rule: Rule) -> tuple[Tensor, Tensor | None]:
     """Return the distance of every vision state, and the masked logits of each item's states.  -> (B, N), (I, N, c, K)
 
     The distance is inf for padding and for states that cannot be selected. Large batches are compared in slices, whose

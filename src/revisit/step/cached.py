@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from revisit.models.head import LARGEST_LOGIT, Projection
+from revisit.models.head import LARGEST_LOGIT, LinearHead
 from revisit.step import reference
 from revisit.step.interface import RowStates, StepInput
 from revisit.step.rule import Rule
@@ -29,7 +29,7 @@ class CachedStep(reference.ReferenceStep):
 
     name = "torch"
 
-    def __init__(self, head: Projection, rule: Rule) -> None:
+    def __init__(self, head: LinearHead, rule: Rule) -> None:
         super().__init__(head, rule)
         self.columns: WeakKeyDictionary[RowStates, dict[int, Columns]] = WeakKeyDictionary()
 
@@ -47,7 +47,7 @@ class CachedStep(reference.ReferenceStep):
 class Columns:
     """The columns of one item; the system allocates only the part of the memory that is written."""
 
-    def __init__(self, states: Tensor, head: Projection, vocabulary: int, room: int) -> None:
+    def __init__(self, states: Tensor, head: LinearHead, vocabulary: int, room: int) -> None:
         self.states, self.head = states.float().contiguous(), head  # (n, d)
         capacity = min(COLUMNS, vocabulary, room // (4 * max(1, len(states))))
         self.store = torch.empty(capacity, len(states))

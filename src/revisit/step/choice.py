@@ -14,7 +14,7 @@ from torch import Tensor
 from revisit import settings
 from revisit.errors import RevisitError, unknown
 from revisit.models.devices import widest_float
-from revisit.models.head import LinearHead, Projection
+from revisit.models.head import LinearHead
 from revisit.step.batched import BatchedStep
 from revisit.step.cached import CachedStep
 from revisit.step.interface import RowStates, Step, StepInput
@@ -27,7 +27,7 @@ Implementation = Literal["reference", "torch", "triton"]
 @torch.no_grad()
 def refine_logits(
     states: Tensor | Sequence[Tensor],
-    head: Tensor | Projection,
+    head: Tensor | LinearHead,
     logits: Tensor,
     method: Rule | None = None,
     implementation: Implementation | None = None,
@@ -81,7 +81,7 @@ def withhold(scores: Tensor, logits: Tensor, withheld: Tensor) -> Tensor:
     return torch.where(left.amax(-1, keepdim=True) == -math.inf, plain, left)
 
 
-def choose(head: Projection, rule: Rule, device: torch.device, implementation: Implementation | None = None) -> Step:
+def choose(head: LinearHead, rule: Rule, device: torch.device, implementation: Implementation | None = None) -> Step:
     """Choose the step implementation for these settings.
 
     On a CPU, torch works row by row with a cache; the reference handles the full vocabulary and the rounding of the released code.
@@ -112,7 +112,7 @@ def choose(head: Projection, rule: Rule, device: torch.device, implementation: I
     return CachedStep(head, rule) if device.type == "cpu" else BatchedStep(head, rule)
 
 
-def supports(implementation: Implementation, head: Projection, rule: Rule, device: torch.device) -> bool:
+def supports(implementation: Implementation, head: LinearHead, rule: Rule, device: torch.device) -> bool:
     """Return whether an implementation is available on a device and supports the head and the settings."""
     if implementation not in get_args(Implementation):
         raise unknown("implementation", str(implementation), get_args(Implementation))
@@ -144,13 +144,13 @@ def without_triton(device: torch.device) -> str | None:
     return "it needs compute capability 8.0" if old else None
 
 
-def _check_shapes(items: Sequence[Tensor], head: Projection, logits: Tensor) -> None:
+def _check_shapes(items: Sequence[Tensor], head: LinearHead, logits: Tensor) -> None:
     """Raise RevisitError unless the shapes of states, head and logits match."""
     if not items or logits.ndim != 2 or not len(logits) or len(logits) % len(items):
         raise RevisitError(
             f"refine_logits: logits must be (B, V) with B a multiple of the {len(items)} items of the states, not {tuple(logits.shape)}."
         )
-    vocabulary, width = head.weight.shape if isinstance(head, LinearHead) else (logits.shape[1], items[0].shape[-1])
+    vocabulary, width = head.weight.shape
     if any(item.ndim != 2 or item.shape[1] != width for item in items) or logits.shape[1] > vocabulary:
         raise RevisitError(
             f"refine_logits: a head of shape ({vocabulary}, {width}) needs states (n, {width}) and at most {vocabulary} logits per row, "

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from revisit.models.head import Projection
+from revisit.models.head import LinearHead
 from revisit.step.rule import Rule
 
 # Shared by all implementations (see reference.py).
@@ -25,7 +25,7 @@ class Step:
 
     name: str  # of the implementation
 
-    def __init__(self, head: Projection, rule: Rule) -> None:
+    def __init__(self, head: LinearHead, rule: Rule) -> None:
         self.head, self.rule = head, rule
         self.buffers: dict[str, Tensor] = {}  # memory between kernels; steps that never run at once may share it
 

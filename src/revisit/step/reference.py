@@ -27,7 +27,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from revisit.models.head import LARGEST_LOGIT, Projection, constant
+from revisit.models.head import LARGEST_LOGIT, LinearHead, constant
 from revisit.step.interface import RESOLUTION, SOFT_TEMPERATURE, RowDetail, Step, StepInput, StepOutput
 from revisit.step.rule import Divergence, Fusion, Rule
 
@@ -39,7 +39,7 @@ CHUNK_NUMBERS = 1 << 23
 def refine_row(
     logits: Tensor,
     states: Tensor,
-    head: Projection,
+    head: LinearHead,
     rule: Rule,
     uniform: float = 0.0,
     written: Tensor | None = None,
@@ -148,7 +148,7 @@ def logit_divergence(log_p: Tensor, logits: Tensor, divergence: Divergence, mode
     return torch.where((logits.abs() < LARGEST_LOGIT).all(-1), values, math.nan)
 
 
-def all_divergences(log_p: Tensor, states: Tensor, head: Projection, ids: Tensor, rule: Rule) -> Tensor:
+def all_divergences(log_p: Tensor, states: Tensor, head: LinearHead, ids: Tensor, rule: Rule) -> Tensor:
     """Return the divergence of every vision token from the output distribution, computed in slices of bounded size.  -> (n,)"""
     parts = []
     for part in states.split(max(1, CHUNK_NUMBERS // len(ids))):

@@ -27,8 +27,9 @@ import contextlib
 import math
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,9 +38,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from revisit.models.head import HALF, LARGEST_LOGIT, LinearHead, Projection
+from revisit.models.head import HALF, LARGEST_LOGIT, LinearHead
 from revisit.step import reference
-from revisit.step.batched import BatchedStep
+from revisit.step.batched import COPIED, BatchedStep
 from revisit.step.interface import RowStates, Step, StepInput, StepOutput
 from revisit.step.rule import Rule
 
@@ -163,12 +164,15 @@ def mark(written, sizes, ids, marks, V, length, written_stride, TOKENS: tl.const
 
 
 @triton.jit
-def load_candidates(ids, log_p, row, start, k, V, TOKENS: tl.constexpr):
-    """Return whether places from `start` on hold a plausible token, and its id and log-probability."""
+def load_candidates(ids, log_p, starts, row, start, k, V, TOKENS: tl.constexpr):
+    """Return whether places from `start` on hold a plausible token, its row of the head, and its log-probability."""
     place = start + tl.arange(0, TOKENS)
     inside = place < k
     at = row.to(tl.int64) * V + place
-    return inside, tl.load(ids + at, mask=inside, other=0), tl.load(log_p + at, mask=inside, other=-INFINITY)
+    index = tl.load(ids + at, mask=inside, other=0).to(tl.int64)
+    if starts is not None:  # the head has the rows of the plausible tokens only
+        index = tl.where(inside, tl.load(starts + row) + place, 0)
+    return inside, index, tl.load(log_p + at, mask=inside, other=-INFINITY)
 
 
 @triton.jit
@@ -177,7 +181,7 @@ def multiply(
 ):  # fmt: skip
     """Return the logits of some states over some tokens, with float32 sums.  -> (states, tokens)"""
     x = tl.zeros((STATES, TOKENS), tl.float32)
-    row = token.to(tl.int64) * D
+    row = token * D
     for start in range(0, D, WIDTH):
         column = start + tl.arange(0, WIDTH)
         some = column < D
@@ -191,7 +195,7 @@ def multiply(
 
 @triton.jit(do_not_specialize=VARYING)
 def compare(
-    states, table, counts, sizes, ids, log_p, head, distances, normalizers, nearest, V, N, S, D, blocks, tiles, copies, sign,
+    states, table, counts, sizes, ids, log_p, starts, head, distances, normalizers, nearest, V, N, S, D, blocks, tiles, copies, sign,
     STATES: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Compute the divergence of a tile of states: `sign` times it, and inf for states that cannot be selected.
@@ -213,7 +217,7 @@ def compare(
     worst = tl.zeros((STATES,), tl.int32)
     x = tl.zeros((STATES, TOKENS), tl.float32)
     for start in range(0, k, TOKENS):
-        inside, token, _ = load_candidates(ids, log_p, row, start, k, V, TOKENS)
+        inside, token, _ = load_candidates(ids, log_p, starts, row, start, k, V, TOKENS)
         x = multiply(states, at, real, head, token, inside, D, STATES, TOKENS, WIDTH, WIDE)
         bad = inside[None, :] & ~(tl.abs(x) < LARGEST)  # NaN is not below
         worst = worst | tl.max(bad.to(tl.int32), 1)
@@ -225,7 +229,7 @@ def compare(
 
     jsd = tl.zeros((STATES,), tl.float32)
     for start in range(0, k, TOKENS):
-        inside, token, log_of_p = load_candidates(ids, log_p, row, start, k, V, TOKENS)
+        inside, token, log_of_p = load_candidates(ids, log_p, starts, row, start, k, V, TOKENS)
         if k > TOKENS:
             x = multiply(states, at, real, head, token, inside, D, STATES, TOKENS, WIDTH, WIDE)
         log_q = x - normalizer[:, None]
@@ -280,7 +284,7 @@ def select(
 
 @triton.jit(do_not_specialize=VARYING)
 def project(
-    states, table, sizes, ids, log_p, head, normalizers, chosen, chosen_count, log_q, V, N, S, D, blocks, neighbors,
+    states, table, sizes, ids, log_p, starts, head, normalizers, chosen, chosen_count, log_q, V, N, S, D, blocks, neighbors,
     TOKENS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Compute log Q, the mean of the distributions of the selected states."""
@@ -290,7 +294,7 @@ def project(
         return
     k = tl.load(sizes + row)
     for start in range(first * TOKENS, k, tl.num_programs(0) * TOKENS):
-        inside, token, _ = load_candidates(ids, log_p, row, start, k, V, TOKENS)
+        inside, token, _ = load_candidates(ids, log_p, starts, row, start, k, V, TOKENS)
         top = tl.full((TOKENS,), -INFINITY, tl.float32)
         total = tl.zeros((TOKENS,), tl.float32)
         for j in range(selected):
@@ -301,7 +305,7 @@ def project(
                 column = begin + tl.arange(0, WIDTH)
                 some = column < D
                 h = tl.load(states + (block * S + number % S) * D + column, mask=some, other=0.0)
-                at = token.to(tl.int64)[:, None] * D + column[None, :]
+                at = token[:, None] * D + column[None, :]
                 w = tl.load(head + at, mask=inside[:, None] & some[None, :], other=0.0)
                 terms += w.to(tl.float32) * h.to(tl.float32)[None, :]
             value = tl.sum(terms, 1) - tl.load(normalizers + row.to(tl.int64) * N + number)
@@ -500,8 +504,9 @@ def launches(
     rows: Tensor | None = None,
     gap: float = math.inf,
     written: Tensor | None = None,
+    gather: Callable[[Tensor], Tensor] | None = None,
 ) -> Iterator[Launch]:
-    """Yield the kernels of a step in order.
+    """Yield the kernels of a step in order; each must have been launched before the next one is taken.
 
     Args:
         logits: (·, V). Row b of the step is their row rows[b].
@@ -515,6 +520,7 @@ def launches(
         rows: (B,) integers; None for all rows in order.
         gap: How far below its logit the score of a token outside the plausible set is.
         written: (B, n) tokens generated so far, -1 for none; only `once` needs them.
+        gather: Returns the head's rows of token ids (n,), for heads that are split over several devices.
     """
     batch, vocabulary, (_, size, width) = len(states), logits.shape[1], states.states.shape
     parts, state_tiles = triton.cdiv(vocabulary, tiles.vocabulary), triton.cdiv(states.longest, tiles.states)
@@ -526,7 +532,7 @@ def launches(
         "scores": out.scores, "score_stride": out.scores.stride(0), "sizes": out.sizes, "applied": out.applied,
         "changed": out.changed, "state": out.states, "weights": out.weights, "log_alpha": math.log(rule.alpha), "gap": gap,
         "sign": -1.0 if rule.select == "max" else 1.0, "neighbors": rule.neighbors, "once": rule.once,
-        "weight": 1.0 if adaptive else rule.weight,
+        "weight": 1.0 if adaptive else rule.weight, "starts": None,
     }  # fmt: skip
     if rule.once and written is not None and written.shape[1]:
         values |= {"written": written, "length": written.shape[1], "written_stride": written.stride(0)}
@@ -543,6 +549,12 @@ def launches(
     yield launch(pack, parts, batch, TILE=tiles.vocabulary, TILES=few, warps=8)
     if values["marks"] is not None:
         yield launch(mark, triton.cdiv(values["length"], 128), batch, TOKENS=128)
+    if gather is not None:
+        inside = torch.arange(vocabulary, device=logits.device) < out.sizes[:, None]  # (B, V)
+        ids = buffers["ids"][: inside.numel()].view_as(inside)[inside]  # (n,); waits for the device
+        if len(ids) * width > COPIED:
+            raise TooManyRows
+        values |= {"head": gather(ids.long()), "starts": out.sizes.cumsum(0) - out.sizes}
     grid = (states.rows_per_item, state_tiles, batch // states.rows_per_item)
     sizes = {"STATES": tiles.states, "TOKENS": tiles.tokens, "WIDTH": tiles.width}
     yield launch(compare, *grid, **sizes, WIDE=INTERPRETED, warps=tiles.warps, stages=tiles.stages)
@@ -555,7 +567,11 @@ def launches(
 # -- the step ------------------------------------------------------------------------------------------------------
 
 
-def suits(head: Projection, rule: Rule) -> bool:
+class TooManyRows(Exception):
+    """Raised on all ranks alike if the gathered rows of a split head would take too much memory."""
+
+
+def suits(head: LinearHead, rule: Rule) -> bool:
     """Return whether the kernels support this head and these settings."""
     weight = head.plain_weight
     return (
@@ -575,10 +591,11 @@ class TritonStep(Step):
 
     name = "triton"
 
-    def __init__(self, head: Projection, rule: Rule) -> None:
+    def __init__(self, head: LinearHead, rule: Rule) -> None:
         super().__init__(head, rule)
         assert head.plain_weight is not None
         self.weight = head.plain_weight
+        self.gather = None if head.local else partial(head.rows, self.weight)
         self.torch = BatchedStep(head, rule)
         self.kernels: list[Any] = []  # of the last step, as they were compiled
 
@@ -587,12 +604,15 @@ class TritonStep(Step):
         if self.misfit(inputs):
             return self.torch.take(inputs)
         logits, states, _, ended, written = inputs
-        return self.launch(logits, states, torch.empty_like(logits), ended=ended, written=written)
+        try:
+            return self.launch(logits, states, torch.empty_like(logits), ended=ended, written=written)
+        except TooManyRows:
+            return self.torch.take(inputs)
 
     @torch.no_grad()
     def take_in_place(self, inputs: StepInput, rows: Tensor | None, gap: float) -> StepOutput:
-        if self.misfit(inputs):
-            return self.torch.take_in_place(inputs, rows, gap)
+        if self.gather is not None or self.misfit(inputs):
+            return super().take_in_place(inputs, rows, gap)
         logits, states = inputs.logits, inputs.states
         return self.launch(logits, states, logits, rows=rows, gap=gap, written=inputs.written)
 
@@ -607,7 +627,9 @@ class TritonStep(Step):
         applied, changed = (torch.empty(batch, dtype=torch.bool, device=device) for _ in range(2))
         out = StepOutput(scores, sizes, applied, changed, state, torch.empty(batch, device=device))
         with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-            steps = launches(logits, states, self.weight, self.rule, self.buffers, out, tiles, **options)
+            steps = launches(
+                logits, states, self.weight, self.rule, self.buffers, out, tiles, gather=self.gather, **options
+            )
             self.kernels = [launch.run() for launch in steps]
         return out
 
@@ -639,7 +661,7 @@ CLOSE = 0.05  # by how much scores may differ from the reference's
 _WORKS: dict[tuple[Any, ...], bool] = {}
 
 
-def works(head: Projection, rule: Rule, device: torch.device) -> bool:
+def works(head: LinearHead, rule: Rule, device: torch.device) -> bool:
     """Return whether the kernels compile and agree with the reference on a device.
 
     They were compiled for many GPUs and tested in Triton's interpreter, not on every device. So every variant takes a small step
@@ -654,11 +676,12 @@ def works(head: Projection, rule: Rule, device: torch.device) -> bool:
         rule.weight if isinstance(rule.weight, str) else "",
         rule.normalize,
         rule.once > 0,
+        head.local,
     )
     if key in _WORKS:
         return _WORKS[key]
     try:
-        problem = find_problem(vocabulary, dtype, rule, device)
+        problem = find_problem(vocabulary, dtype, rule, device, head.local)
     except torch.OutOfMemoryError:
         return False  # there may be room the next time
     except Exception as error:  # from the compiler, the driver or the device
@@ -675,7 +698,9 @@ def works(head: Projection, rule: Rule, device: torch.device) -> bool:
 
 
 @torch.no_grad()
-def find_problem(vocabulary: int, dtype: torch.dtype, rule: Rule, device: torch.device) -> str | None:
+def find_problem(
+    vocabulary: int, dtype: torch.dtype, rule: Rule, device: torch.device, local: bool = True
+) -> str | None:
     """Describe how a step differs from the reference's, with small and large tiles, into new scores and in place; None if not."""
     generator = torch.Generator().manual_seed(0)
     pool = torch.randn(4, 64, 64, generator=generator).to(device, dtype)
@@ -685,6 +710,8 @@ def find_problem(vocabulary: int, dtype: torch.dtype, rule: Rule, device: torch.
     plausible = torch.rand(ids.shape, generator=generator).to(device) * 8
     logits = torch.full((3, vocabulary), -100.0, device=device).scatter_(1, ids, plausible)
     written, step = ids[:, :40].contiguous() if rule.once else None, TritonStep(head, rule)
+    if not local:
+        step.gather = partial(head.rows, head.weight)
     want = reference.ReferenceStep(head, rule).take(StepInput(logits, states, written=written))
     for size, rows in ((1, None), (1 << 20, torch.arange(3, device=device))):
         scores = torch.empty_like(logits) if rows is None else logits.clone()

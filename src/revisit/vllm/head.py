@@ -24,8 +24,8 @@ class ShardedHead(LinearHead):
     total: int = 0  # token ids of all ranks
 
     @property
-    def plain_weight(self) -> Tensor | None:
-        return super().plain_weight if self.sum_over_ranks is None else None
+    def local(self) -> bool:
+        return self.sum_over_ranks is None
 
     @property
     def vocabulary(self) -> int:
