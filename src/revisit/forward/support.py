@@ -12,7 +12,7 @@ from revisit.errors import RevisitError
 from revisit.step.reference import CHUNK_NUMBERS
 
 if TYPE_CHECKING:
-    from revisit.models.head import Head, LinearHead
+    from revisit.models.head import LinearHead
     from revisit.models.spelling import Spelling
     from revisit.models.types import Model
 
@@ -32,14 +32,14 @@ def check_layer(model: Model, depth: int, chosen: int | None = None) -> int:
     return layer
 
 
-def logit_slices(head: Head | LinearHead, states: Tensor) -> Iterator[Tensor]:
+def logit_slices(head: LinearHead, states: Tensor) -> Iterator[Tensor]:
     """Yield the logits of states over the whole vocabulary in parts of bounded memory.  (n, d) -> (part, V)"""
     for part in states.to(head.device).split(max(1, CHUNK_NUMBERS // head.vocabulary)):
         yield head.all_logits(part)
 
 
 @torch.no_grad()
-def token_support(head: Head | LinearHead, states: Tensor, ids: Sequence[int]) -> dict[int, tuple[float, int]]:
+def token_support(head: LinearHead, states: Tensor, ids: Sequence[int]) -> dict[int, tuple[float, int]]:
     """Map each token to its support by the vision tokens' states (n, d), and the vision token that supports it most."""
     columns = torch.tensor(list(ids), device=head.device)
     parts = [(logits[:, columns] - logits.logsumexp(-1, keepdim=True)).exp() for logits in logit_slices(head, states)]
@@ -47,7 +47,7 @@ def token_support(head: Head | LinearHead, states: Tensor, ids: Sequence[int]) -
     return dict(zip(ids, zip(best.values.mean(0).tolist(), best.indices[0].tolist(), strict=True), strict=True))
 
 
-def name_support(head: Head | LinearHead, states: Tensor, spelling: Spelling) -> dict[str, float]:
+def name_support(head: LinearHead, states: Tensor, spelling: Spelling) -> dict[str, float]:
     """Return the support of each category by the vision tokens' states (n, d): the best of its names."""
     ids = sorted({token for tokens in spelling.first_tokens.values() for token in tokens})
     support = token_support(head, states, ids)

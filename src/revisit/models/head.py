@@ -52,7 +52,10 @@ class LinearHead:
     def all_logits(self, states: Tensor) -> Tensor:
         """Project states over the whole vocabulary, in at least float32.  (n, d) -> (n, V)"""
         raw = nn.functional.linear(states.to(self.weight.dtype), self.weight, self.bias)
-        raw = raw.to(torch.promote_types(raw.dtype, torch.float32))
+        return self.transformed(raw.to(torch.promote_types(raw.dtype, torch.float32)))
+
+    def transformed(self, raw: Tensor) -> Tensor:
+        """Return the logits for a raw product."""
         return raw if self.transform is None else self.transform(raw)
 
     def logits(self, states: Tensor, ids: Tensor, model_dtype: bool = False) -> Tensor:
@@ -148,19 +151,9 @@ class Head(LinearHead):
     def device(self) -> torch.device:
         return head_device(self.module)
 
-    @property
-    def vocabulary(self) -> int:
-        """The number of logits."""
-        return len(self.weight)
-
     def all_logits(self, states: Tensor) -> Tensor:
-        """Project states over the whole vocabulary, in at least float32.  (n, d) -> (n, V)"""
         raw = self.module(states)
         return self.transformed(raw.to(torch.promote_types(raw.dtype, torch.float32)))
-
-    def transformed(self, raw: Tensor) -> Tensor:
-        """Return the logits for the module's raw output."""
-        return raw if self.transform is None else self.transform(raw)
 
 
 def calibrated(module: nn.Module, text_config: Any, state: Tensor, logits: Tensor, what: str) -> Head:

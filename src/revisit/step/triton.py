@@ -668,7 +668,7 @@ def works(head: LinearHead, rule: Rule, device: torch.device) -> bool:
     on random numbers when it is chosen for the first time. If it fails, a warning is issued.
     """
     assert head.plain_weight is not None
-    vocabulary, dtype = len(head.plain_weight), head.plain_weight.dtype
+    vocabulary, dtype = head.vocabulary, head.plain_weight.dtype
     key = (
         device,
         dtype,
