@@ -14,7 +14,7 @@ from revisit.decoding.settings import Decoding
 from revisit.embedded.scenes import render, scene
 from revisit.methods import as_method
 from revisit.models.prompts import prepare
-from revisit.models.spelling import spelling_of
+from revisit.models.spelling import Place, spelling_of
 from revisit.words import WORDS, object_words
 
 FLOOR = 0.5
@@ -39,6 +39,12 @@ def named(text):
 
 def answers(method, images, **options):
     return decode(*tiny(), inputs(images), as_method(method, tiny()[0]), Decoding(max_new_tokens=64), **options)
+
+
+def test_a_token_beyond_the_tokenizer_ends_a_word_like_a_special_one():
+    spelling = spelling_of(tiny()[1].tokenizer, ReVisiT().names)
+    begun, _ = spelling.place(Place(), tiny()[1].tokenizer.encode("dog", add_special_tokens=False)[0])
+    assert spelling.place(begun, 10**6) == spelling.place(begun, tiny()[1].tokenizer.eos_token_id)
 
 
 def test_without_a_floor_nothing_changes():

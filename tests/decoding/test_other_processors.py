@@ -120,17 +120,18 @@ def test_a_row_without_any_token_of_the_method_has_the_models_scores(pair: Any, 
     torch.testing.assert_close(scores(pair, strict, [Users(only)], **options), plain, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["memvr", "vista", "pai", "revisit"])
-def test_a_users_processor_may_run_the_model(pair: Any, name: str) -> None:
-    """A plain call within a method's call is plain, and the method's call is as without it."""
+@pytest.mark.parametrize("name", ["memvr", "vista", "pai", "vaf", "revisit"])
+@pytest.mark.parametrize("inner", ["greedy", "pai"])
+def test_a_users_processor_may_run_the_model(pair: Any, name: str, inner: str) -> None:
+    """A call within a method's call is as without it, and so is the method's call."""
     model, processor = pair
-    inputs = prepare(processor, "Please describe this image in detail.", sample("usual").image())
-    wanted = model.generate(**inputs, max_new_tokens=6, do_sample=False)
+    other = prepare(processor, ["Is there a dog?"] * 2, [[sample("usual").image()]] * 2)
+    wanted = revisit.generate(model, **other, method=inner, max_new_tokens=6)
     within = []
 
     def asks(input_ids: Tensor, values: Tensor) -> Tensor:
         if len(within) < 2:
-            within.append(model.generate(**inputs, max_new_tokens=6, do_sample=False))
+            within.append(revisit.generate(model, **other, method=inner, max_new_tokens=6))
         return values
 
     options = {"do_sample": False, "max_new_tokens": 6}

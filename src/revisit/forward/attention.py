@@ -11,7 +11,7 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -21,7 +21,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMa
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from revisit.errors import RevisitError
-from revisit.forward.states import FORCE_EAGER, Pass, paused
+from revisit.forward.states import FORCE_EAGER, Pass, current_call, paused
 from revisit.models.head import multiply
 from revisit.models.parts import ModelParts, describe
 
@@ -148,6 +148,7 @@ class Watch:
     hook: AttentionHook
     layers: Collection[int] | None  # None for all
     of: Pass | None  # None for all rows
+    caller: object | None = field(default_factory=current_call)  # the call of generate that it belongs to; None for any
     # The last mask, the columns hidden in it, and the result: most layers of a forward share one mask.
     masks: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None)
 
@@ -157,6 +158,8 @@ class Watch:
         """Return the part of a layer's attention that the hook gets; None if it gets nothing."""
         layer = self.modules.get(id(module))
         if layer is None or (self.layers is not None and layer not in self.layers):
+            return None
+        if self.caller not in (None, current_call()):
             return None
         if self.of is None:
             return Call(layer, query, key, value, mask, **terms)

@@ -47,14 +47,15 @@ def hooks_paused() -> Iterator[None]:
 @contextlib.contextmanager
 def one_call() -> Iterator[None]:
     """Keep hooks of an outer call from acting within the context: a call of generate, or code of the user's within one."""
-    before, _thread_state.call = _call(), object()
+    before, _thread_state.call = current_call(), object()
     try:
         yield
     finally:
         _thread_state.call = before
 
 
-def _call() -> object | None:
+def current_call() -> object | None:
+    """Return what stands for the call of generate that runs in this thread; None outside any."""
     return getattr(_thread_state, "call", None)
 
 
@@ -93,7 +94,7 @@ class Hooks:
 
     def __init__(self, stack: ExitStack, *, of: Pass | None = None) -> None:
         self._of = of
-        self._thread, self._in = threading.get_ident(), _call()
+        self._thread, self._in = threading.get_ident(), current_call()
         self._handles: list[RemovableHandle] = []
         self._open = True
         FORCE_EAGER.begin()
@@ -186,7 +187,7 @@ class Hooks:
 
     def _applies(self) -> bool:
         contained = self._of is None or self._of.live is not None
-        own = threading.get_ident() == self._thread and self._in in (None, _call())
+        own = threading.get_ident() == self._thread and self._in in (None, current_call())
         return contained and own and not paused()
 
     def release(self) -> None:

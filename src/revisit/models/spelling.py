@@ -115,10 +115,11 @@ class Spelling:
 
     def _place(self, place: Place, token: int) -> tuple[Place, tuple[str, ...]]:
         """Return where a text ends after one more token, and the categories of the names that are known to be complete."""
-        text = place.start + self.texts[token]
-        if not self.texts[token]:  # a special token
+        own = self.texts[token] if token < len(self.texts) else ""  # a model's vocabulary may be padded
+        text = place.start + own
+        if not own:  # a special token
             return Place(), () if place.ended is None else (place.ended,)
-        continues = bool(re.match(r"\w", self.texts[token]))
+        continues = bool(re.match(r"\w", own))
         before = () if place.ended is None or continues else (place.ended,)
         found = [(form, end) for form, end in self._names_in(place, text) if end > len(place.start)]
         last = next((form for form, end in found if end == len(text)), None)
