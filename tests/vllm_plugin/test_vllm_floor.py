@@ -14,6 +14,7 @@ import vllm_worker
 
 import revisit
 from revisit.embedded.samples import SAMPLES
+from revisit.guard.rates import find_rate
 from revisit.methods import as_method
 from revisit.models.config import embedded_folder
 from revisit.models.prompts import chat_text, prepare
@@ -47,6 +48,7 @@ def request(scenes: list[int], settings: Any, **more: Any) -> dict[str, Any]:
 
 
 REQUESTS = [request([i % 3], settings) for i, settings in enumerate(SETTINGS * 2)]
+REQUESTS.append(request([2], {"risk": 0.2}, prompt="Please describe this image in detail.", max_tokens=96))
 REQUESTS += [request([], {"floor": 1.0}), request([0, 1], {"floor": 0.5}), request([0, 1], "greedy:floor=0.5")]
 
 
@@ -54,10 +56,10 @@ REQUESTS += [request([], {"floor": 1.0}), request([0, 1], {"floor": 0.5}), reque
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Run all engines, each in its own process; the compiled one has a compile cache of its own."""
     folder, (model, processor) = tmp_path_factory.mktemp("floor"), revisit.load("tiny")
-    texts = [chat_text(processor, PROMPT, [None] * count) for count in range(3)]
 
     def engine(name: str, requests: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-        written = [{"images": [], "text": texts[len(one["scenes"])], **one} for one in requests]
+        texts = [chat_text(processor, one.get("prompt", PROMPT), one["scenes"]) for one in requests]
+        written = [{"images": [], "text": text, **one} for one, text in zip(requests, texts, strict=True)]
         return {
             "name": name,
             "model": str(embedded_folder()),
@@ -82,17 +84,18 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def expected(runs: dict[str, Any], one: dict[str, Any]) -> list[int]:
     """Return the tokens of one request, alone, in transformers."""
     model, processor, settings = runs["model"], runs["processor"], one["revisit"]
-    if isinstance(settings, dict):
+    if isinstance(settings, dict) and "risk" in settings:
+        settings = find_rate(model, settings["risk"], None).decoding_method()
+    elif isinstance(settings, dict):
         settings = {"name": "revisit", **settings}
         settings["name"] = settings.pop("method", settings["name"])
     images = [list(SAMPLES.values())[number].image() for number in one["scenes"]]
-    given = prepare(processor, [PROMPT], [images] if images else None)
+    given = prepare(processor, [one.get("prompt", PROMPT)], [images] if images else None)
     method = as_method(settings, model) if images else None
     output: Any = revisit.generate(
-        model, **given, method=method, processor=processor, max_new_tokens=40, do_sample=False
+        model, **given, method=method, processor=processor, max_new_tokens=one["max_tokens"], do_sample=False
     )
-    tokens = output[0, given["input_ids"].shape[1] :].tolist()
-    return list(tokens)
+    return list(output[0, given["input_ids"].shape[1] :].tolist())
 
 
 @pytest.mark.parametrize("engine", ["whole", "chunked", "compiled"])

@@ -330,12 +330,13 @@ NGRAMS = SimpleNamespace(method="ngram")
         ({"speculative_config": SimpleNamespace(method="eagle3")}, "speculation other than"),
         ({"speculative_config": NGRAMS, "graphs": "FULL_AND_PIECEWISE"}, None),
         ({"speculative_config": NGRAMS, "graphs": "FULL_AND_PIECEWISE", "use_v2_model_runner": False}, "V1 runner"),
+        ({"speculative_config": SimpleNamespace(method="ngram", enable_adaptive_verification=True)}, "adaptive verif"),
         ({"kv_transfer_config": object()}, "KV transfer"),
         ({"context": 2}, "context parallelism"),
         ({"micro_batches": True}, "micro-batches"),
         ({"fast_prefill": True}, "fast prefills"),
         ({"stages": 2}, None),
-        ({"stages": 2, "kept": "all"}, "pipeline parallelism"),
+        ({"stages": 2, "layers": (1, 3)}, "pipeline parallelism"),
         ({"breakable": "1"}, "breakable CUDA graphs"),
         ({"breakable": "1", "eager": True}, None),
         ({"graphs": "FULL"}, "cudagraph_mode FULL"),
@@ -365,4 +366,4 @@ def test_options_with_inexact_results_raise_at_start(
         **{name: options[name] for name in (*names, "use_v2_model_runner")},
     )
     with pytest.raises(RevisitError, match=part) if part else nullcontext():
-        models.check_supported(config, options.get("kept", "last"))
+        models.check_supported(config, options.get("layers", (3,)))

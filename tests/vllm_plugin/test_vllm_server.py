@@ -30,6 +30,7 @@ from vllm_worker import SETTINGS
 
 import families
 from revisit import ReVisiT, generate
+from revisit.cli import engine_doctor
 
 pytestmark = pytest.mark.timeout(3000)
 TEXT = "What is this?"
@@ -59,7 +60,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]
     try:
         wait_for(f"http://127.0.0.1:{port}/health", process, folder / "log")
         client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0, timeout=600)
-        yield {"client": client, "model": model, "processor": processor}
+        yield {"url": str(client.base_url), "client": client, "model": model, "processor": processor}
     finally:
         process.terminate()
         process.wait(60)
@@ -149,3 +150,10 @@ def test_an_error_in_one_request_leaves_the_engine_alive(server: dict[str, Any])
         for i, other in enumerate(others):
             assert other.result() == expected(server, REFINED, seed=i)
     assert ask(server, {"revisit": '{"alpha": 1e-3}'}) == expected(server, REFINED)
+
+
+def test_the_doctor_finds_the_images_and_the_plugin(server: dict[str, Any]) -> None:
+    found = {check.name: check for check in engine_doctor.checks(server["url"], "tiny", None, None)}
+    assert engine_doctor.status([*found.values()]) == 0
+    assert found["image"].status == found["image tokens"].status == "PASS"
+    assert found["ReVisiT"].value == "the vLLM plug-in is active, and its settings reach the decoding"

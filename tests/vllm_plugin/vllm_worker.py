@@ -94,16 +94,19 @@ def watched_steps(states: bool) -> Iterator[dict[str, Any]]:
 
 
 def allow_any_mask() -> None:
-    """Let Triton's interpreter load with masks of whole numbers, as vLLM's n-gram kernel does and the compiler allows."""
+    """Let Triton's interpreter load and store with masks of whole numbers, as vLLM's kernels do and the compiler allows."""
     from triton.runtime.interpreter import InterpreterBuilder
 
-    load = InterpreterBuilder.create_masked_load
+    def with_any_mask(original: Any) -> Any:
+        def called(self: Any, *args: Any) -> Any:
+            mask = args[1 if original.__name__ == "create_masked_load" else 2]
+            mask.data = mask.data.astype(bool)
+            return original(self, *args)
 
-    def loaded(self: Any, ptrs: Any, mask: Any, *args: Any) -> Any:
-        mask.data = mask.data.astype(bool)
-        return load(self, ptrs, mask, *args)
+        return called
 
-    InterpreterBuilder.create_masked_load = loaded
+    for name in ("create_masked_load", "create_masked_store"):
+        setattr(InterpreterBuilder, name, with_any_mask(getattr(InterpreterBuilder, name)))
 
 
 def compile_models() -> None:

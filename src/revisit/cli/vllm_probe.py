@@ -4,49 +4,59 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import time
 from typing import Any
 
 from revisit.embedded.samples import SAMPLES
 from revisit.models import DESCRIBE
-from revisit.models.config import load_config, resolve
+from revisit.models.config import is_embedded, load_config, resolve
 from revisit.models.processors import load_processor
 from revisit.models.prompts import chat_text
 
 TOP_P = 0.8
+NEW = 32  # tokens of an answer
 
 
-def probe(model: str, layers: str | None, eager: bool) -> dict[str, Any]:
-    """Decode 8 plain requests and, with the plug-in, 8 refined ones and 96 refined ones that are sampled with top_p."""
+def probe(model: str, layers: str | None, eager: bool, rows: list[int]) -> dict[str, Any]:
+    """Decode plain requests and, with the plug-in, refined ones, some of them sampled with top_p; `rows` at a time are timed."""
     from vllm import LLM, SamplingParams
 
-    length = min(4096, load_config(resolve(model)).get_text_config().max_position_embeddings)
-    memory = {
-        "gpu_memory_utilization": 0.85,
-        "max_model_len": length,
-        "max_num_seqs": 128,
-    }  # the doctor itself holds some
-    llm = LLM(resolve(model), enforce_eager=eager, seed=0, limit_mm_per_prompt={"image": 1}, **memory)
+    length = load_config(resolve(model)).get_text_config().max_position_embeddings
+    # The doctor itself holds some memory. Rounding differs between batches, so a small model is decoded in float32.
+    limits = {"gpu_memory_utilization": 0.85, "max_model_len": min(4096, length), "max_num_seqs": max([128, *rows])}
+    dtype = "float32" if is_embedded(model) else "auto"
+    llm = LLM(resolve(model), dtype=dtype, enforce_eager=eager, seed=0, limit_mm_per_prompt={"image": 1}, **limits)
     processor = load_processor(model)
     text = chat_text(processor, DESCRIBE).removeprefix(getattr(processor.tokenizer, "bos_token", None) or "")
-    images = [sample.image() for sample in SAMPLES.values()]
-    prompts = [{"prompt": text, "multi_modal_data": {"image": image}} for image in images]
+    prompts = [{"prompt": text, "multi_modal_data": {"image": sample.image()}} for sample in SAMPLES.values()]
 
     def run(count: int, **options: Any) -> list[Any]:
-        parameters = SamplingParams(max_tokens=32, detokenize=False, **options)
+        parameters = SamplingParams(max_tokens=NEW, detokenize=False, **options)
         chosen = [prompts[number % len(prompts)] for number in range(count)]
         return [output.outputs[0] for output in llm.generate(chosen, parameters, use_tqdm=False)]
 
-    start = time.perf_counter()
-    result: dict[str, Any] = {"plain": tokens(run(8, temperature=0.0))}
+    def speed(count: int, **options: Any) -> float:
+        start = time.perf_counter()
+        run(count, temperature=0.0, ignore_eos=True, **options)
+        return count * NEW / (time.perf_counter() - start)
+
+    plain = run(8, temperature=0.0, logprobs=0)
+    result: dict[str, Any] = {
+        "plain": tokens(plain),
+        "logprobs": [[step[token].logprob for token, step in zip(o.token_ids, o.logprobs, strict=True)] for o in plain],
+        "exact": dtype == "float32",
+    }
     if layers is not None:
-        refined = {"revisit": {"layers": layers}}
-        result["refined"] = tokens(run(8, temperature=0.0, extra_args=refined))
-        sampled = run(96, temperature=1.0, top_p=TOP_P, logprobs=20, extra_args=refined)
-        result["outside_top_p"] = sum(map(tokens_outside, sampled))
-    count = sum(map(len, result["plain"] + result.get("refined", [])))
-    return {**result, "tokens_per_second": count / (time.perf_counter() - start)}
+        refined = {"extra_args": {"revisit": {"layers": layers}}}
+        result["refined"] = tokens(run(8, temperature=0.0, **refined))
+        interpreted = os.environ.get("TRITON_INTERPRET") == "1"  # which cannot run vLLM's kernel
+        sampled = [] if interpreted else run(96, temperature=1.0, top_p=TOP_P, logprobs=20, **refined)
+        result["outside_top_p"] = None if interpreted else sum(map(tokens_outside, sampled))
+        result["speeds"] = [(count, speed(count), speed(count, **refined)) for count in rows]
+        (result["steps"],) = llm.apply_model(lambda inner: dict(inner.revisit.counts))
+    return result
 
 
 def tokens(outputs: list[Any]) -> list[list[int]]:

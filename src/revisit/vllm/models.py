@@ -139,6 +139,10 @@ def check_supported(config: VllmConfig, layers: tuple[int, ...]) -> None:
             replayed,
             "speculation with whole-model graphs in the V1 runner (use cudagraph_mode PIECEWISE, or the V2 runner)",
         ),
+        (
+            getattr(drafter, "enable_adaptive_verification", False),
+            "adaptive verification (only the device counts the rows of a request)",
+        ),
         (config.kv_transfer_config, "KV transfer (states of tokens computed elsewhere are missing)"),
         (config.cache_config.kv_sharing_fast_prefill, "fast prefills over shared KV caches (they skip states)"),
         (
