@@ -63,7 +63,7 @@ CONTRASTIVE: dict[str, Method] = {
     "avisc": AvisC(),
 }
 OTHERS: dict[str, Method] = {
-    "plausible-only": PlausibleOnly(),
+    "plausible_only": PlausibleOnly(),
     "dola (low)": DoLa(layers="low"),
     "dola (high)": DoLa(layers="high"),
     "dola (one layer)": DoLa(layers=(2,)),

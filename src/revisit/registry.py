@@ -181,6 +181,7 @@ class Registry(Generic[S]):
         """Return the class with this name. The name never refers to a file, so names from a network are safe."""
         if name in self.registered:
             return self.registered[name]
+        name = self._spelled(name)
         if name in self.built_in:
             module, _, cls = self.built_in[name].partition(":")
             return getattr(importlib.import_module(module), cls)  # type: ignore[no-any-return]
@@ -196,6 +197,11 @@ class Registry(Generic[S]):
             ) from error
         self.check(cls, where)
         return self.registered.setdefault(name, cls)
+
+    def _spelled(self, name: str) -> str:
+        """Return a built-in name as the table spells it: with underscores."""
+        underscored = name.replace("-", "_")
+        return underscored if underscored in self.built_in else name
 
     def load(self, text: str) -> type[S]:
         """Return the class with a name, or load and register `path/to/file.py:Class`."""
@@ -218,7 +224,7 @@ class Registry(Generic[S]):
     def parse(self, entry: str | Mapping[str, object]) -> tuple[str, dict[str, Any]]:
         """Split an entry into (name, settings); a class from a file is registered under its own name."""
         name, settings = parse_entry(entry, self.kind)
-        return (str(self.load(name).name) if ".py" in name else name), settings  # type: ignore[attr-defined]
+        return (str(self.load(name).name) if ".py" in name else self._spelled(name)), settings  # type: ignore[attr-defined]
 
     def parse_list(self, entries: object) -> list[tuple[str, dict[str, Any]]]:
         """Split a list into entries, and each entry into (name, settings)."""
@@ -281,8 +287,9 @@ def parse_entry(entry: str | Mapping[str, object], kind: str = "method") -> tupl
     if not name.strip():
         raise RevisitError(f"A {kind} needs a name before its settings, as in name:key=value, not {short(entry)}.")
     if "," in name:
+        each = " ".join(f"--{kind} {part.strip()}" for part in entry.split(",", 2)[:2] if part.strip())
         hint = " (in a chain, use semicolons)" if kind == "method" else ""
-        raise RevisitError(f"{short(entry)} lists several {kind}s: pass each {kind} separately{hint}.")
+        raise RevisitError(f"{short(entry)} lists several {kind}s: pass each separately, as in {each}{hint}.")
     assignments = _split(entry[len(name) + 1 :])
     file = {}
     if kind == "benchmark" and assignments[0] and "=" not in assignments[0]:  # yesno:questions.jsonl

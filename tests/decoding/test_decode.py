@@ -148,7 +148,7 @@ def test_draws_need_no_float64_where_a_device_has_none(monkeypatch: pytest.Monke
 def test_sampling_falls_back_to_the_model_if_the_plausible_token_is_banned() -> None:
     """No token is repeated, although the only plausible token often is banned by `no_repeat_ngram_size`."""
     inputs = inputs_of(0)
-    method = methods.get("plausible-only", alpha=1.0)
+    method = methods.get("plausible_only", alpha=1.0)
     how = [Decoding(max_new_tokens=40, temperature=1.0)]
     found = decode(*loaded(), inputs, method, how, no_repeat_ngram_size=1)[0].tokens
     assert len(set(found)) == len(found) > 5

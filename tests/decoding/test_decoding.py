@@ -509,6 +509,6 @@ def test_nan_in_an_ended_row_or_from_the_model_itself_raises_nothing() -> None:
         lambda _module, _args, logits: logits.index_fill(0, torch.tensor(1), torch.nan)
     )
     try:
-        assert len(decode("llava", batch("llava", [0, 1]), "plausible-only")) == 2
+        assert len(decode("llava", batch("llava", [0, 1]), "plausible_only")) == 2
     finally:
         hook.remove()

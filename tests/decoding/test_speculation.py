@@ -78,7 +78,7 @@ def test_the_embedded_model_needs_fewer_forwards_for_the_same_caption() -> None:
 
 @pytest.mark.parametrize(
     "method",
-    ["greedy", "plausible-only", "flb:decay=1.0", ReVisiT(select="random"), Chain(["plausible-only", METHOD])],
+    ["greedy", "plausible_only", "flb:decay=1.0", ReVisiT(select="random"), Chain(["plausible_only", METHOD])],
     ids=str,
 )
 def test_other_methods_without_state_speculate(method: Any) -> None:

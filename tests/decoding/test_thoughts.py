@@ -129,7 +129,7 @@ def test_every_method_leaves_the_logits_outside_its_phase_or_raises(name: str) -
 
 
 def test_links_of_a_chain_have_their_own_phases() -> None:
-    method = Chain(["plausible-only:phase=answer", ReVisiT(phase="thought")])
+    method = Chain(["plausible_only:phase=answer", ReVisiT(phase="thought")])
     _, _, trace = run(method, ["generated"])
     assert [link.rows[0].outside for link in trace.links] == [3, 3]
     assert method.settings()["methods"][0]["phase"] == "answer"

@@ -28,7 +28,7 @@ pytestmark = [
 ]
 FAMILIES = ("llava", "qwen2_5_vl")
 METHODS = [
-    *("greedy", "plausible-only", "revisit", "dola", "deco", "vcd", "m3id", "icd", "sid", "avisc", "pai", "ritual"),
+    *("greedy", "plausible_only", "revisit", "dola", "deco", "vcd", "m3id", "icd", "sid", "avisc", "pai", "ritual"),
     *("flb", "middle_layers", "vaf", f"sadt:words=[{','.join('abcdefghijklmnopqrstuvwxyz0123456789!:;')}]"),
     *("vista", "memvr:threshold=0.8", "only", "opera:beams=2,candidates=2"),
     "code:description_tokens=8",

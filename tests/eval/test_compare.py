@@ -98,11 +98,22 @@ def table() -> Comparison:
 def test_markdown(table: Comparison) -> None:
     text = section_markdown(comparison_sections([table])[0])
     assert "| Method | F1 ↑ | CHAIR_i ↓ |" in text
-    assert "| greedy | <u>80.0</u> [78.0, 82.0] | <u>10.0</u> |" in text
-    assert "| revisit | **85.0** | **7.0** [6.0, 8.0] |" in text
+    assert "| greedy | 80.0 [78.0, 82.0] | 10.0 |" in text
+    assert "| revisit | 85.0 | **7.0** [6.0, 8.0] |" in text  # only differences that were tested are bold
     assert "| <b> | 10.0 | - |" in text
     assert r"| revisit | – | −3.0 [−4.0, −2.0] p 8.00e-04\*\*\* |" in text
     assert "a note" in text
+
+
+def test_columns_of_numbers_are_divided_among_tables_that_fit(table: Comparison) -> None:
+    shown = Console(force_terminal=True, width=30, color_system=None)
+    with shown.capture() as drawn:
+        for section in comparison_sections([table]):
+            print_section(section, shown)
+    lines = drawn.get().splitlines()
+    assert sum(" Method" in line for line in lines) == 2
+    assert any("[78.0, 82.0]" in line for line in lines)
+    assert any("[6.0, 8.0]" in line for line in lines)
 
 
 def test_the_verdict_is_about_the_main_metric(table: Comparison) -> None:

@@ -50,7 +50,7 @@ def test_the_other_controls() -> None:
 
 
 def test_the_note_on_controls_by_hand() -> None:
-    greedy, revisit, only = MethodId("greedy"), MethodId("revisit"), MethodId("plausible-only")
+    greedy, revisit, only = MethodId("greedy"), MethodId("revisit"), MethodId("plausible_only")
     blind, noise = (MethodId("greedy", control=control) for control in CONTROLS[:2])
     values = {greedy: 0.8, revisit: 0.85, MethodId("vcd"): 0.81, blind: 0.6, noise: 0.82}
     assert control_note(values, ACCURACY, greedy) == (
@@ -80,7 +80,7 @@ def test_a_blind_model_scores_the_same_with_every_image(tmp_path: Path) -> None:
     answers = [
         {log.spec.method: {a.id: a.text for a in log.answers.values()} for log in logs} for logs in (blind, seeing)
     ]
-    assert set(answers[0]) == {"greedy", "plausible-only", *(f"greedy [{control}]" for control in CONTROLS)}
+    assert set(answers[0]) == {"greedy", "plausible_only", *(f"greedy [{control}]" for control in CONTROLS)}
     for control in CONTROLS[1:]:
         assert answers[0][f"greedy [{control}]"] == answers[0]["greedy"]
         assert answers[1][f"greedy [{control}]"] != answers[1]["greedy"]

@@ -162,9 +162,9 @@ class Operations(TorchDispatchMode):
 
 def test_counters_over_the_vocabulary_are_computed_for_a_trace_only() -> None:
     with Operations() as without:
-        decode("plausible-only")
+        decode("plausible_only")
     with Operations() as with_trace:
-        decode("plausible-only", trace=Trace())
+        decode("plausible_only", trace=Trace())
     assert without.counts["argmax"] == NEW  # transformers' own choice
     assert with_trace.counts["argmax"] == 3 * NEW
 

@@ -83,7 +83,7 @@ def test_one_forward_for_both_branches_equals_one_each(family: str, name: str, h
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
-    "name", ["dola", "deco", "plausible-only", "chain", "flb", "middle_layers", "vaf", "sadt", "vista", "only"]
+    "name", ["dola", "deco", "plausible_only", "chain", "flb", "middle_layers", "vaf", "sadt", "vista", "only"]
 )
 @pytest.mark.parametrize("how", [{"do_sample": True}, {"num_beams": 3}], ids=["sampling", "beams"])
 def test_other_methods_sample_and_search(family: str, name: str, how: dict[str, Any]) -> None:
@@ -323,14 +323,14 @@ def test_every_method_is_described(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["revisit", "vcd", "plausible-only", "dola"])
+@pytest.mark.parametrize("name", ["revisit", "vcd", "plausible_only", "dola"])
 @pytest.mark.parametrize("sample", [False, True])
 def test_a_banned_plausible_set_falls_back_to_the_model(name: str, sample: bool) -> None:
     """If the only plausible token is banned, the step is decoded plainly and does not return token 0."""
     strict: dict[str, Method] = {
         "revisit": revisit.ReVisiT(alpha=1.0),
         "vcd": VCD(beta=1.0),
-        "plausible-only": revisit.PlausibleOnly(alpha=1.0),
+        "plausible_only": revisit.PlausibleOnly(alpha=1.0),
         "dola": DoLa(relative_top=1.0),
     }
     inputs = single("qwen2_5_vl", 0)

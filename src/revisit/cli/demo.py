@@ -8,8 +8,6 @@ from typing import Literal
 
 import typer
 
-from revisit.eval.report.document import Cell, Table
-from revisit.eval.report.terminal import print_table
 from revisit.io.files import inside, make_folder, write_bytes
 from revisit.models import DESCRIBE, photo
 
@@ -30,6 +28,7 @@ def demo(
 
     from PIL import Image
     from rich.console import Console
+    from rich.text import Text
 
     from revisit import ask
     from revisit.embedded.samples import sample
@@ -44,12 +43,15 @@ def demo(
     image.save(stored := io.BytesIO(), "PNG")
     write_bytes(inside(folder, "demo.png"), stored.getvalue())
     answer = ask(model, image, compare_with="greedy", objects=nouns, max_new_tokens=128)
-    console = Console()
+    console = Console(highlight=False)
     console.print(f"\nThe image ({output / 'demo.png'}) shows: [bold]{', '.join(nouns)}[/] (place: {place}).\n")
-    rows = [
-        (Cell(a.trace.name, 1, a.trace.label[len(a.trace.name) + 1 :]), a.text) for a in reversed(answer.page.answers)
-    ]
-    print_table(Table(("decoding", f"“{DESCRIBE}”"), rows, "", left=2), console)
+    console.print(f"“{DESCRIBE}”\n")
+    absent = [other.strip() for *_, other in answer.changed if other.strip() not in nouns]
+    for told in reversed(answer.page.answers):
+        text = Text.assemble((f"{told.trace.label}: ", "bold"), told.text)
+        text.highlight_words(absent, "red")
+        console.print(text)
+    console.print()
     for step, token, other in answer.changed:
         console.print(f"Step {step}: [bold]{token.strip()}[/] instead of {other.strip()}")
     written = answer.page.write(inside(folder, "demo.html"), title="ReVisiT demo")

@@ -86,9 +86,10 @@ def doctor(
         options.print_json({"machine": machine, "warnings": warnings, "model": facts, "problems": problems})
     else:
         if facts is not None:
-            options.print_facts(str(model), facts.items())
             for reason in problems or ["ReVisiT can be used with this model."]:
                 print(f"{'✗' if problems else '✓'} {reason}")
+            print()
+            options.print_facts(str(model), facts.items())
             print()
         options.print_facts("This machine", machine.items())
         for warning in warnings:

@@ -63,7 +63,7 @@ def evaluate(
     controls: bool = typer.Option(
         False,
         "--controls",
-        help="Also run plausible-only, and greedy decoding without the image, with noise, and with another item's image.",
+        help="Also run plausible_only, and greedy decoding without the image, with noise, and with another item's image.",
     ),
     only_visual: bool = typer.Option(
         False, "--only-visual", help="Skip items that greedy decoding answers correctly without the image."

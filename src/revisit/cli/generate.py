@@ -254,6 +254,8 @@ class Job:
                     options.print_json(self.line(group, hash, (answer, frames)))
                 else:
                     print(f"{name}: {answer.text}" if several else answer.text, flush=True)
+                    for other in told.answers[1:] if html is not None else ():
+                        print(f"{other.trace.label}: {other.text}", flush=True)
                 if answer.unclosed:
                     advice = f"the thought did not end within {self.decoding.max_new_tokens} tokens; use a larger --max-new-tokens."
                     print(f"No answer: {advice}", file=sys.stderr)

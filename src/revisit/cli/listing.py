@@ -20,6 +20,7 @@ from revisit.eval.report.document import Table
 from revisit.eval.report.terminal import print_table
 from revisit.io.records import Fields
 from revisit.models import DESCRIBE, families
+from revisit.registry import MAX_SEED
 
 if TYPE_CHECKING:
     from revisit.decoding.method import Method
@@ -58,7 +59,9 @@ def _allowed(schema: Fields) -> str:
         return f"{kind} of {_allowed(schema['items'])}"
     signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<="}
     bounds = ", ".join(
-        f"{sign} {schema[key]:{',' if kind == 'integer' else ',.9g'}}" for key, sign in signs.items() if key in schema
+        f"{sign} {schema[key]:{',' if kind == 'integer' else ',.9g'}}"
+        for key, sign in signs.items()
+        if key in schema and schema[key] != MAX_SEED
     )
     return f"{kind} {bounds}".rstrip()
 
@@ -116,7 +119,8 @@ def methods(
         return
     if not name:
         columns = {"name": "method", "summary": "what it does", "cost": "cost per token", "source": "source"}
-        _list((_method(METHODS.find(known)) for known in METHODS.names()), columns, as_json)
+        known = sorted(METHODS.names(), key=lambda known: known != "revisit")
+        _list((_method(METHODS.find(name)) for name in known), columns, as_json)
         return
     row = _method(METHODS.load(name))
     first = "".join(f":{entry['name']}={value_text(entry['default'])}" for entry in row["settings"][:1])

@@ -51,9 +51,11 @@ def print_json(value: object, indent: int | None = None) -> None:
 
 def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
     """Print names with their values, one per line."""
+    rows = list(facts)
+    width = max((len(name) for name, _ in rows), default=0)
     print(f"{title}\n")
-    for name, value in facts:
-        print(f"{name}: {value}")
+    for name, value in rows:
+        print(f"{name:<{width}}  {value}")
 
 
 def chosen_method(text: str, assignments: list[str]) -> tuple[str, Fields]:

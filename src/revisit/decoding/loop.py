@@ -7,6 +7,7 @@ or a loop of its own (`Method.decode`). Nothing in transformers is patched.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from traceback import walk_tb
@@ -34,7 +35,7 @@ from revisit.decoding.processors import OtherProcessors
 from revisit.decoding.recorder import EndedRows, Recorder
 from revisit.decoding.speculation import Speculation
 from revisit.decoding.trace import Trace
-from revisit.errors import RevisitError, brief
+from revisit.errors import RevisitError, brief, did_you_mean
 from revisit.forward.adapters import follow_rows
 from revisit.forward.contrast import Contrasted
 from revisit.forward.passes import Passes, advance
@@ -359,6 +360,10 @@ def _translate_errors(model: Model, config: GenerationConfig) -> Iterator[None]:
 
 def wrong_arguments(error: Exception) -> RevisitError:
     """Return the error for arguments that transformers does not accept."""
+    if unused := re.search(r"not used by the model: (\[.*?\])", str(error)):
+        names = re.findall(r"'(\w+)'", unused[1])
+        hint = did_you_mean(names[0], ("method", "trace", *GenerationConfig().to_dict()))
+        return RevisitError(f"generate has no argument {' or '.join(map(repr, names))}.{hint}")
     return RevisitError(
         f"transformers cannot generate with these arguments, or with the model's generation_config.json: {brief(error)}"
     )

@@ -28,7 +28,7 @@ NO_IMAGE, NO_VIDEO = "no image", "no video"
 ONLY_VISUAL = "only visual"  # subset: items that plain decoding does not answer correctly without the image
 CONTROLS = (NO_IMAGE, "noise image", "other image")
 VIDEO_CONTROLS = (NO_VIDEO, "one frame", "shuffled frames")
-REQUIRED_METHODS = ("greedy", "plausible-only")  # added to every run with controls
+REQUIRED_METHODS = ("greedy", "plausible_only")  # added to every run with controls
 
 
 def controls_of(items: Sequence[Item]) -> tuple[str, ...]:
@@ -117,7 +117,7 @@ def control_note(values: Mapping[MethodId, float], metric: Metric, baseline: Met
     if sign * (known[baseline] - known[blind]) <= 0:
         note += ", so this run shows the plumbing, not a method"
     gains = {method: sign * (value - known[baseline]) for method, value in known.items() if method != baseline}
-    controls = {method for method in gains if method.control or method.name == "plausible-only"}
+    controls = {method for method in gains if method.control or method.name == "plausible_only"}
     largest = max(0.0, *(gains[method] for method in controls))
     compared = [
         f"{method} {'gains' if gains[method] > largest else 'does not gain'} more than every control"

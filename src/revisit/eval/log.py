@@ -398,7 +398,9 @@ def read_logs(folder: str | Path) -> list[Log]:
         except RevisitError as error:  # one damaged log does not hide the others
             logger.warning("%s", error)
     if not logs:
-        raise RevisitError(f"{folder} has no logs: give the --out folder of `revisit eval`.")
+        runs = (path.parent for path in sorted(folder.glob(f"*/{LOGS}")))
+        example = next((f", for example {run}" for run in runs), "")
+        raise RevisitError(f"{folder} has no logs: give the --out folder of `revisit eval`{example}.")
     newest = {log.spec.similar: log for log in sorted(logs, key=lambda log: (log.request.number, log.request.time))}
     return sorted(newest.values(), key=lambda log: log.requests[0].time)
 

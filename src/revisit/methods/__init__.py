@@ -21,7 +21,7 @@ BUILT_IN = {
     "only": "revisit.methods.only:ONLY",
     "opera": "revisit.methods.opera:OPERA",
     "pai": "revisit.methods.pai:PAI",
-    "plausible-only": "revisit.methods.plausible_only:PlausibleOnly",
+    "plausible_only": "revisit.methods.plausible_only:PlausibleOnly",
     "revisit": "revisit.methods.revisit:ReVisiT",
     "ritual": "revisit.methods.ritual:RITUAL",
     "sadt": "revisit.methods.sadt:SADT",

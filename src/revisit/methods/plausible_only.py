@@ -22,7 +22,7 @@ class PlausibleOnly(Method):
 
     alpha: PositiveShare = 0.1
 
-    name = "plausible-only"
+    name = "plausible_only"
     summary = "a control: only the plausibility constraint of the other methods"
     cost = "1 forward"
     source = "Li et al., Contrastive Decoding, arXiv:2210.15097 (the constraint)"

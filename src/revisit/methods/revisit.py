@@ -61,7 +61,7 @@ class ReVisiT(Rule, Method):
 
     name = "revisit"
     summary = "refine by the vision token that agrees most with the output distribution"
-    cost = "1.0×, no extra forward"
+    cost = "1 forward; head columns of the plausible tokens for every vision token"
     source = "Cho et al., ReVisiT, arXiv:2506.09522"
     released: ClassVar[dict[str, Any]] = {"divergence": "official", "normalize": False, "precision": "model"}
     speculative = True

@@ -34,7 +34,7 @@ CSV_COLUMNS = (
 )
 
 LEGEND = (
-    "Best in bold, second underlined. Brackets: 95 % intervals. Differences are to the baseline on the same items: a two-sided "
+    "Bold: significantly better than the baseline. Brackets: 95% intervals. Differences are to the baseline on the same items: a two-sided "
     "permutation test, p-values corrected by Holm over the tests of a table, and bootstrap intervals widened by the same correction. "
     "With few items the two can disagree; the test takes precedence. * p below 0.05, ** below 0.01, "
     "*** below 0.001. `revisit compare --out FILE.csv` also writes the uncorrected p."
@@ -146,7 +146,10 @@ def ranked(logs: Sequence[Log], metric: Metric, intervals: bool = False) -> list
 
 
 def tables_of(table: Comparison) -> list[Block]:
-    """Build the tables of a comparison: the values, and the differences to the baseline with their tests."""
+    """Build the tables of a comparison: the values, and the differences to the baseline with their tests.
+
+    Values that are significantly better than the baseline's have rank 1.
+    """
     title, names = f"{benchmarks.title(table.benchmark)}, {table.title}", short_names(table.values)
     heads, base = [heading(metric) for metric in table.metrics], table.baseline
     caption = " ".join((f"{title} ({table.scorer}, n = {table.n}).", *table.notes)) + footnotes(names)
@@ -172,7 +175,10 @@ def published_tables(table: Comparison) -> list[Block]:
     values, *differences = (block for block in tables_of(replace(table, metrics=metrics)) if isinstance(block, Table))
     label = "tab:" + anchor(f"{table.benchmark} {table.title}")
     title, names = f"{benchmarks.title(table.benchmark)}, {table.title}", short_names(table.values)
-    rows = [[replace(cell, small="") if isinstance(cell, Cell) else cell for cell in row] for row in values.rows]
+    rows: list[list[Cell | str]] = [
+        [names[method], *(replace(_value_cell(m, found[m.name]), small="", rank=found[m.name].rank) for m in metrics)]
+        for method, found in table.values.items()
+    ]
     caption = f"{title}: {table.n} items; best in bold, second underlined.{footnotes(names)}"
     note = f"{title}: difference from {table.baseline}, with intervals and p-values corrected by Holm."
     return [
@@ -185,7 +191,7 @@ def _value_cell(metric: Metric, value: Value) -> Cell:
     """Format a value with its interval, and its standard deviation if there are several seeds."""
     std = "" if math.isnan(value.std) else f" ± {value.std * metric.show:.{metric.decimals}f}"
     bounds = "" if math.isnan(value.low) else f"[{metric.text(value.low)}, {metric.text(value.high)}]"
-    return Cell(metric.text(value.value) + std, value.rank, bounds)
+    return Cell(metric.text(value.value) + std, int(change(metric, value) == "improves"), bounds)
 
 
 def _difference_cell(metric: Metric, value: Value) -> Cell:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text as Styled
@@ -26,21 +29,37 @@ def print_section(section: Section, console: Console | None = None) -> None:
 
 
 def print_table(table: Table, console: Console | None = None) -> None:
-    """Print a table under its caption, with the best values in bold and the second underlined."""
+    """Print a table under its caption, in several parts if it is too wide."""
     console = console or Console()
     if not console.is_terminal:
         print(table_markdown(table) + "\n", file=console.file)
         return
     if table.caption:
         console.print(table.caption, markup=False, highlight=False, style="dim")
-    drawn = RichTable(box=SIMPLE_HEAD, padding=0)
-    for number, (group, head) in enumerate(grouped_heads(table)):
-        title = f"{group}\n{head}" if group else head
-        drawn.add_column(title, justify="left" if number < table.left else "right", overflow="fold")
-    for row in table.rows:
-        drawn.add_row(*map(_cell, row))
-    if table.rows:
+    if not table.rows:
+        return
+    heads = [Styled(f"{group}\n{head}" if group else head) for group, head in grouped_heads(table)]
+    columns = [[head, *map(_cell, cells)] for head, cells in zip(heads, zip(*table.rows, strict=True), strict=True)]
+    for part in _parts(columns, table.left, console.width):
+        drawn = RichTable(box=SIMPLE_HEAD, padding=0)
+        for number in part:
+            left = number < table.left
+            drawn.add_column(heads[number], justify="left" if left else "right", no_wrap=not left, overflow="fold")
+        for row in range(1, 1 + len(table.rows)):
+            drawn.add_row(*(columns[number][row] for number in part))
         console.print(drawn)
+
+
+def _parts(columns: Sequence[Sequence[Styled]], left: int, width: int) -> Iterator[list[int]]:
+    """Divide columns of numbers among tables that fit into a width; the columns on the left begin each of them."""
+    widths = [2 + max(cell_len(line) for cell in column for line in cell.plain.split("\n")) for column in columns]
+    first, part = list(range(left)), list[int]()
+    for number in range(left, len(columns)):
+        if part and sum(widths[other] for other in (*first, *part, number)) > width:
+            yield first + part
+            part = []
+        part.append(number)
+    yield first + part
 
 
 def _cell(cell: Cell | str) -> Styled:
