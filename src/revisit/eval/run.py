@@ -135,19 +135,12 @@ def run(
             methods = config.methods_for(name)
             if (rate := config.rate_for(name)) is not None:
                 reporter.note(promise(config, rate, engine, methods, benchmarks))
-            if config.only_visual:
-                subsets = [
-                    visual_items(config, engine, methods, *benchmark, numbers, reporter) for benchmark in benchmarks
-                ]
-            else:
-                subsets = [items for _, items in benchmarks]
-            for (benchmark, items), subset in zip(benchmarks, subsets, strict=True):
+            for benchmark, items in benchmarks:
+                make = partial(make_job, config, engine, numbers, benchmark)
+                subset = visual_items(config, make, methods, items, reporter) if config.only_visual else items
                 for method, control, shown in conditions(methods, subset, config.controls):
                     for seed in config.all_seeds:  # all logs are on disk before the first answer
-                        excluded = len(items) - len(subset)
-                        jobs.append(
-                            make_job(config, engine, benchmark, method, shown, seed, numbers, control, excluded)
-                        )
+                        jobs.append(make(method, shown, seed, control, len(items) - len(subset)))
                         with jobs[-1].log() as log:
                             missing += len(log.missing(jobs[-1].items))
             if len(config.models) > 1:
@@ -205,11 +198,11 @@ def plain(methods: Sequence[Method]) -> Method:
 def make_job(
     config: EvalConfig,
     engine: Engine,
+    numbers: Mapping[str, int],
     benchmark: Benchmark,
     method: Method,
     items: list[Item],
     seed: int,
-    numbers: Mapping[str, int],
     control: str = "",
     excluded: int = 0,
 ) -> Job:
@@ -227,23 +220,17 @@ def make_job(
 
 
 def visual_items(
-    config: EvalConfig,
-    engine: Engine,
-    methods: Sequence[Method],
-    benchmark: Benchmark,
-    items: list[Item],
-    numbers: Mapping[str, int],
-    reporter: Reporter,
+    config: EvalConfig, make: Callable[..., Job], methods: Sequence[Method], items: list[Item], reporter: Reporter
 ) -> list[Item]:
     """Return the items that plain decoding does not answer correctly without the image, under the first seed."""
-    control, seed = controls_of(items)[0], config.all_seeds[0]
-    job = make_job(config, engine, benchmark, plain(methods), controlled(items, control), seed, numbers, control)
+    control = controls_of(items)[0]
+    job = make(plain(methods), controlled(items, control), config.all_seeds[0], control)
     with job.log() as log:
         answer(job, log, config.batch_size, reporter)
     assert log.scores is not None
     verdicts = {id: log.scores.verdict(id) for id in log.scores.items}
     if not all(text for text, _ in verdicts.values()):
-        raise RevisitError(f"--only-visual needs items that are scored one by one, unlike {benchmark.title}'s.")
+        raise RevisitError(f"--only-visual needs items that are scored one by one, unlike {job.benchmark.title}'s.")
     visual = [item for item in items if item.id not in verdicts or verdicts[item.id][1]]  # failed items stay
     if not any(item.id in verdicts for item in visual):
         raise RevisitError(f"{log.title}: all items are answered correctly, so no visual item is left.")

@@ -102,7 +102,7 @@ def test_missing_and_damaged_annotation_files_raise(tmp_path: Path):
         get("chair").load(tmp_path)
     _coco_folder(tmp_path)
     for content in ([], {"images": [{"id": 1}]}):
-        (tmp_path / "annotations" / chair.ANNOTATIONS[0]).write_text(json.dumps(content))
+        (tmp_path / "annotations" / "instances_val2014.json").write_text(json.dumps(content))
         with pytest.raises(RevisitError, match=r"instances_val2014\.json is not a COCO .* file"):
             get("chair", ids="all").load(tmp_path)
 

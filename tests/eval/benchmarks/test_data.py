@@ -9,6 +9,7 @@ import shutil
 import urllib.request
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +67,8 @@ def offer(server: FileServer, cls: type[Benchmark], contents: dict[str, bytes], 
     """Put the benchmark's files on the server, and their checksums in place of the published ones."""
     for remote in cls.downloads:
         server.files[f"/{remote.urls[0].partition('://')[2]}"] = contents[remote.path]
-    known = {r.path: hashlib.sha256(contents[r.path]).hexdigest() for r in cls.downloads if r.sha256}
-    patch.setattr(download, "checksums", lambda: known)
+    known = (replace(r, sha256=hashlib.sha256(contents[r.path]).hexdigest() if r.sha256 else "") for r in cls.downloads)
+    patch.setattr(cls, "downloads", tuple(known))
 
 
 def coco_name(number: int) -> str:
@@ -154,9 +155,11 @@ def offer_llava_bench(server: FileServer, patch: pytest.MonkeyPatch) -> None:
         {"id": "001", "image": "001.jpg", "caption": "A hill."},
         {"question_id": 0, "text": "It is a hill."},
     )
-    contents = {f"llava_bench/{name}": lines([row]) for name, row in zip(llava_bench.FILES, rows, strict=True)}
+    contents = {
+        f"llava_bench/{name}": lines([row]) for name, row in zip(llava_bench.LlavaBench.data_files, rows, strict=True)
+    }
     offer(server, llava_bench.LlavaBench, contents, patch)
-    server.files[f"/{llava_bench._URL.partition('://')[2]}/images/001.jpg"] = jpeg(1)
+    server.files[f"/{llava_bench.LlavaBench.images.partition('://')[2].format(name='001.jpg')}"] = jpeg(1)
 
 
 OFFERS: dict[str, tuple[Callable[[FileServer, pytest.MonkeyPatch], None], int]] = {
@@ -249,9 +252,9 @@ def test_a_run_fetches_what_it_needs_once(
     offer_chair(file_server, monkeypatch)
     first = resolve_data("download", "chair", 2)
     assert first.name.endswith("-first2")
-    assert chair.COCO_LICENSE in caplog.text
+    assert chair.Chair.license in caplog.text
     assert sorted(path.name for path in (first / "val2014").iterdir()) == [coco_name(1), coco_name(2)]
-    assert sorted(path.name for path in (first / "annotations").iterdir()) == sorted(chair.ANNOTATIONS)
+    assert sorted(path.name for path in (first / "annotations").iterdir()) == sorted(chair.Chair.downloads[0].members)
     asked = len(file_server.requests)
     assert resolve_data("download", "chair", 2) == first
     assert len(file_server.requests) == asked

@@ -158,7 +158,7 @@ def test_mmhal_with_and_without_a_judge(stub_judge: Any, tmp_path: Path) -> None
     (tmp_path / "mmhal").mkdir()
     about = {"question_type": "other", "image_id": "a1", "image_src": "https://example.org/1.jpg"}
     row = {**about, "image_content": ["Dog", "Hat"], "question": "What is it?", "gt_answer": "A dog."}
-    (tmp_path / "mmhal" / mmhal.FILE).write_text(json.dumps([row]))
+    (tmp_path / "mmhal" / mmhal.MMHal.data_files[0]).write_text(json.dumps([row]))
     (item,) = get("mmhal").load(tmp_path)
     unjudged = get("mmhal").score([item], {"a1": "A dog in a hat."})
     assert unjudged.metrics == {"words": 5.0}
@@ -201,7 +201,7 @@ def test_llava_bench_with_a_judge(stub_judge: Any, tmp_path: Path) -> None:
     ]
     references = [{"question_id": n, "text": f"Reference {n}."} for n in range(3)]
     context = [{"id": "001", "image": "001.jpg", "caption": "A harbor at noon."}]
-    for name, rows in zip(llava_bench.FILES, (questions, context, references), strict=True):
+    for name, rows in zip(llava_bench.LlavaBench.data_files, (questions, context, references), strict=True):
         (tmp_path / "llava_bench" / name).write_text("\n".join(map(json.dumps, rows)))
     bench = with_judge(stub_judge.url, "llava_bench")
     items = bench.load(tmp_path)

@@ -148,14 +148,14 @@ class Shapes(YesNo):
     source = "its authors"
     license = "MIT"
     question_files = (
-        Questions("near miss", ("near_miss.json",), SOURCE_OF_IMAGES, "https://example.org/near_miss.json"),
+        Questions("near miss", ("near_miss.json",), SOURCE_OF_IMAGES),
         Questions("other", ("other.json",), SOURCE_OF_IMAGES),
     )
 """
 
 
 def test_a_benchmark_in_this_form_is_one_class(tmp_path: Path):
-    """Load, download and score a new one; the name of a setting need not look like POPE's."""
+    """Load and score a new one; the name of a setting need not look like POPE's."""
     (tmp_path / "mine.py").write_text(ENTRY)
     (tmp_path / "shapes").mkdir()
     for name, label in (("near_miss", "no"), ("other", "yes")):
@@ -166,9 +166,6 @@ def test_a_benchmark_in_this_form_is_one_class(tmp_path: Path):
     assert [(item.id, item.meta["label"]) for item in items] == [("near miss/1", "no"), ("other/1", "yes")]
     assert bench.score(items, {item.id: "Yes." for item in items}).metrics["near miss/accuracy"] == 0.0
     assert bench.version == "shapes-vlmevalkit-1"
-    assert [(r.path, r.urls) for r in bench.downloads] == [
-        ("shapes/near_miss.json", ("https://example.org/near_miss.json",))
-    ]
     assert {r.urls for r in bench.image_files(tmp_path)} == {("https://example.org/images/7.jpg",)}
     with pytest.raises(RevisitError, match="Did you mean 'other'"):
         get(f"{tmp_path / 'mine.py'}:Shapes", settings="othr")

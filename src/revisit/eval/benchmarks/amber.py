@@ -23,7 +23,6 @@ from revisit.io import records
 from revisit.io.records import Fields
 
 # The published files at one commit, and the archive of images that its README links to.
-_FILES = "https://raw.githubusercontent.com/junyangwang0410/AMBER/534babf6bbfcce2e735c26289dedfb21cef3c939/data"
 FILES = ("annotations.json", "relation.json", "safe_words.txt", "query/query_all.json")
 _IMAGES = "https://drive.usercontent.google.com/download?id=1MaCHgtupcZUjf007anNl4_MV0o4DjXvl&export=download&confirm=t"
 THRESHOLD = 0.8
@@ -207,8 +206,8 @@ class Amber(Benchmark):
     parser: Literal["official", "vlmevalkit"] = "official"
 
     name = "amber"
-    title = "AMBER"
     needs_nltk = True
+    rule_options = ("part", "similarity", "parser")
     max_new_tokens = 512
     headline = "CHAIR"
     metrics = (
@@ -218,14 +217,6 @@ class Amber(Benchmark):
         Metric("Cog", "lower", 1, 1),
         *(Metric(name, "higher", 1, 1) for name in ("accuracy", "precision", "recall", "F1", "AMBER")),
     )
-
-    source = "https://github.com/junyangwang0410/AMBER (data/ and the images linked there)"
-    license = "Apache-2.0 (questions and annotations); the images as stated in its README"
-    downloads = tuple(Remote(f"amber/data/{name}", (f"{_FILES}/{name}",)) for name in FILES)
-
-    @property
-    def version(self) -> str:
-        return f"amber-{self.part}-{self.similarity}-{self.parser}-1"
 
     def home(self, data_dir: Path) -> Path:
         return records.folder(data_dir, "amber", "data", "annotations.json")

@@ -6,6 +6,7 @@ A benchmark is a class whose fields are its options (`get("pope", parser="vcd")`
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections import Counter
@@ -14,9 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, ConfigDict
+from pydantic import BeforeValidator, ConfigDict, TypeAdapter
+from typing_extensions import TypedDict
 
 from revisit.errors import RevisitError, short
+from revisit.eval.benchmarks.io import packaged
 from revisit.eval.benchmarks.io.download import Remote
 from revisit.io.records import AnswerRow, Fields, Record, folder
 from revisit.registry import Registry, Settings
@@ -41,19 +44,27 @@ class HubDataset:
     configs: tuple[str, ...] = ()  # configurations in the order to read them; the only one if empty
 
 
-def lmms(name: str) -> tuple[str, ...]:
-    """Return both names of a dataset of lmms-eval, which moved to the second owner in July 2026."""
-    return (f"lmms-lab/{name}", f"lmms-lab-encoder/{name}")
-
-
-COCO_LICENSE = (
-    "annotations CC BY 4.0; the images have their Flickr authors' licenses (https://cocodataset.org/#termsofuse)"
-)
-
-
 def coco_image(name: str) -> tuple[str, ...]:
     """Return the address of an image of COCO 2014, in val2014 or train2014 by its name."""
     return (f"http://images.cocodataset.org/{'train2014' if 'train2014' in name else 'val2014'}/{name}",)
+
+
+class Source(TypedDict, total=False):
+    """Where the data of a benchmark comes from: class attributes of `Benchmark`."""
+
+    title: str
+    source: str
+    license: str
+    data_files: tuple[str, ...]
+    hub: HubDataset
+    downloads: tuple[Remote, ...]
+    images: str
+
+
+@functools.cache
+def sources() -> dict[str, Source]:
+    """Return what data/sources.json states, by the name of the benchmark."""
+    return TypeAdapter(dict[str, Source]).validate_json(packaged("sources.json"))
 
 
 # Keys of `Item.meta` with the correct answer, in the order to try them.
@@ -212,19 +223,24 @@ class Benchmark(Settings):
     headline: ClassVar[str]  # the metric a one-number summary shows
     data_files: ClassVar[tuple[str, ...]] = ()  # annotation files, in DATA/<name>/ or in DATA itself
     source: ClassVar[str] = "its authors"  # of these files, as the end of an error message
+    rule_options: ClassVar[tuple[str, ...]] = ()  # those that are part of the name of the scoring rule
     needs_nltk: ClassVar[bool] = False  # scoring reads NLTK's data
     hub: ClassVar[HubDataset | None] = None  # read by `revisit data get`
     downloads: ClassVar[tuple[Remote, ...]] = ()  # its annotation files on the authors' servers
+    images: ClassVar[str] = ""  # URL of an image there, with "{name}"; COCO's if empty
     license: ClassVar[str] = "see its authors' pages"  # of its data, shown when it is downloaded
 
     def __init_subclass__(cls) -> None:
-        if "title" not in vars(cls):
-            cls.title = vars(cls).get("name", "")
+        """Set what data/sources.json states about the data of a published benchmark."""
+        name = vars(cls).get("name", "")
+        stated: Fields = {"title": name, **sources().get(name, {})}
+        for attribute in stated.keys() - vars(cls).keys():
+            setattr(cls, attribute, stated[attribute])
 
     @property
     def version(self) -> str:
         """Name of the scoring rule, with its options; only numbers of the same version can be compared."""
-        return f"{self.name}-1"
+        return "-".join([self.name, *(getattr(self, option) for option in self.rule_options), "1"])
 
     def options(self) -> Fields:
         """Return the options as JSON values; they are part of a run's identity, except fields with `exclude`."""
@@ -273,7 +289,7 @@ class Benchmark(Settings):
 
     def image_urls(self, image: Path, item: Item) -> tuple[str, ...]:
         """Return the URLs of an item's image on the authors' servers."""
-        return coco_image(image.name)
+        return (self.images.format(name=image.name),) if self.images else coco_image(image.name)
 
     @classmethod
     def write_rows(cls, rows: Iterable[Record], out: Draft) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from revisit.errors import RevisitError, unknown
 from revisit.eval.benchmarks import language
-from revisit.eval.benchmarks.base import COCO_LICENSE, Benchmark, Item, Metric, PerUnit, Scores, coco_image
+from revisit.eval.benchmarks.base import Benchmark, Item, Metric, PerUnit, Scores, coco_image
 from revisit.eval.benchmarks.io import packaged
 from revisit.eval.benchmarks.io.download import Remote
 from revisit.io import records
@@ -26,7 +26,6 @@ from revisit.io.records import AnswerRow
 from revisit.words import PAIRS, WORDS
 
 PROMPT = "Please describe this image in detail."
-ANNOTATIONS = ("instances_val2014.json", "captions_val2014.json")
 _POS = {"J": "a", "V": "v", "N": "n", "R": "r"}
 
 ImageId = int | str
@@ -236,7 +235,6 @@ class Chair(Benchmark):
     ids: str = "auto"
 
     name = "chair"
-    title = "CHAIR"
     needs_nltk = True
     max_new_tokens = 512
     headline = "CHAIRs"
@@ -251,16 +249,6 @@ class Chair(Benchmark):
         Metric("DistinctF1", "higher", 100, 1),
     )
 
-    source = "https://cocodataset.org (2014 Train/Val annotations, annotations_trainval2014.zip)"
-    license = COCO_LICENSE
-    downloads = (
-        Remote(
-            "annotations/annotations_trainval2014.zip",
-            ("http://images.cocodataset.org/annotations/annotations_trainval2014.zip",),
-            members=ANNOTATIONS,
-        ),
-    )
-
     @property
     def version(self) -> str:
         return "chair-scenes-1" if language.missing_packages() else "chair-nltk-1"
@@ -269,8 +257,9 @@ class Chair(Benchmark):
         truth = records.folder(data_dir, "chair", "ground_truth.json") / "ground_truth.json"
         if truth.exists():
             return [truth]
-        folder = records.folder(data_dir, "annotations", *ANNOTATIONS)
-        return [self.require(folder / name) for name in ANNOTATIONS]
+        names = self.downloads[0].members
+        folder = records.folder(data_dir, "annotations", *names)
+        return [self.require(folder / name) for name in names]
 
     def load(self, data_dir: Path) -> list[Item]:
         paths = self.files(data_dir)

@@ -27,8 +27,6 @@ class EventHallusion(VideoBenchmark):
     """EventHallusion's yes/no questions."""
 
     name = "eventhallusion"
-    title = "EventHallusion"
-    source = "github.com/Stevetich/EventHallusion, whose page links the videos; put them at videos/SPLIT/ID.mp4 next to questions/"
     max_new_tokens = 32
     headline = "accuracy"
     metrics = (Metric("accuracy", "higher", 100, 1), Metric("not_matching", "lower", 100, 1))

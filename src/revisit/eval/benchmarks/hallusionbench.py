@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from revisit.errors import RevisitError
-from revisit.eval.benchmarks.base import HubDataset, Item, Metric, PerUnit, Scores, lmms, ratio
+from revisit.eval.benchmarks.base import Item, Metric, PerUnit, Scores, ratio
 from revisit.eval.benchmarks.io.data import Draft
 from revisit.eval.benchmarks.judged import Judged
 from revisit.eval.benchmarks.yes_no import parse_vlmevalkit
@@ -129,13 +129,6 @@ class HallusionBench(Judged):
     part: Literal["all", "VD", "VS"] = "all"
 
     name = "hallusionbench"
-    title = "HallusionBench"
-    source = (
-        "https://github.com/tianyi-lab/HallusionBench (the figures: its hallusion_bench.zip), or `revisit data get`"
-    )
-    data_files = ("HallusionBench.json",)
-    license = "BSD-3-Clause"
-    hub = HubDataset(lmms("HallusionBench"), ("image", "non_image"))
     temperature = 0.0
     max_new_tokens = 128
     headline = "aAcc"

@@ -12,12 +12,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from revisit.eval.benchmarks.base import Item, Metric, Scores
-from revisit.eval.benchmarks.io.download import Remote
 from revisit.eval.benchmarks.judged import Judged
 from revisit.io import records
 
-_URL = "https://huggingface.co/datasets/liuhaotian/llava-bench-in-the-wild/resolve/main"
-FILES = ("questions.jsonl", "context.jsonl", "answers_gpt4.jsonl")
 # The focus of the official rules in each category, in our words.
 EMPHASIS = {
     "conv": "whether the answer is right, to the point and helpful",
@@ -59,11 +56,6 @@ class LlavaBench(Judged):
     """LLaVA-Bench-in-the-Wild; without a judge only the length of the answers is reported."""
 
     name = "llava_bench"
-    title = "LLaVA-Bench"
-    source = "the Hub dataset liuhaotian/llava-bench-in-the-wild, or `revisit data get llava_bench DIR`"
-    data_files = FILES
-    license = "Apache-2.0 (Hub dataset's card)"
-    downloads = tuple(Remote(f"llava_bench/{name}", (f"{_URL}/{name}",)) for name in FILES)
     system = "You grade answers carefully and fairly."
     max_new_tokens = 1024
     headline = "all"
@@ -88,9 +80,6 @@ class LlavaBench(Judged):
             path = records.find_image(self.home(data_dir), image, "images", ".")
             items.append(Item(str(number), row.need_text("text"), (path,), meta))
         return items
-
-    def image_urls(self, image: Path, item: Item) -> tuple[str, ...]:
-        return (f"{_URL}/images/{image.name}",)
 
     def score_replies(self, items: list[Item], replies: Mapping[str, str]) -> Scores:
         return score_marks((item.id, item.meta["category"], parse_marks(replies[item.id])) for item in items)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import ClassVar, Literal, get_args
 
 from revisit.errors import RevisitError
-from revisit.eval.benchmarks.base import Benchmark, HubDataset, Item, Metric, PerUnit, Scores, lmms, ratio
+from revisit.eval.benchmarks.base import Benchmark, Item, Metric, PerUnit, Scores, ratio
 from revisit.eval.benchmarks.io.data import Draft
 from revisit.io import records
 from revisit.io.records import Record
@@ -65,11 +65,7 @@ class MME(Benchmark):
     categories: tuple[Perception | Cognition, ...] = ()
 
     name = "mme"
-    title = "MME"
     version: ClassVar[str] = "mme-official-1"
-    source = "https://github.com/BradyFU/Awesome-Multimodal-Large-Language-Models/tree/Evaluation, or `revisit data get mme DIR`"
-    license = "for research only, on request from its authors"
-    hub = HubDataset(lmms("MME"), ("test",))
     max_new_tokens = 16
     headline = "acc_plus"
     metrics = tuple(

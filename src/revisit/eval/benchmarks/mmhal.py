@@ -12,12 +12,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from revisit.eval.benchmarks.base import Item, Metric, PerUnit, Scores
-from revisit.eval.benchmarks.io.download import Remote
 from revisit.eval.benchmarks.judged import Judged
 from revisit.io import records
 
-FILE = "mmhal-bench_answer_template.json"
-_URL = "https://raw.githubusercontent.com/RLHF-V/RLHF-V/8daac8a8f30df123818ae9d3a0e3f0018497714c/eval/data"
 KINDS = ("attribute", "adversarial", "comparison", "counting", "relation", "environment", "holistic", "other")
 RATINGS = range(6, -1, -1)  # data/mmhal_judge.txt describes them
 
@@ -48,11 +45,6 @@ class MMHal(Judged):
     """MMHal-Bench; without a judge only the length of the answers is reported."""
 
     name = "mmhal"
-    title = "MMHal-Bench"
-    source = "https://github.com/RLHF-V/RLHF-V (eval/data), or `revisit data get mmhal DIR`"
-    data_files = (FILE,)
-    license = "CC BY-NC 4.0 (RLHF-V's data); the images have their Flickr authors' licenses"
-    downloads = (Remote(f"mmhal/{FILE}", (f"{_URL}/{FILE}",)),)
     temperature = 0.0
     max_new_tokens = 512
     headline = "score"

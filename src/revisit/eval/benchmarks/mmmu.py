@@ -216,10 +216,6 @@ class MMMU(Benchmark):
     keep: Literal["all", "single-image"] = "all"
 
     name = "mmmu"
-    title = "MMMU"
-    source = "`revisit data get mmmu DIR`, which reads the Hub dataset MMMU/MMMU"
-    data_files = ("questions.jsonl",)
-    license = "Apache-2.0"
     hub = HubDataset(("MMMU/MMMU",), ("validation",), configs=SUBJECTS)
     max_new_tokens = 128
     headline = "micro"

@@ -10,15 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from urllib.parse import quote
 
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Item, Metric, Scores
-from revisit.eval.benchmarks.io.download import Remote
 from revisit.eval.benchmarks.judged import Judged
 from revisit.io import records
 
-_URL = "https://huggingface.co/datasets/MMVP/MMVP/resolve/main"
 IMAGES = "MMVP Images"
 
 
@@ -66,11 +63,6 @@ class MMVP(Judged):
     """MMVP; with `judge=none` the option that an answer names decides."""
 
     name = "mmvp"
-    title = "MMVP"
-    source = "the Hub dataset MMVP/MMVP, or `revisit data get mmvp DIR`"
-    data_files = ("Questions.csv",)
-    license = "unknown"
-    downloads = (Remote("mmvp/Questions.csv", (f"{_URL}/Questions.csv",)),)
     system = "You check answers with care. Reply with one word, yes or no."
     max_new_tokens = 128
     headline = "pairs"
@@ -85,9 +77,6 @@ class MMVP(Judged):
             image = records.find_image(path.parent, f"{number}.jpg", IMAGES, "images")
             items.append(Item(str(number), f"{row.need_text('Question')} {options}", (image,), meta))
         return items
-
-    def image_urls(self, image: Path, item: Item) -> tuple[str, ...]:
-        return (f"{_URL}/{quote(IMAGES)}/{image.name}",)
 
     def score_replies(self, items: list[Item], replies: Mapping[str, str]) -> Scores:
         return score_pairs((item.id, parse_verdict(replies[item.id])) for item in items)

@@ -18,9 +18,6 @@ class MovingScenes(VideoBenchmark):
     """Questions about generated clips, by POPE's rule, as the mean over the kinds of questions."""
 
     name = "moving"
-    title = "Moving scenes"
-    source = "--data scenes:moving:100"
-    license = "generated; the objects are Twemoji (CC BY 4.0)"
     max_new_tokens = 32
     headline = "accuracy"
     metrics = YesNo.metrics

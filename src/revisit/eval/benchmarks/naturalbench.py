@@ -13,12 +13,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from revisit.errors import RevisitError
-from revisit.eval.benchmarks.base import Benchmark, HubDataset, Item, Metric, Scores
+from revisit.eval.benchmarks.base import Benchmark, Item, Metric, Scores
 from revisit.eval.benchmarks.io.data import Draft
 from revisit.io import records
 from revisit.io.records import Record
 
-FILE = "questions.jsonl"
 SUFFIXES = {
     "yes_no": "Please answer Yes or No.",
     "multiple_choice": "Please output the letter corresponding to the correct option.",
@@ -61,11 +60,6 @@ class NaturalBench(Benchmark):
     """NaturalBench's visual questions; a group is scored when all four of its questions are answered."""
 
     name = "naturalbench"
-    title = "NaturalBench"
-    source = "the Hub dataset BaiqiL/NaturalBench, by `revisit data get naturalbench DIR`"
-    data_files = (FILE,)
-    license = "Apache-2.0 (Hub dataset's card)"
-    hub = HubDataset(("BaiqiL/NaturalBench",), ("train",))
     max_new_tokens = 64
     headline = "G_Acc"
     metrics = tuple(Metric(name, "higher", 100, 1) for name in ("Q_Acc", "I_Acc", "G_Acc", "Acc"))
@@ -93,7 +87,7 @@ class NaturalBench(Benchmark):
                 "questions": [row.need_text(f"Question_{i}") for i in (0, 1)],
                 "images": [image.removeprefix("naturalbench/") for image in images],
             }
-            out.add(f"naturalbench/{FILE}", entry)
+            out.add("naturalbench/questions.jsonl", entry)
 
     def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
         groups: dict[str, dict[tuple[int, int], bool | None]] = {}

@@ -95,14 +95,10 @@ class OwnYesNo(Own):
     suffix: Literal["none", "one-word"] = "none"
 
     name = "yesno"
-    title = "Yes/no questions"
+    rule_options = ("parser",)
     max_new_tokens = 64
     headline = "accuracy"
     metrics = YesNo.metrics
-
-    @property
-    def version(self) -> str:
-        return f"yesno-{self.parser}-1"
 
     def labelled(self, question: str, label: object, row: Record) -> tuple[str, Fields]:
         text = str(label).strip().rstrip(".").lower()
@@ -118,7 +114,6 @@ class OwnChoice(Own):
     """Your own multiple-choice questions: `choice:FILE`, with `options` or columns A, B, …, and a letter or a text as the label."""
 
     name = "choice"
-    title = "Multiple-choice questions"
     max_new_tokens = 64
     headline = "accuracy"
     metrics = (Metric("accuracy", "higher", 100, 2), Metric("words", None, 1, 1))
@@ -147,7 +142,6 @@ class OwnCaptions(Own):
     """Your own images: `captions:FILE`; labels are the objects in the image, or reference captions. Scored like CHAIR."""
 
     name = "captions"
-    title = "Captions"
     needs_nltk = True
     max_new_tokens = 512
     headline = "CHAIRs"

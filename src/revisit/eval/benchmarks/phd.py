@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from revisit.eval.benchmarks.base import COCO_LICENSE, Benchmark, Item, PerUnit, Scores, coco_image
+from revisit.eval.benchmarks.base import Benchmark, Item, PerUnit, Scores, coco_image
 from revisit.eval.benchmarks.io.download import Remote
 from revisit.eval.benchmarks.yes_no import RECALLS, Parser, score_recalls
 from revisit.io import records
@@ -23,7 +23,6 @@ MODES: tuple[Mode, ...] = ("base", "iac", "icc", "ccs")
 INSTRUCTION = (
     " In case there is an inconsistency between the context and the image content, you should follow the image. "
 )
-_DATA = "https://raw.githubusercontent.com/jiazhen-code/PhD/4cc31db049a70abff2912d5c083ebcc5c384b011/data.json"
 _CCS = "https://drive.usercontent.google.com/download?id=1qYW6TfW-C8qz_9gXOpw2BwE-2DyN9NP-&export=download&confirm=t"
 
 
@@ -39,18 +38,10 @@ class PhD(Benchmark):
     parser: Parser = "dash_b"
 
     name = "phd"
-    title = "PhD"
-    source = "https://github.com/jiazhen-code/PhD, or `revisit data get phd DIR`"
-    data_files = ("data.json",)
-    license = f"unknown (questions and generated images); COCO: {COCO_LICENSE}"
-    downloads = (Remote("phd/data.json", (_DATA,)),)
+    rule_options = ("parser",)
     max_new_tokens = 64
     headline = "harmonic"
     metrics = RECALLS
-
-    @property
-    def version(self) -> str:
-        return f"phd-{self.parser}-1"
 
     def load(self, data_dir: Path) -> list[Item]:
         (path,) = self.files(data_dir)

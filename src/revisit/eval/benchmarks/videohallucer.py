@@ -48,9 +48,6 @@ class VideoHallucer(VideoBenchmark):
     sets: tuple[Subset, ...] = ()
 
     name = "videohallucer"
-    title = "VideoHallucer"
-    source = "github.com/patrick-tssn/VideoHallucer; the videos: the Hub dataset ColorfulAI/VideoHallucer"
-    license = "MIT (questions); the videos have the licenses of their sources"
     max_new_tokens = 32
     headline = "accuracy"
     metrics = tuple(Metric(name, "higher", 100, 1) for name in ("accuracy", "basic_accuracy", "halluc_accuracy"))

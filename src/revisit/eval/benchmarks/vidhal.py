@@ -90,15 +90,10 @@ class VidHal(VideoBenchmark):
     task: Literal["mcqa", "naive_ordering", "relative_ordering"] = "mcqa"
 
     name = "vidhal"
-    title = "VidHal"
-    source = "github.com/Lookuz/VidHal, whose page links the videos; put them at vidhal/videos/ID.mp4"
+    rule_options = ("task",)
     max_new_tokens = 32
     headline = "accuracy"
     metrics = (Metric("accuracy", "higher", 100, 1), Metric("ndcg", "higher", 1, 3))
-
-    @property
-    def version(self) -> str:
-        return f"vidhal-{self.task}-1"
 
     def files(self, data_dir: Path) -> list[Path]:
         return [self.require(data_dir / "vidhal" / name) for name in ("annotations.json", "options.json")]

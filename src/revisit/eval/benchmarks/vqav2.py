@@ -17,13 +17,10 @@ from typing import ClassVar, Literal
 
 from revisit.eval.benchmarks.base import Benchmark, Item, Metric, Scores
 from revisit.eval.benchmarks.io import packaged
-from revisit.eval.benchmarks.io.download import Remote
 from revisit.io import records
 
 QUESTIONS = "v2_OpenEnded_mscoco_val2014_questions.json"
 ANNOTATIONS = "v2_mscoco_val2014_annotations.json"
-_SERVER = "https://s3.amazonaws.com/cvmlp/vqa/mscoco/vqa"
-_ZIPPED = ("v2_Questions_Val_mscoco.zip", "v2_Annotations_Val_mscoco.zip")
 SUFFIXES = {"none": "", "short": "\nAnswer the question using a single word or phrase."}
 
 # ----------------------------------------------------------------------------------------------- normalizing
@@ -124,15 +121,7 @@ class VQAv2(Benchmark):
     suffix: Literal["none", "short"] = "short"
 
     name = "vqav2"
-    title = "VQAv2"
     version: ClassVar[str] = "vqav2-official10+tokenmax-1"
-    source = "https://visualqa.org/download.html (v2.0 validation), or `revisit data get vqav2 DIR`"
-    data_files = (QUESTIONS, ANNOTATIONS)
-    license = "CC BY 4.0 (questions and answers); the images are COCO's, with their Flickr authors' licenses"
-    downloads = (  # no checksums are published; the archives contain those of their members
-        Remote(f"vqav2/{_ZIPPED[0]}", (f"{_SERVER}/{_ZIPPED[0]}",), members=(QUESTIONS,)),
-        Remote(f"vqav2/{_ZIPPED[1]}", (f"{_SERVER}/{_ZIPPED[1]}",), members=(ANNOTATIONS,)),
-    )
     max_new_tokens = 16
     headline = "accuracy"
     metrics = (

@@ -17,7 +17,6 @@ from typing_extensions import Self
 
 from revisit.errors import RevisitError, unknown
 from revisit.eval.benchmarks.base import Benchmark, Item, Metric, Scores, mean_of
-from revisit.eval.benchmarks.io.download import Remote
 from revisit.eval.benchmarks.vqav2 import strip_punctuation
 from revisit.io import records
 
@@ -194,9 +193,8 @@ class Questions:
     """One setting: a file of {"question_id", "image", "text", "label"} objects, as JSON lines or an array."""
 
     setting: str
-    names: tuple[str, ...]  # possible file names; downloads get the first
+    names: tuple[str, ...]  # possible file names
     images: ImageSource
-    url: str = ""
 
 
 class YesNo(Benchmark):
@@ -215,6 +213,7 @@ class YesNo(Benchmark):
     suffix: Literal["none", "one-word"] = "none"
 
     question_files: ClassVar[tuple[Questions, ...]]
+    rule_options = ("parser",)
     max_new_tokens = 64
     headline = "F1"
     metrics: ClassVar[tuple[Metric, ...]] = (
@@ -222,10 +221,6 @@ class YesNo(Benchmark):
         Metric("yes_ratio", None, 100, 2),
         Metric("words", None, 1, 1),  # in runs: the mean length of an answer
     )
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        cls.downloads = tuple(Remote(f"{cls.name}/{q.names[0]}", (q.url,)) for q in cls.question_files if q.url)
 
     @model_validator(mode="after")
     def _check_options(self) -> Self:
@@ -237,10 +232,6 @@ class YesNo(Benchmark):
     @classmethod
     def _known(cls) -> dict[str, Questions]:
         return {questions.setting: questions for questions in cls.question_files}
-
-    @property
-    def version(self) -> str:
-        return f"{self.name}-{self.parser}-1"
 
     def files(self, data_dir: Path) -> list[Path]:
         return [path for _, path in self._present(data_dir)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import json
 import shutil
 import time
 import urllib.error
@@ -13,11 +12,9 @@ import zlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path, PurePosixPath
 
 from revisit.errors import RevisitError
-from revisit.eval.benchmarks.io import packaged
 from revisit.io.files import file_digest
 
 ATTEMPTS = 5
@@ -35,23 +32,13 @@ class Remote:
     path: str
     urls: tuple[str, ...]
     members: tuple[str, ...] = ()  # files of a zip archive to unpack into its folder; the archive is removed
-
-    @property
-    def sha256(self) -> str:
-        """The hash of its content; empty if it is unknown. The table has the published files at one commit each."""
-        return checksums().get(self.path, "")
+    sha256: str = ""  # of its content; empty if it is unknown
 
     @property
     def results(self) -> tuple[str, ...]:
         """The files that remain, below the data folder."""
         folder = PurePosixPath(self.path).parent
         return tuple(str(folder / member) for member in self.members) or (self.path,)
-
-
-@cache
-def checksums() -> dict[str, str]:
-    """Return path below the data folder -> SHA-256."""
-    return dict(json.loads(packaged("sha256.json")))
 
 
 def fetch_all(remotes: Iterable[Remote], folder: Path, progress: Progress | None = None) -> None:
