@@ -21,9 +21,7 @@ from revisit.errors import RevisitError
 class Arguments:
     """What a call of generate() was given, before any preparation."""
 
-    inputs: Mapping[
-        str, Any
-    ]  # what describes the prompt (pixels, grid sizes, ...), and settings; models may consume them
+    inputs: Mapping[str, Any]  # what describes the prompt, such as pixels, and settings; models may consume them
     streamer: Any = None
     assistant_model: Any = None
     synced_gpus: bool | None = None
@@ -40,6 +38,7 @@ _NAMED = {
     *inspect.signature(GenerationMixin.generate).parameters,
     *inspect.signature(Method.__call__).parameters,
     *("tokenizer", "assistant_tokenizer", "trust_remote_code"),
+    *("adapter_names", "alora_offsets"),  # peft removes them
 }
 _GIVEN: ContextVar[Arguments | None] = ContextVar("arguments of revisit.generate", default=None)
 
