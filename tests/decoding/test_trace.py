@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -155,14 +156,23 @@ def test_a_table_needs_records() -> None:
 
 
 def test_a_prompt_longer_than_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, _ = families.build("llava")
+    """`generate` and `check` agree on what is too long: a scaling factor of the rotary embeddings lifts the limit."""
+    model, processor = families.build("llava")
     inputs = families.inputs("llava", ["What is it?"], [[families.image(1)]])
     config = model.config.get_text_config()
-    monkeypatch.setattr(config, "max_position_embeddings", inputs["input_ids"].shape[1] - 1)
-    for rope in ({"rope_type": "default"}, {"rope_type": "default", "partial_rotary_factor": 0.5}):
+    monkeypatch.setattr(config, "max_position_embeddings", 8)
+
+    def run() -> None:
+        revisit.generate(model, **inputs, method="revisit", **OPTIONS)
+
+    def check() -> None:
+        revisit.check((model, processor), families.image(1), "a dog", prompt="what?")
+
+    for rope in ({}, {"partial_rotary_factor": 0.5}, {"factor": 4.0}):
         monkeypatch.setattr(config, "rope_parameters", {**config.rope_parameters, **rope})
-        with pytest.raises(RevisitError, match="shorten the text"):
-            revisit.generate(model, **inputs, method="revisit", **OPTIONS)
+        for call in (run, check):
+            with nullcontext() if "factor" in rope else pytest.raises(RevisitError, match="shorten the text"):
+                call()
 
 
 class Event:

@@ -40,6 +40,29 @@ def test_an_adapter_gives_the_answers_of_the_merged_model(fresh: Any, answer: An
     assert answer((wrapped, processor), name) == answer((merged, processor), name)
 
 
+@pytest.mark.parametrize("mixed", [False, True], ids=["both active", "mixed into a third"])
+def test_two_adapters_give_the_answers_of_the_merged_model(fresh: Any, answer: Any, mixed: bool) -> None:
+    model, processor = fresh
+    wrapped = adapted(model, "a", "b")
+    if mixed:
+        wrapped.add_weighted_adapter(["a", "b"], [0.7, 0.3], "c", combination_type="linear")
+    wrapped.base_model.set_adapter("c" if mixed else ["a", "b"])
+    merged = copy.deepcopy(wrapped).merge_and_unload()
+    for name in ("revisit", "vcd", "dola", "sadt"):
+        assert answer((wrapped, processor), name) == answer((merged, processor), name)
+
+
+def test_a_saved_adapter_is_loaded_around_its_base_model(fresh: Any, answer: Any, tmp_path: Any) -> None:
+    model, processor = fresh
+    wrapped = adapted(model, "a")
+    wrapped.save_pretrained(tmp_path)
+    again, _ = revisit.load("tiny")
+    loaded = peft.PeftModel.from_pretrained(again, tmp_path / "a").eval()
+    assert answer((loaded, processor), "revisit") == answer((wrapped, processor), "revisit")
+    with pytest.raises(revisit.RevisitError, match="holds an adapter"):
+        revisit.load(tmp_path / "a")
+
+
 @pytest.mark.parametrize("beams", [1, 2])
 @pytest.mark.parametrize("name", NAMES)
 def test_each_row_has_its_own_adapter(fresh: Any, images: Any, answer: Any, name: str, beams: int) -> None:
@@ -87,14 +110,14 @@ def test_ask_check_and_lens_take_a_wrapped_model(fresh: Any, images: Any) -> Non
     model, processor = fresh
     wrapped = adapted(model, "a")
     merged = copy.deepcopy(wrapped).merge_and_unload()
-    text = "A dog sits on the table."
+    text = "A suitcase at an airport."
 
     def found(model: Any) -> list[Any]:
         asked = [str(a) for a in revisit.ask_many((model, processor), images, max_new_tokens=16)]
         supports = [round(word.support, 4) for word in revisit.check((model, processor), images[0], text).words]
         return [asked, supports, repr(revisit.lens((model, processor), images[0]))]
 
-    assert found(wrapped) == found(merged)
+    assert found(wrapped) == found(merged) == found(torch.compile(wrapped, backend="eager"))
 
 
 @pytest.mark.parametrize("kind", ["PromptTuningConfig", "PrefixTuningConfig"])

@@ -53,6 +53,20 @@ def test_a_sentence_of_xgrammar_comes_out(pair: Any, answer: Any, name: str, opt
     assert answer(pair, name, logits_processor=processors, max_new_tokens=32, **options) == list(SENTENCES)
 
 
+@pytest.mark.parametrize("name", ["greedy", "revisit:alpha=1e-3", "revisit:floor=0.9", "vcd", "dola", "pai", "m3id"])
+def test_a_row_without_an_image_follows_its_grammar(pair: Any, images: Any, answer: Any, name: str) -> None:
+    options = {"logits_processor": [xgrammar(pair, *SENTENCES)], "max_new_tokens": 32}
+    assert answer(pair, name, [images[:1], []], **options) == list(SENTENCES)
+
+
+@pytest.mark.parametrize("grammar", ["xgrammar", "outlines"])
+@pytest.mark.parametrize("name", ["greedy", "revisit", "flb"])
+def test_drafted_tokens_follow_a_grammar(pair: Any, images: Any, answer: Any, name: str, grammar: str) -> None:
+    processor = xgrammar(pair, SENTENCES[0]) if grammar == "xgrammar" else outlines(pair, re.escape(SENTENCES[0]))
+    options = {"logits_processor": [processor], "max_new_tokens": 32, "prompt_lookup_num_tokens": 3}
+    assert answer(pair, name, images[:1], **options) == [SENTENCES[0]]
+
+
 @pytest.mark.parametrize("name", PLAIN)
 def test_a_sentence_of_outlines_comes_out(pair: Any, answer: Any, name: str) -> None:
     processors = [outlines(pair, re.escape(SENTENCES[0]))]

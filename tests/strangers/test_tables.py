@@ -14,16 +14,17 @@ TEXTS = ["A dog on the floor.", "A cat on a bed."]
 
 def columns(kind: str, images: Any) -> tuple[Any, Any]:
     """Return a column of images and one of texts."""
-    if kind == "datasets":
+    if kind != "pandas":
         datasets = pytest.importorskip("datasets")
         table = datasets.Dataset.from_dict({"image": images, "text": TEXTS}).cast_column("image", datasets.Image())
+        table = table.to_iterable_dataset() if kind == "streamed" else table
         return table["image"], table["text"]
     pandas = pytest.importorskip("pandas")
     table = pandas.DataFrame({"image": images, "text": TEXTS}, index=[7, 3])  # as after a filter
     return table["image"], table["text"]
 
 
-@pytest.fixture(params=["datasets", "pandas", "tuple"])
+@pytest.fixture(params=["datasets", "streamed", "pandas", "tuple"])
 def table(request: Any, images: Any) -> tuple[Any, Any]:
     return (tuple(images), tuple(TEXTS)) if request.param == "tuple" else columns(request.param, images)
 
@@ -66,3 +67,13 @@ def test_one_image_is_not_a_list(pair: Any, images: Any) -> None:
         revisit.ask_many(pair, images)
     with pytest.raises(revisit.RevisitError, match="list or a column"):
         revisit.check_many(pair, images, TEXTS)
+
+
+def test_a_column_of_paths(pair: Any, images: Any, tmp_path: Any) -> None:
+    pandas = pytest.importorskip("pandas")
+    paths = [str(tmp_path / f"{number}.png") for number in range(len(images))]
+    for image, path in zip(images, paths, strict=True):
+        image.save(path)
+    column = pandas.Series(paths, index=[5, 9])
+    answers = revisit.ask_many(pair, column, max_new_tokens=4)
+    assert [str(answer) for answer in answers] == [str(a) for a in revisit.ask_many(pair, images, max_new_tokens=4)]

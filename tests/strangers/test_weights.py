@@ -15,7 +15,7 @@ from revisit.models.head import plain_tensors
 from revisit.models.identity import loaded_fingerprint
 
 NAMES = [name for name in METHODS.built_in if name not in ("chain", "tcd")]  # TCD is for videos
-TEXT = "A dog sits on the table."
+TEXT = "A suitcase at an airport."
 
 
 def supports(pair: Any, images: Any) -> list[float]:
@@ -60,6 +60,18 @@ def test_a_quantized_model_answers_as_its_dequantized_copy(
     got = answer(fresh, name), supports(fresh, images)
     dequantized(model)
     assert got == (answer(fresh, name), supports(fresh, images))
+
+
+@pytest.mark.parametrize("name", ["revisit", "vcd", "dola", "memvr"])
+def test_an_adapter_around_quantized_weights(fresh: Any, images: Any, answer: Any, name: str) -> None:
+    peft, (model, processor) = pytest.importorskip("peft"), fresh
+    quantized("torchao", model.model.language_model, everything=True)
+    torch.manual_seed(1)
+    layers = r".*language_model.*(q_proj|v_proj)"
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=layers, init_lora_weights=False)).eval()
+    got = answer((wrapped, processor), name), supports((wrapped, processor), images)
+    dequantized(wrapped)
+    assert got == (answer((wrapped, processor), name), supports((wrapped, processor), images))
 
 
 def test_load_quantizes_as_from_pretrained_does(pair: Any, answer: Any) -> None:

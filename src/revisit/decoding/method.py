@@ -119,7 +119,7 @@ class Method(Settings):
     speculative: ClassVar[bool] = False
     changes_forward: ClassVar[bool] = False
     needs_cache: ClassVar[bool] = False
-    released: ClassVar[Mapping[str, Any]] = {}
+    released: ClassVar[Mapping[str, object]] = {}
 
     def __init__(self, /, *args: object, **settings: Any) -> None:
         """Validate the settings, which are given by name."""

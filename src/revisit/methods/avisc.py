@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,7 +60,7 @@ class AvisC(Contrastive):
     summary = "contrast with a run that keeps only the over-attended vision tokens"
     cost = "2 rows per sequence, 2 prefills"
     source = "Woo et al., AvisC, arXiv:2405.17820"
-    released: ClassVar[dict[str, Any]] = {"alpha": 2.5, "sigma": 1.0}  # of the AMBER script
+    released = {"alpha": 2.5, "sigma": 1.0}  # of the AMBER script
 
     @classmethod
     def pope(cls, **overrides: Any) -> AvisC:

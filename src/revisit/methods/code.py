@@ -8,7 +8,7 @@ D · max p. Where the runs agree, the contrast is full and nothing is cut; where
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 from weakref import WeakKeyDictionary
 
 import torch
@@ -69,7 +69,7 @@ class CODE(Contrastive):
     summary = "contrast with the model's own description in place of the image"
     cost = "a description per image, then 2 rows per sequence, 2 prefills"
     source = "Kim et al., CODE, arXiv:2406.01920"
-    released: ClassVar[dict[str, Any]] = {"bos": True}
+    released = {"bos": True}
 
     def begin(self, prompt: Prompt, passes: Passes) -> Step:
         family = families.of(prompt.model.config.model_type)

@@ -8,7 +8,7 @@ l_early.
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -57,7 +57,7 @@ class DeCo(Method):
     summary = "correct the final logits by the earlier layer that is most confident about a candidate"
     cost = "1 forward; head rows for the early layers"
     source = "Wang et al., DeCo, arXiv:2410.11779"
-    released: ClassVar[dict[str, Any]] = {"layers": "released"}
+    released = {"layers": "released"}
 
     def begin(self, prompt: Prompt, passes: Passes) -> Step:
         layers = layers_of(self, 20, 28, prompt.parts.depth, 1)

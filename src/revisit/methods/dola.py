@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -89,7 +89,7 @@ class DoLa(Method):
     cost = "1 forward; head rows for the early layers"
     source = "Chuang et al., DoLa, arXiv:2309.03883"
     # The authors also pass repetition_penalty=1.2 to generate().
-    released: ClassVar[dict[str, Any]] = {"per_row": False, "precision": "model"}
+    released = {"per_row": False, "precision": "model"}
 
     def begin(self, prompt: Prompt, passes: Passes) -> Step:
         layers = candidate_layers(self.layers, prompt.parts.depth, prompt.parts.tied)

@@ -9,7 +9,7 @@ mean size.
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -62,7 +62,7 @@ class MemVR(Method):
     summary = "where a middle layer is uncertain, mix the image into its feed-forward network again"
     cost = "1 forward; a head row at each of the middle layers"
     source = "Zou et al., MemVR, arXiv:2410.03577"
-    released: ClassVar[dict[str, Any]] = {"layers": "released"}
+    released = {"layers": "released"}
     changes_forward = True
     needs_cache = True
 

@@ -7,7 +7,7 @@ position's scores for the vision tokens, before the softmax. The last position o
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 from torch import Tensor
 
@@ -42,7 +42,7 @@ class MiddleLayers(Method):
     summary = "raise attention to the image in the middle layers, by the mean over heads"
     cost = "1 forward; the newest position's attention is computed twice in the middle layers"
     source = "Jiang et al., Devils in Middle Layers, arXiv:2411.16724"
-    released: ClassVar[dict[str, Any]] = {"layers": "released"}
+    released = {"layers": "released"}
     changes_forward = True
     needs_cache = True
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -89,7 +89,7 @@ class OPERA(Method):
     summary = "beam search with an over-trust penalty and rollback"
     cost = "1 forward and 1 for each candidate, all of them with one row per beam"
     source = "Huang et al., OPERA, arXiv:2311.17911"
-    released: ClassVar[dict[str, Any]] = {"scorer": "released", "precision": "half"}
+    released = {"scorer": "released", "precision": "half"}
     changes_forward = True
 
     @classmethod

@@ -7,7 +7,7 @@ LM head onto that set, and select the one whose distribution is nearest to the o
 from __future__ import annotations
 
 import random
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from torch import Tensor
 from transformers import CONFIG_MAPPING
@@ -63,7 +63,7 @@ class ReVisiT(Rule, Method):
     summary = "refine by the vision token that agrees most with the output distribution"
     cost = "1 forward; head columns of the plausible tokens for every vision token"
     source = "Cho et al., ReVisiT, arXiv:2506.09522"
-    released: ClassVar[dict[str, Any]] = {"divergence": "official", "normalize": False, "precision": "model"}
+    released = {"divergence": "official", "normalize": False, "precision": "model"}
     speculative = True
 
     @classmethod

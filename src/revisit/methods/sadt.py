@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -171,7 +171,7 @@ class SADT(Method):
     summary = "replace an object word that the attended patches do not support by the reading of the most attended one"
     cost = "1 forward; 1 for each token of a word that may be an object's, and head rows for the attended patches"
     source = "Wang et al., Same Attention, Different Truths, CVPR 2026"
-    released: ClassVar[dict[str, Any]] = {"layers": "released", "words": "categories"}
+    released = {"layers": "released", "words": "categories"}
 
     def begin(self, prompt: Prompt, passes: Passes) -> Step:
         depth, length = prompt.parts.depth, prompt.vision.shape[1]

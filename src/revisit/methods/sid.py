@@ -8,7 +8,7 @@ parts: score = (1 + alpha)·l − alpha·l_induced on the plausible tokens, p >=
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -64,7 +64,7 @@ class SID(Contrastive):
     needs_cache = True
     source = "Huo et al., SID, arXiv:2408.02032"
     # No plausibility cut under greedy decoding; the caption script keeps 50 tokens.
-    released: ClassVar[dict[str, Any]] = {"constraint": "sampling"}
+    released = {"constraint": "sampling"}
 
     def begin(self, prompt: Prompt, passes: Passes) -> Step:
         check_layers(self, (self.layer,), prompt.parts.depth)

@@ -9,7 +9,7 @@ times stay the same. The paper keeps scores of at least beta times the largest l
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -62,7 +62,7 @@ class TCD(Contrastive):
     summary = "contrast with the same prompt over fewer or reordered frames of a video"
     cost = "2 rows per sequence, 2 prefills, 2 video encodings"
     source = "Zhang et al., EventHallusion, arXiv:2409.16597"
-    released: ClassVar[dict[str, Any]] = {"constraint": "published"}
+    released = {"constraint": "published"}
 
     def begin(self, prompt: Prompt, passes: Passes) -> Step:
         other = passes.contrast(

@@ -8,7 +8,7 @@ and to every new token. With several images, it applies to positions after the l
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -47,7 +47,7 @@ class VAF(Method):
     summary = "amplify attention to the image in the middle layers, and damp attention to the system message"
     cost = "1 forward; attention after the image is computed twice in the middle layers"
     source = "Yin et al., ClearSight, arXiv:2503.13107"
-    released: ClassVar[dict[str, Any]] = {"layers": "released"}
+    released = {"layers": "released"}
     changes_forward = True
 
     def begin(self, prompt: Prompt, passes: Passes) -> Step:

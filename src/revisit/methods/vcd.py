@@ -6,7 +6,7 @@ alpha)·l − alpha·l_noisy on the plausible tokens, p >= beta · max p.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -54,7 +54,7 @@ class VCD(Contrastive):
     summary = "contrast with the same prompt over a noisy image"
     cost = "2 rows per sequence, 2 prefills, 2 image encodings"
     source = "Leng et al., VCD, arXiv:2311.16922"
-    released: ClassVar[dict[str, Any]] = {"beta": 0.2, "seed": 55}  # of the POPE script for LLaVA
+    released = {"beta": 0.2, "seed": 55}  # of the POPE script for LLaVA
 
     def begin(self, prompt: Prompt, passes: Passes) -> Step:
         noisy = changed_pixels(prompt, lambda image, generator: add_noise(image, self.noise_step, generator), self.seed)

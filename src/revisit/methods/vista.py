@@ -8,7 +8,7 @@ score = (1 − share)·l + share · the mean logits of late layers, without the 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import model_validator
@@ -64,7 +64,7 @@ class VISTA(Method):
     summary = "steer every layer toward what the image adds, and mix in the logits of late layers"
     cost = "1 forward; head rows for the late layers; 2 further prefills, with and without the image"
     source = "Li et al., VISTA, arXiv:2502.03628"
-    released: ClassVar[dict[str, Any]] = {"layers": "released", "first": 1.0}
+    released = {"layers": "released", "first": 1.0}
     changes_forward = True
 
     @model_validator(mode="after")

@@ -120,6 +120,10 @@ def _read_config(name: str, hub: dict[str, Any]) -> dict[str, Any]:
     """Read config.json before any class interprets it."""
     if Path(name).exists():
         file = Path(name, hub.get("subfolder") or "", "config.json")
+        if file.with_name("adapter_config.json").exists() and not os.path.lexists(file):
+            raise RevisitError(
+                f"{name!r} holds an adapter, not a model: load its base model, and wrap it with peft's PeftModel.from_pretrained."
+            )
         if not os.path.lexists(file):
             raise RevisitError(f"{name!r} is not a model folder: it has no config.json.")
         return read_object(file)
