@@ -33,6 +33,7 @@ from revisit import ReVisiT
 from revisit.embedded.scenes import render, scene
 
 PROMPT = "Please describe this image in detail."
+DEPTH = 5  # layers of `tiny`
 SETTINGS: dict[str, dict[str, ReVisiT | None]] = {
     "mlx": {
         "greedy": None,
@@ -42,6 +43,9 @@ SETTINGS: dict[str, dict[str, ReVisiT | None]] = {
         "once": ReVisiT(once=1.0),
         "normed": ReVisiT(layers="all", norm="final", alpha=1e-3),
         "max": ReVisiT(select="max"),
+        "floor": ReVisiT(floor=0.5, floor_layer=DEPTH),
+        "greedy, floor": ReVisiT(weight=0.0, floor=0.2, floor_layer=DEPTH),
+        "floor of another layer": ReVisiT(layers="all", norm="final", alpha=1e-3, floor=0.3, floor_layer=DEPTH - 1),
     },
     "llama-cpp": {
         "greedy": ReVisiT(weight=0.0),  # through the refiner, because the image embeddings are those of transformers
@@ -49,6 +53,8 @@ SETTINGS: dict[str, dict[str, ReVisiT | None]] = {
         "adaptive": ReVisiT(weight="agreement", neighbors=8),
         "once": ReVisiT(once=1.0),
         "interpolation": ReVisiT(fusion="interpolation", alpha=1e-3),
+        "floor": ReVisiT(floor=0.5, floor_layer=DEPTH),
+        "greedy, floor": ReVisiT(weight=0.0, floor=0.2, floor_layer=DEPTH),
     },
 }
 
@@ -63,10 +69,12 @@ class Mlx:
         self.model = load_model(convert_tiny.write_mlx(folder / "tiny"))
 
     def decode(self, image: Image.Image, method: ReVisiT | None, new: int, chunk: int = 2048) -> list[int]:
-        return generate_mlx(self.model, revisit.prepare(self.pair[1], PROMPT, image), method, new, chunk)
+        return generate_mlx(self.model, revisit.prepare(self.pair[1], PROMPT, image), method, new, chunk, self.pair[1])
 
 
-def generate_mlx(model: Any, inputs: Any, method: ReVisiT | None, new: int = 24, chunk: int = 2048) -> list[int]:
+def generate_mlx(
+    model: Any, inputs: Any, method: ReVisiT | None, new: int = 24, chunk: int = 2048, processor: Any = None
+) -> list[int]:
     """Decode one prompt with mlx-vlm's own loop, until the end of text."""
     import mlx.core as mx
     from mlx_vlm.generate.ar import generate_step
@@ -76,7 +84,7 @@ def generate_mlx(model: Any, inputs: Any, method: ReVisiT | None, new: int = 24,
     arrays = {name: mx.array(value.numpy()) for name, value in inputs.items() if name != "attention_mask"}
     ids, pixels = arrays.pop("input_ids"), arrays.pop("pixel_values")
     out: list[int] = []
-    with revisit.mlx.attach(model, method) if method else nullcontext() as refine:
+    with revisit.mlx.attach(model, method, processor) if method else nullcontext() as refine:
         options = {"temperature": 0.0, "max_tokens": new, "prefill_step_size": chunk, **arrays}
         processors = [refine] if refine else None
         for token, _ in generate_step(ids, model, pixels, None, logits_processors=processors, **options):
@@ -118,6 +126,7 @@ class LlamaCpp:
         url = f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}"
         parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": f"\n{PROMPT}"}]
         with revisit.llama_cpp.attach(self.llm, method) if method else nullcontext() as refine:
+            self.refine = refine  # of the last answer
             processors = llama_cpp.LogitsProcessorList([refine]) if refine else None
             options = {"temperature": 0.0, "max_tokens": new, "logits_processor": processors, **options}
             reply = self.llm.create_chat_completion([{"role": "user", "content": parts}], **options)

@@ -39,8 +39,8 @@ from revisit.models.spelling import spelling_of
 from revisit.paper.study import Result, Stored, Subject, percent, track
 
 METHODS = ("greedy", "revisit")
-FLOORS = (0.35, 0.18, 0.13, 0.075, 0.055, 0.0)  # the strictest first; 0 is without a floor
-TINY_FLOORS = (0.8, 0.7, 0.6, 0.5, 0.42, 0.35, 0.25, 0.15, 0.0)  # its vision tokens are surer
+FLOORS: tuple[float, ...] = (0.35, 0.18, 0.13, 0.075, 0.055, 0.0)  # the strictest first; 0 is without a floor
+TINY_FLOORS: tuple[float, ...] = (0.8, 0.7, 0.6, 0.5, 0.42, 0.35, 0.25, 0.15, 0.0)  # its vision tokens are surer
 RATES, CONFIDENCE, SPLITS, SHARE = (0.3, 0.2, 0.1), 0.9, 20, 0.4  # share of the images that calibrates
 
 Line = dict[str, Any]

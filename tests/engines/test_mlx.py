@@ -29,6 +29,7 @@ from revisit import ReVisiT
 from revisit.embedded.scenes import render, scene
 from revisit.errors import RevisitError
 from revisit.models.head import LinearHead
+from revisit.models.names import names_of
 from revisit.models.prompts import prepare
 from revisit.step import reference
 
@@ -60,6 +61,20 @@ def test_tiny_gives_the_tokens_of_transformers(tiny: Mlx, name: str) -> None:
         image = render(scene("unusual", 77, index))
         tokens = tiny.decode(image, method, 24, chunk=16 if index % 2 else 2048)
         assert_equal_or_tied(tokens, model, prepare(processor, PROMPT, image), method)
+
+
+def test_names_below_the_floor_are_never_written(tiny: Mlx) -> None:
+    processor = tiny.pair[1]
+    for index in range(4):
+        image = render(scene("unusual", 77, index))
+        with revisit.mlx.attach(tiny.model, ReVisiT(floor=0.5), processor) as refine:
+            arrays = {name: mx.array(value.numpy()) for name, value in prepare(processor, PROMPT, image).items()}
+            options = {"temperature": 0.0, "max_tokens": 40, "logits_processors": [refine]}
+            ids, pixels = arrays["input_ids"], arrays["pixel_values"]
+            tokens = [token for token, _ in generate_step(ids, tiny.model, pixels, None, **options)]
+        low = {name for name, value in refine.support.items() if value < 0.5}
+        assert len(low) > 40
+        assert not low & set(names_of(()).find(processor.tokenizer.decode(tokens)))
 
 
 def convert(family: str, folder: Path) -> nn.Module:
@@ -144,6 +159,8 @@ def test_steps_without_the_refiner_raise_and_the_model_is_restored(tiny: Mlx) ->
     for method in (ReVisiT(divergence="kl"), ReVisiT(phase="answer")):
         with pytest.raises(RevisitError, match="supports"), revisit.mlx.attach(model, method):
             pass
+    with pytest.raises(RevisitError, match="processor"), revisit.mlx.attach(model, ReVisiT(floor=0.1)):
+        pass
     assert model.language_model.model.norm is norm
     assert all(now is before for now, before in zip(model.language_model.model.layers, layers, strict=True))
     assert "get_input_embeddings" not in vars(model)

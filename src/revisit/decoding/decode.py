@@ -77,7 +77,8 @@ class Decoded:
     def counters(self) -> dict[str, float]:
         """Return the trace's counters, summed over beams."""
         rows = self.trace.rows
-        rare = {"outside": sum(row.outside for row in rows), "unclosed": int(self.unclosed)}
+        rare = {name: sum(getattr(row, name) for row in rows) for name in ("outside", "exhausted", "overruled")}
+        rare["unclosed"] = int(self.unclosed)
         return {
             "steps": sum(row.step_count for row in rows),
             "applied": sum(row.applied for row in rows),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from revisit.decoding.row_guard import RowGuard
+from revisit.decoding.row_guard import RowGuard, answer_of
 from revisit.errors import RevisitError
 from revisit.forward.support import check_layer, name_support
 from revisit.models.spelling import spelling_of
@@ -65,16 +65,15 @@ class Floor:
         over = [False] * len(tokens) if ended is None else ended.tolist()
         self._blocked = []
         for number, (guard, row) in enumerate(zip(self.rows, tokens, strict=True)):
-            answer = None if guard is None or over[number] else self._answer(number, row)
+            answer = None if guard is None or over[number] else answer_of(self._thoughts, row, self._opened[number])
             nothing = torch.empty(0, dtype=torch.long)
             self._blocked.append(nothing if guard is None or answer is None else guard.blocked(answer))
         kept = self.without(scores)
-        best = kept.amax(-1).tolist()
-        for number, (guard, blocked) in enumerate(zip(self.rows, self._blocked, strict=True)):
-            if guard is not None and len(blocked):
-                values = scores[number, blocked].cpu()
-                order = values.argsort(descending=True)[: int((values > best[number]).sum())]
-                self._note(number, guard, blocked[order].tolist(), len(tokens[number]) + 1)
+        for number, best in enumerate(kept.amax(-1).tolist() if self.recorder.trace is not None else ()):
+            values = scores[number, self._blocked[number]].cpu()
+            if count := int((values > best).sum()):
+                order = values.argsort(descending=True)[:count]
+                self._note(number, self._blocked[number][order].tolist(), len(tokens[number]) + 1)
         return kept
 
     def without(self, scores: Tensor) -> Tensor:
@@ -91,18 +90,11 @@ class Floor:
             row.exhausted += is_empty
             row.overruled += is_overruled
 
-    def _answer(self, number: int, tokens: list[int]) -> list[int] | None:
-        """Return the tokens of an answer without its thoughts; None within a thought."""
-        if self._thoughts is None:
-            return tokens
-        split = self._thoughts.split(tokens, self._opened[number])
-        return None if split.unclosed else split.answer
-
-    def _note(self, number: int, guard: RowGuard, tokens: list[int], step: int) -> None:
+    def _note(self, number: int, tokens: list[int], step: int) -> None:
         """Record the withheld tokens that were likelier than every other one, the likeliest first."""
-        trace = self._trace(number)
-        if trace is None or not tokens:
-            return
+        trace, guard = self._trace(number), self.rows[number]
+        assert trace is not None
+        assert guard is not None
         trace.prevented += [(step, category) for category in sorted(guard.categories(tokens[:1]))]
         trace.lowest_floor = max(trace.lowest_floor, guard.lowest_floor(tokens))
         if trace.records and trace.records[-1].step == step:

@@ -11,12 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from revisit.models.spelling import Place
+import torch
+from torch import Tensor
+
+from revisit.models.spelling import Place, spelling_of
+from revisit.models.thoughts import Thoughts, find_thoughts
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
+    from revisit.decoding.method import Method
     from revisit.models.spelling import Spelling
+    from revisit.models.types import Tokenizer
 
 WINDOW = 48  # tokens in which a category that was named counts as just named
 AGAIN = 2  # mentions in the window that are allowed if the second one is definite
@@ -107,3 +111,37 @@ class RowGuard:
         start = self._last.place.start
         names = self.categories(tokens).union(*(self.spelling.longer(start, token) for token in tokens))
         return max((value for name in names if (value := self.support.get(name, 0.0)) < self.floor), default=0.0)
+
+
+class AnswerGuard:
+    """Withhold names from the answer to one prompt at a time, but not from its thoughts, in an engine without rows.
+
+    Args:
+        tokenizer: The model's tokenizer.
+        model_type: The model's type, which tells how its thoughts begin and end; None for any.
+        method: The method, with its floor and its names.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, model_type: str | None, method: Method) -> None:
+        self.spelling, self._floor = spelling_of(tokenizer, method.names), method.floor
+        self._thoughts = find_thoughts(tokenizer, model_type)
+        self.support: dict[str, float] = {}  # of each category, in the last prompt
+
+    def begin(self, prompt: Sequence[int], support: dict[str, float]) -> None:
+        """Start a prompt, whose image gives this support."""
+        self.support = support
+        self._row = RowGuard(self.spelling, support, self._floor)
+        self._opened = self._thoughts is not None and self._thoughts.open_at_end(prompt)
+
+    def blocked(self, written: Sequence[int]) -> Tensor:
+        """Return the tokens that may not follow what was written.  -> (n,)"""
+        answer = answer_of(self._thoughts, written, self._opened)
+        return torch.empty(0, dtype=torch.long) if answer is None else self._row.blocked(answer)
+
+
+def answer_of(thoughts: Thoughts | None, tokens: Sequence[int], opened: bool) -> Sequence[int] | None:
+    """Return the tokens of an answer without its thoughts; None within a thought, which may have been opened by the prompt."""
+    if thoughts is None:
+        return tokens
+    split = thoughts.split(tokens, opened)
+    return None if split.unclosed else split.answer

@@ -8,7 +8,7 @@
 
 Inside the context, modules of the decoder are wrapped to keep the hidden states of the image tokens during prefill, in one piece
 or in chunks. The arithmetic is that of `revisit.step.reference`, in float32. The host reads the number of plausible tokens once
-per step; everything else stays on the device.
+per step; everything else stays on the device. With `floor`, it also reads the tokens written so far.
 """
 
 from __future__ import annotations
@@ -20,9 +20,13 @@ from functools import partial
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
+import torch
 from mlx import nn
 
+from revisit.decoding.row_guard import AnswerGuard
 from revisit.errors import RevisitError
+from revisit.forward.support import best_support
 from revisit.methods.revisit import ReVisiT
 from revisit.models.families import LOGIT_CAP, LOGIT_FACTORS, resolve_layers
 from revisit.models.head import LARGEST_LOGIT
@@ -32,16 +36,19 @@ from revisit.step.rule import Rule
 
 __all__ = ["Refiner", "attach", "refine_row"]
 
+PART = 8192  # tokens whose logits are computed at once to read the image tokens over the whole vocabulary
 Head = Callable[[mx.array, mx.array], mx.array]  # states (n, d), token ids (k,) -> logits (n, k)
 
 
 @contextmanager
-def attach(model: nn.Module, method: ReVisiT | None = None) -> Iterator[Refiner]:
+def attach(model: nn.Module, method: ReVisiT | None = None, processor: Any = None) -> Iterator[Refiner]:
     """Wrap modules of a model and yield ReVisiT's logits processor; restore the model at the end.
 
     Args:
         model: A model loaded by `mlx_vlm.load`. It decodes one prompt at a time.
-        method: The settings; by default those recommended for the model's family.
+        method: The settings; by default those recommended for the model's family. `floor` reads the layer `floor_layer`, by
+            default the last.
+        processor: The processor that `mlx_vlm.load` returned, which `floor` needs to find the names.
     """
     config, language = model.config, model.language_model
     decoder: Any = getattr(language, "model", None)
@@ -56,17 +63,26 @@ def attach(model: nn.Module, method: ReVisiT | None = None) -> Iterator[Refiner]
     if not image_tokens:
         raise RevisitError(f"revisit.mlx does not support {config.model_type}: its configuration names no image token.")
     method = method or ReVisiT.recommended(model)
-    if not method.usual or method.phase != "both" or method.floor:
+    if not method.usual or method.phase != "both":
         raise RevisitError(
             'revisit.mlx supports divergence="jsd", select="min" or "max", fusion="poe", vocabulary="subset", '
-            'precision="float32", phase="both" and floor=0 only.'
+            'precision="float32" and phase="both" only.'
         )
+    if method.floor and processor is None:
+        raise RevisitError("revisit.mlx needs the processor to find the names that floor withholds: pass it to attach.")
     tied = not hasattr(language, "lm_head")
     depth, norm, embed = len(decoder.layers), decoder.norm, model.get_input_embeddings
     layers = resolve_layers(method.layers, depth, tied)
     head = _projection(decoder.embed_tokens if tied else language.lm_head)
     norms = {layer: norm if layer == depth or method.norm == "final" else nn.Identity() for layer in layers}
-    refiner = Refiner(method, head, image_tokens, norms, depth)
+    names = None
+    if method.floor:
+        layer = depth if method.floor_layer is None else method.floor_layer
+        rows = (decoder.embed_tokens if tied else language.lm_head).weight.shape[0]
+        guard = AnswerGuard(getattr(processor, "tokenizer", processor), config.model_type, method)
+        names = _Names(guard, layer, norm if layer == depth else nn.Identity(), head, rows)
+        layers = tuple({*layers, layer})
+    refiner = Refiner(method, head, image_tokens, norms, depth, names)
 
     def get_input_embeddings(input_ids: mx.array, *args: Any, **kwargs: Any) -> Any:
         output = embed(input_ids, *args, **kwargs)
@@ -95,9 +111,15 @@ class Refiner:
     """A logits processor that applies ReVisiT's step to states of the layers in `norms`; made by `attach`."""
 
     def __init__(
-        self, rule: Rule, head: Head, image_tokens: Sequence[int], norms: Mapping[int, nn.Module], final: int
+        self,
+        rule: Rule,
+        head: Head,
+        image_tokens: Sequence[int],
+        norms: Mapping[int, nn.Module],
+        final: int,
+        names: _Names | None = None,
     ) -> None:
-        self._rule, self._head, self._image_tokens = rule, head, image_tokens
+        self._rule, self._head, self._image_tokens, self._names = rule, head, image_tokens, names
         self._norms, self._final = norms, final  # the norm of each layer's states, and the last layer
         self._forwards = self._calls = 0
 
@@ -107,9 +129,10 @@ class Refiner:
             raise RevisitError(f"revisit.mlx decodes one prompt at a time, not {len(input_ids)}.")
         prompt = input_ids[0].tolist()
         self._images = [position for position, token in enumerate(prompt) if token in self._image_tokens]
-        self._length = len(prompt)
-        self._position = dict.fromkeys((*self._norms, self._final), 0)
-        self._kept: dict[int, list[mx.array]] = {layer: [] for layer in self._norms}
+        self._length, self._ids = len(prompt), prompt
+        layers = {*self._norms, *([self._names.layer] if self._names else [])}
+        self._position = dict.fromkeys((*layers, self._final), 0)
+        self._kept: dict[int, list[mx.array]] = {layer: [] for layer in layers}
         self._states: mx.array | None = None
         self._prompt = 0  # length of the part of the prompt that mlx-vlm passes to logits processors
 
@@ -131,10 +154,22 @@ class Refiner:
                 raise RevisitError(
                     "revisit.mlx found no image tokens in the prompt: pass an image, and no prompt cache that already holds it."
                 )
-            self._states = mx.concatenate([norm(mx.concatenate(self._kept.pop(i))) for i, norm in self._norms.items()])
+            kept = {layer: mx.concatenate(states) for layer, states in self._kept.items()}
+            self._kept.clear()
+            self._states = mx.concatenate([norm(kept[layer]) for layer, norm in self._norms.items()])
             self._prompt = len(tokens)
-        scores = refine_row(logits[0], self._states, self._head, self._rule, tokens[self._prompt :])
+            if self._names:
+                self._names.begin(self._ids, kept[self._names.layer])
+        written = tokens[self._prompt :]
+        scores = refine_row(logits[0], self._states, self._head, self._rule, written)
+        if self._names:
+            scores = self._names.withhold(scores, logits[0], written)
         return scores[None].astype(logits.dtype)
+
+    @property
+    def support(self) -> dict[str, float]:
+        """The support of each category of names by the last image, with `floor`; names below the floor are withheld."""
+        return self._names.guard.support if self._names else {}
 
     def check(self) -> None:
         """Raise RevisitError if the model predicted tokens that were not refined."""
@@ -143,6 +178,35 @@ class Refiner:
                 f"mlx-vlm predicted {self._forwards - self._calls} tokens without ReVisiT: pass the refiner in "
                 "logits_processors, and no draft model."
             )
+
+
+class _Names:
+    """Withhold names with little support: the setting `floor`."""
+
+    def __init__(self, guard: AnswerGuard, layer: int, norm: nn.Module, head: Head, vocabulary: int) -> None:
+        self.guard, self.layer = guard, layer
+        self._norm, self._head, self._vocabulary = norm, head, vocabulary
+
+    def begin(self, prompt: Sequence[int], states: mx.array) -> None:
+        """Read the support of the names by a layer's states of the image tokens.  (n, d)"""
+        states, ids = self._norm(states), self.guard.spelling.read_tokens
+        total = mx.full((states.shape[0],), -math.inf)  # over the whole vocabulary, in parts
+        for start in range(0, self._vocabulary, PART):
+            part = mx.arange(start, min(start + PART, self._vocabulary))
+            total = mx.logaddexp(total, mx.logsumexp(self._head(states, part), -1))
+            mx.eval(total)
+        read = mx.exp(self._head(states, mx.array(ids)) - total[:, None])
+        self.guard.begin(prompt, self.guard.spelling.support(best_support(torch.from_numpy(np.array(read)), ids)))
+
+    def withhold(self, scores: mx.array, logits: mx.array, written: mx.array) -> mx.array:
+        """Return the scores without names that may not come next; the logits without them if nothing else is left.  (V,), (V,), (m,)"""
+        blocked = self.guard.blocked(written.tolist()).numpy()
+        if not len(blocked):
+            return scores
+        ids, never = mx.array(blocked), mx.full((len(blocked),), -math.inf)
+        left = mx.put_along_axis(scores, ids, never.astype(scores.dtype), -1)
+        plain = mx.put_along_axis(logits, ids, never.astype(logits.dtype), -1)
+        return mx.where(left.max() > -math.inf, left, plain)
 
 
 class _Observed:

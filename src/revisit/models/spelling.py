@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -59,6 +59,7 @@ class Spelling:
         for token, text in enumerate(self.texts):
             self._ids[re.sub(r"\W+$", "", text)].append(token)
         self.first_tokens = self._first_tokens(tokenizer, own_list=bool(categories))
+        self.read_tokens = sorted({token for tokens in self.first_tokens.values() for token in tokens})
         self._completing: dict[tuple[str, bool], dict[int, str]] = {}  # place -> token -> category
         self._extended = self._find_extended(tokenizer)
         self._begun: dict[str, set[str]] = defaultdict(set)  # first words of names -> categories
@@ -99,6 +100,12 @@ class Spelling:
                     "lines, or add a synonym to one of them."
                 )
         return found
+
+    def support(self, of_tokens: Mapping[int, tuple[float, int]]) -> dict[str, float]:
+        """Return the support of each category, the best of its names, from that of `read_tokens`."""
+        return {
+            category: max(of_tokens[token][0] for token in tokens) for category, tokens in self.first_tokens.items()
+        }
 
     def _find_extended(self, tokenizer: Tokenizer) -> dict[str, list[str]]:
         """Return the longer names of which a name is the first piece, as "bow" is of "bowl" in some vocabularies."""
