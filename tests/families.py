@@ -110,8 +110,13 @@ def part(entry: dict[str, Any]) -> Any:
 
 
 def make(family: str) -> tuple[Any, Any]:
-    """Make a tiny random model and its processor; the video processor needs torchvision and may be left out."""
-    entry = TABLE["families"][family]
+    """Make a tiny random model and its processor."""
+    model = getattr(transformers, f"{TABLE['families'][family]['model']}ForConditionalGeneration")(config(family))
+    return model, processor(TABLE["families"][family])
+
+
+def processor(entry: dict[str, Any]) -> Any:
+    """Make a processor; its video processor needs torchvision and may be left out."""
     settings = dict(entry["processor"])
     name = settings.pop("class")
     cls = PixtralByHand if name == "PixtralByHand" else getattr(transformers, name)
@@ -122,8 +127,7 @@ def make(family: str) -> tuple[Any, Any]:
         cls = images_only(cls) if videos is None else cls
     if "features" in entry:
         parts["feature_extractor"] = part(entry["features"])
-    model = getattr(transformers, f"{entry['model']}ForConditionalGeneration")(config(family))
-    return model, cls(**parts, **settings)
+    return cls(**parts, **settings)
 
 
 def llava() -> tuple[Any, Any]:

@@ -16,6 +16,7 @@ import torch
 import transformers
 import yaml
 
+import families
 from revisit.models.families import PIXELS
 from revisit.models.parts import ModelParts
 
@@ -33,6 +34,7 @@ class Tiny:
     around: tuple[list[int], list[int]] = ([], [])  # tokens before and after the image
     needs: str = ""  # a package that the tests do not install
     since: str = "5.19"  # the first version of transformers with this configuration and these inputs
+    real: dict[str, Any] | None = None  # its processor, as in families.yaml, and the names of its special tokens' ids
 
 
 def merged(node: Any) -> Any:
@@ -55,7 +57,12 @@ def tensor(entry: Any) -> torch.Tensor:
 
 def tiny(entry: dict[str, Any]) -> Tiny:
     inputs = entry.get("inputs", {"pixel_values": [1, 3, 8, 8]})
-    made = {"config": merged(entry["config"]), "inputs": {name: tensor(value) for name, value in inputs.items()}}
+    real = merged(entry.get("real"))
+    made = {
+        "config": merged(entry["config"]),
+        "real": real,
+        "inputs": {name: tensor(value) for name, value in inputs.items()},
+    }
     return Tiny(**{**entry, **made})
 
 
@@ -63,12 +70,10 @@ DECODED = {name: tiny(entry) for name, entry in TABLE["decoded"].items()}
 UNSUPPORTED = {name: (merged(entry["config"]), entry["reason"]) for name, entry in TABLE["unsupported"].items()}
 
 
-@functools.cache
-def build(model_type: str) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Build a tiny random model of a type, and the inputs of one row; cached, so tests must not change them."""
-    tiny = DECODED[model_type]
+def random_model(model_type: str, settings: dict[str, Any]) -> Any:
+    """Build a tiny random model of a type."""
     torch.manual_seed(0)
-    config = transformers.CONFIG_MAPPING[model_type](**tiny.config)
+    config = transformers.CONFIG_MAPPING[model_type](**settings)
     model = transformers.AutoModelForImageTextToText.from_config(config).float().eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -76,6 +81,14 @@ def build(model_type: str) -> tuple[Any, dict[str, torch.Tensor]]:
                 parameter.normal_(0, 0.2)
         ModelParts.of(model).head.weight.normal_(0, 0.5)
     model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, 2
+    return model
+
+
+@functools.cache
+def build(model_type: str) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Build a tiny random model of a type, and the inputs of one row; cached, so tests must not change them."""
+    tiny = DECODED[model_type]
+    model = random_model(model_type, tiny.config)
     before, after = tiny.around
     row = torch.tensor([[1, *before, *[IMAGE] * tiny.tokens, *after, 30, 31, 32]])
     inputs = {"input_ids": row, "attention_mask": torch.ones_like(row), **tiny.inputs}
@@ -84,3 +97,16 @@ def build(model_type: str) -> tuple[Any, dict[str, torch.Tensor]]:
     if "mm_token_type_ids" in inspect.signature(model.forward).parameters:
         inputs["mm_token_type_ids"] = (row == IMAGE).long()
     return model, inputs
+
+
+def build_with_processor(model_type: str) -> tuple[Any, Any]:
+    """Build a tiny random model with the token ids of its real processor, and what that makes of two prompts with an image each."""
+    tiny = DECODED[model_type]
+    assert tiny.real is not None
+    ids = {name: families.token_id(token) for name, token in tiny.real["ids"].items()}
+    text = {**tiny.config["text_config"], "vocab_size": families.VOCAB}
+    processor = families.processor(tiny.real)
+    texts = [tiny.real["place"] + prompt for prompt in ("what is it?", "hi")]
+    images = [[families.image(0)], [families.image(1, (32, 48))]]
+    inputs = processor(text=texts, images=images, padding=True, return_tensors="pt")
+    return random_model(model_type, {**tiny.config, **ids, "text_config": text}), families.wide(inputs)

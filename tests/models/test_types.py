@@ -19,7 +19,7 @@ import revisit
 from model_types import DECODED, UNSUPPORTED
 from revisit import ReVisiT, RevisitError, Trace
 from revisit.models import families as table
-from revisit.models.parts import unsupported
+from revisit.models.parts import unsupported, vision_token_ids
 from revisit.models.patch_maps import merged
 
 METHOD = ReVisiT(alpha=1e-2)
@@ -82,6 +82,20 @@ def test_a_tiny_model_is_decoded_by_its_vision_states(model_type: str) -> None:
     if model_type not in NO_BEAMS:
         beams = revisit.generate(model, **inputs, method=METHOD, num_beams=2, **options)
         assert beams.shape == plain.sequences.shape
+
+
+@pytest.mark.parametrize("model_type", [name for name, tiny in DECODED.items() if tiny.real])
+def test_a_tiny_model_is_decoded_with_its_real_processor(model_type: str) -> None:
+    needs = table.of(known(model_type)).needs
+    if needs and importlib.util.find_spec(needs) is None:
+        pytest.skip(f"{needs} is not installed; make test-torchvision has it")
+    model, inputs = model_types.build_with_processor(model_type)
+    trace, options = Trace(), {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
+    both = revisit.generate(model, **inputs, method=METHOD, trace=trace, **options)
+    vision = torch.isin(inputs["input_ids"], torch.tensor(vision_token_ids(model.config)))
+    assert [row.vision_tokens for row in trace.rows] == vision.sum(-1).tolist()
+    assert all(row.vision_tokens > 9 and row.applied for row in trace.rows)
+    assert not torch.equal(both, revisit.generate(model, **inputs, method="greedy", **options))
 
 
 @pytest.mark.parametrize("model_type", SEVERAL_STREAMS)
