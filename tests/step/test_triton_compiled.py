@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -56,6 +57,7 @@ class Shape(NamedTuple):
     blocks: int = 1
     in_place: bool = False  # some rows of the logits, as in vLLM
     ended: bool = False
+    split: bool = False  # the head, over several GPUs
 
 
 ADAPTIVE = Rule(weight="both", neighbors=8, normalize=False, once=0.5)
@@ -77,6 +79,7 @@ SHAPES = [
     Shape(
         "Qwen2.5-VL-7B, 16 k, all", torch.bfloat16, 8, 240 * 1024, 3584, 152064, ADAPTIVE, torch.bfloat16, ended=True
     ),
+    Shape("a model of 70 B on 8 GPUs, batch 8", torch.bfloat16, 8, 1024, 8192, 128256, split=True),
     Shape("float32", torch.float32, 2, 1000, 1024, 50001, ADAPTIVE, ended=True),
 ]
 
@@ -100,7 +103,10 @@ def launches(shape: Shape, hip: bool) -> Iterator[Any]:
     ended, places = flags[2] if shape.ended else None, empty(rows, dtype=torch.int64) if shape.in_place else None
     gap = 1e5 if shape.in_place else math.inf
     written = empty(rows, 77, dtype=torch.int64)
-    yield from kernels.launches(logits, states, head, shape.rule, buffers, out, tiles, ended, places, gap, written)
+    gather = (lambda ids: empty(len(ids), shape.width, dtype=shape.dtype)) if shape.split else None
+    with mock.patch.object(kernels, "plausible_ids", return_value=empty(500, dtype=torch.int32)):
+        rule, rest = shape.rule, (ended, places, gap, written, gather)
+        yield from kernels.launches(logits, states, head, rule, buffers, out, tiles, *rest)
 
 
 def source(launch: Any) -> ASTSource:

@@ -112,9 +112,8 @@ class Edges(NamedTuple):
     """The ids of the tokens around and within an image."""
 
     marks: Set[int] = frozenset()  # that running text is never divided into
-    words: Set[int] = (
-        frozenset()
-    )  # that it can contain, such as line breaks between tiles; part of an image only between marks
+    # That it can contain, such as line breaks between tiles; part of an image only between marks.
+    words: Set[int] = frozenset()
 
 
 def edges(tokenizer: Tokenizer, family: Family) -> Edges:

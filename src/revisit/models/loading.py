@@ -228,20 +228,15 @@ def _check_weights(name: str, model: Model, loading: dict[str, Any]) -> None:
 
 
 def _not_finite(model: Model) -> list[str]:
-    """List the tensors that contain infinities or NaN; waits for the device only once."""
-    names, extremes = [], []
-    scattered = len({parameter.device for parameter in model.parameters()}) > 1
-    for name, tensor in ((name, part) for name, value in model.state_dict().items() for part in plain_tensors(value)):
-        if tensor.is_meta or not tensor.numel():
-            continue
-        if tensor.is_floating_point() and tensor.element_size() > 1:  # float8 has no aminmax
-            pair = torch.stack(torch.aminmax(tensor.detach())).float()  # (2,)
-            names.append(name)
-            extremes.append(pair.cpu() if scattered else pair)
-    if not extremes:
-        return []
-    finite = torch.stack(extremes).isfinite().all(-1).tolist()
-    return [name for name, good in zip(names, finite, strict=True) if not good]
+    """List the tensors that contain infinities or NaN."""
+
+    def finite(tensor: torch.Tensor) -> bool:
+        wide = tensor.is_floating_point() and tensor.element_size() > 1  # float8 has no aminmax
+        if tensor.is_meta or not tensor.numel() or not wide:
+            return True
+        return bool(torch.stack(torch.aminmax(tensor.detach())).isfinite().all())
+
+    return [name for name, value in model.state_dict().items() if not all(map(finite, plain_tensors(value)))]
 
 
 def _from_pretrained(name: str, *, device_map: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:

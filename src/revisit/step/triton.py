@@ -550,8 +550,7 @@ def launches(
     if values["marks"] is not None:
         yield launch(mark, triton.cdiv(values["length"], 128), batch, TOKENS=128)
     if gather is not None:
-        inside = torch.arange(vocabulary, device=logits.device) < out.sizes[:, None]  # (B, V)
-        ids = buffers["ids"][: inside.numel()].view_as(inside)[inside]  # (n,); waits for the device
+        ids = plausible_ids(buffers["ids"], out.sizes, vocabulary)
         if len(ids) * width > COPIED:
             raise TooManyRows
         values |= {"head": gather(ids.long()), "starts": out.sizes.cumsum(0) - out.sizes}
@@ -562,6 +561,12 @@ def launches(
     yield launch(project, tiles.projections, batch, TOKENS=tiles.projected, WIDTH=1024)
     weights = {"AGREEMENT": adaptive in ("agreement", "both"), "UNCERTAINTY": adaptive in ("uncertainty", "both")}
     yield launch(fuse, batch, **weights, NORMALIZE=rule.normalize, TOKENS=1024)
+
+
+def plausible_ids(ids: Tensor, sizes: Tensor, vocabulary: int) -> Tensor:
+    """Return the packed ids of all rows without the gaps between them; waits for the device.  -> (n,)"""
+    inside = torch.arange(vocabulary, device=ids.device) < sizes[:, None]  # (B, V)
+    return ids[: inside.numel()].view_as(inside)[inside]
 
 
 # -- the step ------------------------------------------------------------------------------------------------------
