@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+
+from revisit.models.types import Arguments
 
 NAMES = "adapter_names"
 
@@ -31,8 +32,8 @@ def follow_rows(decoder: nn.Module, rows: int, stack: ExitStack) -> None:
             own = [name for name in names for _ in range(rows // len(names))]  # beams and return sequences
 
             def extend(
-                _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], own: list[str] = own
-            ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+                _module: nn.Module, args: tuple[Tensor, ...], kwargs: Arguments, own: list[str] = own
+            ) -> tuple[tuple[object, ...], Arguments] | None:
                 if args[0].ndim != 3 or NAMES not in kwargs:
                     return None
                 repeats, fewer = divmod(len(args[0]), len(own))

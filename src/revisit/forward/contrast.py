@@ -26,6 +26,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from revisit.errors import RevisitError
 from revisit.forward.prompt import CACHE, Prompt
 from revisit.forward.states import Pass, saved_positions
+from revisit.models.types import Arguments
 
 if TYPE_CHECKING:
     from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -67,7 +68,7 @@ class Contrast(Pass):
     """A contrasted pass: its prompt, the arguments that generate() prepared for it, and the logits of its newest position."""
 
     ids: Tensor = field(kw_only=True)  # (rows, T')
-    kwargs: dict[str, Any] = field(kw_only=True)  # keyword arguments that the loop would pass to the model
+    kwargs: Arguments = field(kw_only=True)  # keyword arguments that the loop would pass to the model
     config: GenerationConfig = field(kw_only=True)
     logits: Tensor | None = None  # (rows, V)
 
@@ -95,7 +96,7 @@ def running(only: Pass | None, instead_of: Pass) -> Iterator[None]:
             only.live = None
 
 
-def prepared(prompt: Prompt, inputs: dict[str, Any] | None) -> tuple[Tensor, dict[str, Any], GenerationConfig]:
+def prepared(prompt: Prompt, inputs: Arguments | None) -> tuple[Tensor, Arguments, GenerationConfig]:
     """Return a prompt as generate() prepares it for its loop: encoded images, positions, cache, repeated for beams.
 
     Without `inputs`, return the prompt of this call.
@@ -111,7 +112,7 @@ def prepared(prompt: Prompt, inputs: dict[str, Any] | None) -> tuple[Tensor, dic
         stopping_criteria: object,
         generation_config: GenerationConfig,
         **model_kwargs: Any,
-    ) -> tuple[Tensor, dict[str, Any], GenerationConfig]:
+    ) -> tuple[Tensor, Arguments, GenerationConfig]:
         return input_ids, model_kwargs, generation_config
 
     config = GenerationConfig(
@@ -119,7 +120,7 @@ def prepared(prompt: Prompt, inputs: dict[str, Any] | None) -> tuple[Tensor, dic
         **{name: getattr(prompt.config, name) for name in COPIED_OPTIONS},
     )
     with saved_positions(prompt.model):
-        arguments: tuple[Tensor, dict[str, Any], GenerationConfig] = prompt.model.generate(
+        arguments: tuple[Tensor, Arguments, GenerationConfig] = prompt.model.generate(
             **inputs, generation_config=config, custom_generate=return_arguments
         )
     return arguments
@@ -147,7 +148,7 @@ class Contrasted(ModelWrapper):
     # -- called by the loop --------------------------------------------------------------------------------------
 
     def _prefill(
-        self, input_ids: Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any], **kwargs: Any
+        self, input_ids: Tensor, generation_config: GenerationConfig, model_kwargs: Arguments, **kwargs: Any
     ) -> CausalLMOutputWithPast:
         prefill = type(self._model)._prefill
         outputs: CausalLMOutputWithPast = prefill(self._model, input_ids, generation_config, model_kwargs, **kwargs)
@@ -195,16 +196,16 @@ class Contrasted(ModelWrapper):
         contrast.logits = outputs.logits[:, -1].float()
         contrast.kwargs = self._model._update_model_kwargs_for_generation(outputs, contrast.kwargs)
 
-    def _next(self, contrast: Contrast, input_ids: Tensor) -> dict[str, Any]:
+    def _next(self, contrast: Contrast, input_ids: Tensor) -> Arguments:
         """Return the model's inputs for this pass at this step, with the tokens of the main pass."""
         cached = contrast.kwargs.get("use_cache", True)
         ids = input_ids[:, -1:] if cached else torch.cat([contrast.ids, input_ids[:, self._prompt :]], dim=1)
-        inputs: dict[str, Any] = self._model.prepare_inputs_for_generation(
+        inputs: Arguments = self._model.prepare_inputs_for_generation(
             ids, next_sequence_length=1 if cached else None, **contrast.kwargs
         )
         return inputs
 
-    def _join(self, parts: list[dict[str, Any]]) -> bool:
+    def _join(self, parts: list[Arguments]) -> bool:
         """Append the cached rows of all passes to the main ones, padded on the left; return False if that is not possible."""
         caches: list[Any] = [part.get(CACHE) for part in parts]
         if any(cache is None for cache in caches):
@@ -250,13 +251,13 @@ class Contrasted(ModelWrapper):
         self._cache = None
 
 
-def merge(parts: list[dict[str, Any]], shifts: list[int]) -> dict[str, Any] | None:
+def merge(parts: list[Arguments], shifts: list[int]) -> Arguments | None:
     """Merge the inputs of several passes into those of one batch; None if they cannot be merged.
 
     Masks are padded by each pass's shift; positions are explicit, so padding does not move them.
     """
     rows = parts[0]["input_ids"].shape[0]
-    merged: dict[str, Any] = {}
+    merged: Arguments = {}
     masks = [part.get("attention_mask") for part in parts]
     if any(shifts) or any(mask is not None for mask in masks):
         longest = parts[shifts.index(0)]

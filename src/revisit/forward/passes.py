@@ -19,6 +19,7 @@ from revisit.forward.prompt import CACHE, Prompt
 from revisit.forward.states import Capture, Hooks, Pass, StateHook, saved_positions
 from revisit.models.families import resolve_layers
 from revisit.models.parts import describe
+from revisit.models.types import Arguments
 
 
 class Passes:
@@ -75,7 +76,7 @@ class Passes:
         prompt, parts = self.prompt, self.prompt.parts
         vision, known = prompt.vision, resolve_layers(layers, parts.depth, parts.tied)
         layers = known if isinstance(layers, str) else layers
-        options: dict[str, Any] = {"of": self.main, "final_norm": final_norm, "cache": prompt.cache}
+        options: Arguments = {"of": self.main, "final_norm": final_norm, "cache": prompt.cache}
         return Capture(parts, vision, layers, prompt.rows_per_item, self.stack, **options)
 
     def early_exits(self, layers: tuple[int, ...], *, final_norm: bool = False) -> EarlyExits:
@@ -136,7 +137,7 @@ class Passes:
     # -- further passes -------------------------------------------------------------------------------------------------
 
     def contrast(
-        self, inputs: dict[str, Any] | None = None, mode: Literal["auto", "stacked", "sequential"] = "auto"
+        self, inputs: Arguments | None = None, mode: Literal["auto", "stacked", "sequential"] = "auto"
     ) -> Contrast:
         """Add a second pass of the model at every step, for the inputs of another prompt; None for the same prompt again.
 
@@ -153,7 +154,7 @@ class Passes:
         self.model.add(contrast, stacked=mode == "stacked" or (mode == "auto" and not alone_on_cpu))
         return contrast
 
-    def last_states(self, inputs: dict[str, Any] | None) -> list[Tensor]:
+    def last_states(self, inputs: Arguments | None) -> list[Tensor]:
         """Run a prompt, by default the call's, on its own and return the output of every decoder layer at its last token.
 
         -> layers × (rows, d)
@@ -219,7 +220,7 @@ class Passes:
         return self.model
 
 
-def advance(model: Any, ids: Tensor, kwargs: dict[str, Any], new: int, count: int) -> tuple[Any, dict[str, Any]]:
+def advance(model: Any, ids: Tensor, kwargs: Arguments, new: int, count: int) -> tuple[Any, Arguments]:
     """Run the last `count` tokens, or all without a KV cache; `new` tokens were added since `kwargs` were prepared.
 
     -> the model's output, and the keyword arguments for the next tokens

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from revisit.forward.prompt import Prompt
 from revisit.forward.states import run_lengths
 from revisit.models.families import PACKED, PIXELS
 from revisit.models.parts import describe
+from revisit.models.types import Arguments
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -38,7 +39,7 @@ def _content(pixels: Tensor) -> bytes:
     return pixels.detach().to("cpu", torch.float32).contiguous().numpy().tobytes()
 
 
-def changed_pixels(prompt: Prompt, change: Change, seed: int) -> dict[str, Any]:
+def changed_pixels(prompt: Prompt, change: Change, seed: int) -> Arguments:
     """Return the inputs of the prompt with the pixels of every image, or of every tile, changed.
 
     `change` takes float32 numbers on the CPU. Equal tiles get equal changes, also within one image.
@@ -52,7 +53,7 @@ def changed_pixels(prompt: Prompt, change: Change, seed: int) -> dict[str, Any]:
     return inputs
 
 
-def transformed_images(prompt: Prompt, draw: DrawTransform, seed: int) -> dict[str, Any]:
+def transformed_images(prompt: Prompt, draw: DrawTransform, seed: int) -> Arguments:
     """Return the inputs of the prompt with every image transformed, all tiles of an image in the same way.
 
     `draw` takes a generator and the image's (height, width), and returns a function of (n, channels, height, width).
@@ -87,7 +88,7 @@ def transformed_images(prompt: Prompt, draw: DrawTransform, seed: int) -> dict[s
     return inputs
 
 
-def changed_frames(prompt: Prompt, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+def changed_frames(prompt: Prompt, change: Callable[[Tensor], Tensor]) -> Arguments:
     """Return the inputs of the prompt with the frames of every video changed; RevisitError if there is no video.
 
     `change` takes and returns (frames, channels, height, width).
@@ -136,7 +137,7 @@ def tiles_of_images(entries: int, mask: Tensor) -> list[int]:
     return [run // per_tile for run in runs]
 
 
-def prompt_inputs(prompt: Prompt) -> dict[str, Any]:
+def prompt_inputs(prompt: Prompt) -> Arguments:
     """Return the arguments of the call that describe a prompt with an image: no generation settings, cache or positions."""
     _ = prompt.vision  # raises if there is no image
     prompt.check_empty_cache()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,7 +14,7 @@ from revisit.errors import RevisitError
 from revisit.models.families import IMAGE_INPUTS
 from revisit.models.parts import ModelParts, no_image, vision_mask
 from revisit.models.processors import processor_of
-from revisit.models.types import Processor
+from revisit.models.types import Inputs, Processor
 
 CACHE = "past_key_values"
 
@@ -29,8 +28,8 @@ class Prompt:
 
     model: Any
     ids: Tensor  # (rows, T), repeated for beams and return sequences
-    inputs: Mapping[str, Any]  # arguments of generate() before any preparation (pixels, grid sizes, ...)
-    prepared: Mapping[str, Any]  # keyword arguments of the model for the first forward pass
+    inputs: Inputs  # arguments of generate() before any preparation (pixels, grid sizes, ...)
+    prepared: Inputs  # keyword arguments of the model for the first forward pass
     config: GenerationConfig
     method: str  # its name in error messages
     record: bool = False  # whether the details of every step are recorded

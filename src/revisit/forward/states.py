@@ -26,7 +26,7 @@ from transformers import Cache
 from revisit.errors import RevisitError
 from revisit.models.head import Head, head_device
 from revisit.models.parts import ModelParts, describe
-from revisit.models.types import Model
+from revisit.models.types import Arguments, Model
 
 # Called with hidden states (rows, q, d); its result, unless None, replaces them.
 StateHook = Callable[[Tensor], "Tensor | None"]
@@ -104,8 +104,8 @@ class Hooks:
         """Call `callback` with the module's input, which its result replaces; `first` runs it before hooks that are there already."""
 
         def hook(
-            _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-        ) -> tuple[Any, dict[str, Any]] | None:
+            _module: nn.Module, args: tuple[Any, ...], kwargs: Arguments
+        ) -> tuple[tuple[object, ...], Arguments] | None:
             if not self._applies():
                 return None
             changed = self._call(callback, args[0] if args else kwargs["hidden_states"])
@@ -168,12 +168,12 @@ class Hooks:
         """
 
         def hook(
-            _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-        ) -> tuple[Any, dict[str, Any]] | None:
+            _module: nn.Module, args: tuple[object, ...], kwargs: Arguments
+        ) -> tuple[tuple[object, ...], Arguments] | None:
             if not self._applies():
                 return None
             embeds = kwargs.get("inputs_embeds")
-            tokens = kwargs.get("input_ids", *args[:1]) if embeds is None else embeds
+            tokens: Any = kwargs.get("input_ids", *args[:1]) if embeds is None else embeds
             callback(tokens.shape[1])
             return args, {name: value for name, value in kwargs.items() if name != "logits_to_keep"}
 
@@ -464,7 +464,7 @@ def last_logits(model: Model) -> dict[str, int]:
     return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
 
 
-def forced_inputs(inputs: dict[str, Any], texts: Sequence[Sequence[int]]) -> dict[str, Any]:
+def forced_inputs(inputs: Arguments, texts: Sequence[Sequence[int]]) -> Arguments:
     """Append the tokens of a text to each prompt; shorter texts are padded on the right and masked.
 
     Other per-position inputs are padded with zeros.

@@ -92,7 +92,7 @@ def model_facts(
     )
 
 
-def vision_tokens(processor: Processor, config: Any, size: tuple[int, int]) -> int:
+def vision_tokens(processor: Processor, config: object, size: tuple[int, int]) -> int:
     """Count the vision tokens of one image of this size in the output of the model's processor."""
     inputs = prepare(processor, ["x"], [[Image.new("RGB", size)]])
     return int(vision_mask(inputs["input_ids"], vision_token_ids(config)).sum())

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -156,7 +155,7 @@ class Head(LinearHead):
         return self.transformed(raw.to(torch.promote_types(raw.dtype, torch.float32)))
 
 
-def calibrated(module: nn.Module, text_config: Any, state: Tensor, logits: Tensor, what: str) -> Head:
+def calibrated(module: nn.Module, text_config: object, state: Tensor, logits: Tensor, what: str) -> Head:
     """Return the head of a model that computed these logits (V,) from this state (d,); `what` names the model in errors."""
     device = head_device(module)
     ids = logits.topk(min(256, logits.numel())).indices.to(device)
@@ -186,7 +185,7 @@ def calibrated(module: nn.Module, text_config: Any, state: Tensor, logits: Tenso
     return Head(weight, bias, transforms[best], module=module)
 
 
-def declared_transforms(text_config: Any) -> Sequence[Transform | None]:
+def declared_transforms(text_config: object) -> Sequence[Transform | None]:
     """Return the transforms of logits that a configuration declares, after None for no transform."""
     scale = 1.0
     for name, power in families.LOGIT_FACTORS.items():

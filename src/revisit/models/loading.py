@@ -185,7 +185,7 @@ def _check_index(index: Path) -> set[str]:
     return set(files.values())
 
 
-def _check_vision_layers(name: str, config: Any) -> None:
+def _check_vision_layers(name: str, config: object) -> None:
     """Raise RevisitError if the model reads layers that its vision tower does not have."""
     depth = getattr(getattr(config, "vision_config", None), "num_hidden_layers", None)
     chosen = getattr(config, "vision_feature_layer", None)

@@ -124,7 +124,7 @@ def virtual_tokens(model: Model) -> int:
     return 0
 
 
-def unsupported(config: Any, what: str) -> str | None:
+def unsupported(config: object, what: str) -> str | None:
     """Return the reason why a model of this configuration cannot be decoded with its vision tokens; None if it can."""
     text = text_config(config)
     instead = "so there is nothing to revisit; use a decoder-only model such as LLaVA, Qwen-VL or InternVL."
@@ -141,7 +141,7 @@ def unsupported(config: Any, what: str) -> str | None:
     return None
 
 
-def text_config(config: Any) -> Any:
+def text_config(config: object) -> Any:
     """Return the configuration of the language model."""
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
@@ -151,12 +151,12 @@ def vocabulary_size(model: Model) -> int:
     return int(getattr(_head(model), "out_features", 0) or text_config(model.config).vocab_size)
 
 
-def declares_tied_head(config: Any) -> bool:
+def declares_tied_head(config: object) -> bool:
     """Return whether the configuration declares that the LM head shares its weights with the embedding."""
     return any(getattr(part, "tie_word_embeddings", False) for part in (text_config(config), config))
 
 
-def context_length(config: Any) -> int | None:
+def context_length(config: object) -> int | None:
     """Return the largest number of positions; None if it is not declared, or if scaled rotary embeddings extend it."""
     text = text_config(config)
     limit = getattr(text, "max_position_embeddings", None)
@@ -177,7 +177,7 @@ def check_context(model: Model, length: int) -> None:
         )
 
 
-def vision_token_ids(config: Any) -> tuple[int, ...]:
+def vision_token_ids(config: object) -> tuple[int, ...]:
     """Return the token ids of images and videos in prompts, as the configuration declares them."""
     values = (getattr(config, name, None) for name in families.VISION_TOKEN_IDS)
     return tuple(dict.fromkeys(value for value in values if isinstance(value, int)))

@@ -103,11 +103,11 @@ Layouts: TypeAlias = Iterable[list[Piece]]  # possible layouts of one image; the
 PatchMap: TypeAlias = Callable[[Context, int, Size], Layouts]  # (context, number of the image, its size) -> layouts
 
 
-def _first(value: Any) -> int:
-    return int(value[0] if isinstance(value, (list, tuple)) else value)
+def _first(value: int | Sequence[int]) -> int:
+    return value if isinstance(value, int) else value[0]
 
 
-def _sides(size: Any) -> dict[str, int]:
+def _sides(size: object) -> dict[str, int]:
     """Convert a size setting of any class to a dict."""
     found = {}
     for name in ("height", "width", "shortest_edge", "longest_edge"):

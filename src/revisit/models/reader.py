@@ -34,7 +34,7 @@ THREADS = 2  # open images while the model runs
 GAP = 2  # an image that was read smaller has sides of at least this many times those that the model uses
 PROBE = 2048  # side of the image whose use by the processor is measured
 SMALL = 512  # images with a shorter side are never read smaller
-_SIDES: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+_SIDES: WeakKeyDictionary[Processor, int] = WeakKeyDictionary()
 
 
 def used_side(processor: Processor) -> int:
@@ -220,7 +220,7 @@ def paired(images: Sequence[Any] | None, videos: Sequence[Any] | None) -> list[S
     return pairs
 
 
-def is_empty(source: Any) -> bool:
+def is_empty(source: object) -> bool:
     """Return whether there is no image or video."""
     return source is None or (isinstance(source, (list, tuple)) and not source)
 

@@ -16,5 +16,6 @@ if TYPE_CHECKING:
     Tokenizer: TypeAlias = Any
     # The output of a processor: `input_ids`, `attention_mask`, `pixel_values` and any other input of the model.
     Inputs: TypeAlias = Mapping[str, Any]
+    Arguments: TypeAlias = dict[str, Any]  # keyword arguments of a model or of `generate`
 else:
-    Configured = Inputs = Model = Processor = Tokenizer = Any
+    Arguments = Configured = Inputs = Model = Processor = Tokenizer = Any
