@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from command_line import Run
+from PIL import Image
 
 import families
-from video_clips import UNEVEN, make_clip
+from video_clips import UNEVEN, make_clip, number_in
 
 needs_torchvision = pytest.mark.skipif(not importlib.util.find_spec("torchvision"), reason="needs torchvision")
 
@@ -64,9 +65,17 @@ def test_check_lens_and_own_questions_about_a_clip(tmp_path: Path, run: Run) -> 
 
     (tmp_path / "own.jsonl").write_text(json.dumps({"video": "clip.mp4", "question": "Is it red?", "label": "no"}))
     out = tmp_path / "out"
-    options = ("--method", "greedy", "--out", out, "--max-new-tokens", "2", "--quiet")
+    options = ("--method", "greedy", "--out", out, "--max-new-tokens", "2", "--quiet", "--report")
     assert run("eval", *model, "--benchmark", f"yesno:{tmp_path / 'own.jsonl'},frames=2", *options).status == 0
     (log,) = (out / "logs").glob("*.jsonl")
     (answer,) = (line for line in map(json.loads, log.read_text("utf-8").splitlines()) if "text" in line)
     assert answer["images"] == ["clip.mp4"]
     assert answer["frames"] == [{"index": 25, "time": 1.0}, {"index": 75, "time": 3.0}]
+
+    assert (out / "report.html").is_file()
+    found = re.search(r'id="data">(.*?)</script>', (out / "view" / "index.html").read_text("utf-8"), re.S)
+    assert found is not None
+    (sample,) = json.loads(found[1])["samples"]
+    assert sample["s"] == [1.0, 3.0]
+    assert [number_in(Image.open(out / "view" / name)) for name in sample["p"]] == [25, 75]
+    assert "--frames 2" in sample["cmd"]

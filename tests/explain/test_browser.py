@@ -161,22 +161,7 @@ def test_candidates_and_changes_are_shown(opened: Any) -> None:
     small, middle, large = (float(width.removesuffix("px")) for width in widths)
     assert middle / small == pytest.approx(0.7 / 0.25, rel=0.05)
     assert large / small == pytest.approx(0.8 / 0.25, rel=0.05)
-    assert opened.page.locator(".tok.differs").all_inner_texts() == ["dog", "bench", "cat", "table"]
     at_rest(opened)
-
-
-def test_only_content_words_that_an_answer_lacks_are_marked(seen: Any, tmp_path: Path) -> None:
-    """Reordered words are not marked; with three answers, the tooltip names those that lack a word."""
-    texts = {"revisit": "A dog and a cat sleep .", "greedy": "On the bed a cat and the Dog .", "vcd": "A dog sleep ."}
-    answers = []
-    for name, text in texts.items():
-        steps = [made_up.step(number, f" {word}") for number, word in enumerate(text.split())]
-        answers.append(made_up.output(name, [*steps, made_up.step(99, "</s>")]))
-    layout = made_up.even_layout((480, 320), 2, 2)
-    marked = show(seen, tmp_path, AnswerPage([families.image(1)], "?", "m", layout, answers)).locator(".tok.differs")
-    assert marked.all_inner_texts() == ["cat", "sleep", "bed", "cat", "sleep"]
-    titles = [mark.get_attribute("title").partition("not in the answer of ")[2] for mark in marked.all()]
-    assert titles == ["vcd", "greedy", "revisit, vcd", "vcd", "greedy"]
 
 
 @pytest.mark.parametrize("thoughts", [0, 2])
@@ -186,7 +171,6 @@ def test_thoughts_are_marked_where_there_are_any(seen: Any, tmp_path: Path, thou
         step.thought = True
     show(seen, tmp_path, decode)
     assert seen.page.locator(".tok.thought").count() == thoughts
-    assert seen.page.locator(".marks .thought").first.is_visible() == (thoughts > 0)
 
 
 @pytest.mark.parametrize("width", [1280, 390])

@@ -71,6 +71,9 @@ def evaluate(
     risk: float = options.RISK,
     calibration: Path = options.CALIBRATION,
     any_calibration: bool = options.ANY_CALIBRATION,
+    report: bool = typer.Option(
+        False, "--report", help="Also write report.html, and the samples as a page, into --out."
+    ),
     quiet: bool = options.QUIET,
 ) -> None:
     """Evaluate decoding methods on benchmarks; rerun the command to resume.
@@ -84,17 +87,19 @@ def evaluate(
       revisit eval --method greedy --method revisit:alpha=0.001 --sample --seeds 0,1,2
     """
     from revisit.cli.progress import reporter
+    from revisit.cli.results import report as write_report
+    from revisit.cli.results import view
     from revisit.eval.compare import added_notes, compare
     from revisit.eval.log import Log, failures, read_logs, unfinished
     from revisit.eval.report.comparisons import comparison_sections
     from revisit.eval.run import run
 
-    arguments = {name: value for name, value in context.params.items() if name != "quiet"}
+    arguments = {name: value for name, value in context.params.items() if name not in ("quiet", "report")}
     if risk is not None and not options.named(context, "method"):
         del arguments["method"]  # it comes from the calibration
     settings = EvalConfig(**arguments | {"data": tuple(data) if data else None, "out": str(out)})
     settings.check()
-    need(*settings.packages())  # all at once, and before the work
+    need(*settings.packages(), *(("matplotlib",) if report else ()))  # all at once, and before the work
     before: list[Log] = []
     with suppress(RevisitError):  # no log yet, or none that can be read
         before = read_logs(out)
@@ -108,6 +113,9 @@ def evaluate(
         print_section(section)
     for note in added_notes(before, tables):
         print(note)
+    if report:
+        write_report(out, None)
+        view(out, None, None)
     print(f"Logs and results: {out}; print these tables again with `revisit compare {quote(str(out))}`.")
     if failed := failures(done):
         options.print_failures(list(failed.items()))

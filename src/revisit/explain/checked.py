@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from revisit.explain.checkable import is_content
 from revisit.io.images import original_size
 from revisit.pages.document import asset, check_page, data_uri, fill, static_page, write_page
 from revisit.video.clip import TIME
@@ -168,6 +169,7 @@ def fragment(check: Check) -> str:
         check=check,
         name=f"{check.id} ({check.file})" if check.id else "",
         key=f"c{zlib.crc32(json.dumps(check.to_dict()).encode()):08x}",
+        unchecked=dict.fromkeys(word.text for word in check.words if not word.checkable and is_content(word.text)),
         images=[(original_size(image), data_uri(image), image.info.get(TIME)) for image in check.images],
         style=asset("check.css"),
     )

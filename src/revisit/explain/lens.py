@@ -88,12 +88,11 @@ class Lens:
         return write_page(check_page(path), self._page())
 
     def finding(self) -> str:
-        """Return the words that most patches predict at the last layer, in one line."""
-        reading = self.readings[-1]
+        """Return the tokens that most patches predict at the last layer, in one line."""
+        reading = self.readings[0]
         counts = Counter(reading.entries[number].strip() for number in reading.top[-1, :, 0].tolist())
-        (first, count), *others = counts.most_common(3)
-        rest = "".join(f", ‘{word}’ in {number}" for word, number in others)
-        return f"‘{first}’ leads in {count} of {self.layout.tokens} patches{rest}"
+        listed = ", ".join(f"‘{word}’ ({number})" for word, number in counts.most_common(3))
+        return f"The {self.layout.tokens} patches see {listed}"
 
     def _page(self) -> str:
         data = {

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from revisit.errors import RevisitError, as_path
 from revisit.io.files import write_text
-from revisit.words import FUNCTION_WORDS
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
 LONGEST_SIDE = 1024  # of an image in a page; models get the original
 # A page that works from disk and sends nothing anywhere.
 OFFLINE = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
-START = f"""const FUNCTION_WORDS = new Set({json.dumps(sorted(FUNCTION_WORDS))});
-const data = JSON.parse(document.getElementById("data").textContent), main = document.getElementById("main");
+START = """const data = JSON.parse(document.getElementById("data").textContent), main = document.getElementById("main");
 """
 
 

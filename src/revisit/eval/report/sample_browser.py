@@ -22,9 +22,13 @@ from revisit.eval.compare import control_notes, variants_of
 from revisit.eval.log import Answer, Log, unfinished
 from revisit.eval.report.comparisons import heading, ranked
 from revisit.io.files import inside, make_folder, path_within, read_file, write_bytes
+from revisit.io.finder import is_video
 from revisit.io.images import MAX_BYTES, open_image
 from revisit.io.records import Fields
 from revisit.pages.document import check_writable, script_page, write_page
+from revisit.video.clip import TIME, shown_images
+from revisit.video.reading import open_video
+from revisit.video.sampling import EIGHT_FRAMES, Sampling
 from revisit.words import wrong_spans
 
 logger = logging.getLogger(__name__)
@@ -45,6 +49,7 @@ class Sample:
     images: Mapping[Path, str] = field(default_factory=dict)  # path -> SHA-256
     truth: str = ""
     answers: dict[int, Fields] = field(default_factory=dict)  # column -> answer
+    sampling: Sampling = EIGHT_FRAMES  # of the videos
 
     def disagree(self, methods: Sequence[Fields]) -> bool:
         """Return whether methods, not counting controls, have different verdicts, or different texts if they were not scored."""
@@ -154,12 +159,14 @@ def read_samples(logs: Sequence[Log], data: Path | None = None) -> tuple[PageCol
             notes.append(
                 f"{log.title} was evaluated by an older version: run the same command again to show its images."
             )
+        sampling = Sampling(log.spec.options.get("frames"), log.spec.options.get("fps"))
         for answer in (*log.current(), *log.failed):
             key = (log.spec.benchmark, answer.id, answer.prompt)
             if key not in samples:
                 images = (path_within(data or Path(log.request.data), image) for image in answer.images)
                 truth = answer.target if isinstance(answer.target, str) else ", ".join(answer.target)
-                samples[key] = Sample(*key, dict(zip(images, answer.image_hashes, strict=False)), truth)
+                shown = dict(zip(images, answer.image_hashes, strict=False))
+                samples[key] = Sample(*key, shown, truth, sampling=sampling)
             samples[key].answers[columns.numbers[log.path]] = _answer(answer, log.scores)
     benchmarks = list(dict.fromkeys(sample.benchmark for sample in samples.values()))
     ordered = sorted(samples.values(), key=lambda s: (benchmarks.index(s.benchmark), natural_order(s.id)))
@@ -189,33 +196,42 @@ def _answer(answer: Answer, scores: Scores | None) -> Fields:
     return {**entry, **({"v": text} if text else {}), **({"bad": 1} if bad else {})}
 
 
-def copy_images(samples: Sequence[Sample], folder: Path) -> tuple[dict[Path, str], int]:
-    """Write a small copy of every image with its hash; return the addresses relative to the page, and the number of the others.
+# The address of each copy relative to the page, and the time of a frame.
+Copies = dict[tuple[Path, Sampling], list[tuple[str, float | None]]]
+
+
+def copy_images(samples: Sequence[Sample], folder: Path) -> tuple[Copies, int]:
+    """Write a small copy of every image, and of each frame of a video, with its hash; return them, and the number of the others.
 
     A log may come from somebody else: the hash keeps it from naming files that its author did not have.
     """
-    addresses: dict[Path, str] = {}
-    images = {path: checksum for sample in samples for path, checksum in sample.images.items()}
-    for number, (path, checksum) in enumerate(images.items()):
-        name = f"{number:06d}.jpg"
+    copies: Copies = {}
+    sources = {(path, sample.sampling): checksum for sample in samples for path, checksum in sample.images.items()}
+    for (path, sampling), checksum in sources.items():
         try:
             content = read_file(path, MAX_BYTES)
             if hashlib.sha256(content).hexdigest() != checksum:
                 continue
-            image = open_image(content)
+            images = shown_images([open_video(content, sampling) if is_video(path) else open_image(content)])
         except (OSError, RevisitError):
             continue
-        image.thumbnail((SIDE, SIDE))
-        image.save(small := io.BytesIO(), "JPEG", quality=82)
-        write_bytes(inside(folder, name), small.getvalue())
-        addresses[path] = f"{IMAGES}/{name}"
-    return addresses, len(images) - len(addresses)
+        copies[path, sampling] = own = []
+        for number, image in enumerate(images):
+            name = f"{len(copies) - 1:06d}{f'-{number}' if is_video(path) else ''}.jpg"
+            own.append((f"{IMAGES}/{name}", image.info.get(TIME)))
+            image.thumbnail((SIDE, SIDE))
+            image.save(small := io.BytesIO(), "JPEG", quality=82)
+            write_bytes(inside(folder, name), small.getvalue())
+    return copies, len(sources) - len(copies)
 
 
-def _payload(sample: Sample, images: Mapping[Path, str], columns: PageColumns) -> Fields:
+def _payload(sample: Sample, images: Copies, columns: PageColumns) -> Fields:
     """Return a sample with short keys, because a page may have ten thousand."""
     entry: Fields = {"b": sample.benchmark, "i": sample.id, "q": sample.prompt}
-    entry["p"] = [images[path] for path in sample.images if path in images]
+    copies = [copy for path in sample.images for copy in images.get((path, sample.sampling), ())]
+    entry["p"] = [name for name, _ in copies]
+    if any(time is not None for _, time in copies):
+        entry["s"] = [time for _, time in copies]
     if sample.truth:
         entry["t"] = sample.truth
     entry["a"] = sample.answers
@@ -238,6 +254,7 @@ def command(sample: Sample, columns: PageColumns) -> str:
     images = [str(path.relative_to(here) if path.is_relative_to(here) else path) for path in sample.images]
     together = ["--together"] if len(images) > 1 else []
     options = [("--model", model), ("--method", first)]
+    options += [(f"--{name}", f"{value:g}") for name, value in vars(sample.sampling).items() if value is not None]
     options += [("--prompt", sample.prompt), ("--html", "decode.html")]
     options += [("--compare-with", other) for other in others[::-1] or ["none"]]
     return shlex.join(["revisit", "generate", *images, *together, *(word for option in options for word in option)])

@@ -100,7 +100,7 @@ class LensView {
       const cells = [];
       for (let k = 0; k < reading.k; k++) {
         const [text, p] = this.entry(layer, this.token, k);
-        cells.push(make("td", {}, visible(text.trim() || text), " ", make("span", { class: "p" }, percent(p))));
+        cells.push(make("td", { class: p < 0.01 ? "faint" : null }, visible(text.trim() || text), " ", make("span", { class: "p" }, percent(p))));
       }
       rows.push(make("tr", { class: layer === this.layer ? "now" : null, onclick: () => { this.layer = layer; this.show(); } }, make("th", { scope: "row" }, String(this.data.layers[layer])), ...cells));
     }

@@ -133,8 +133,10 @@ class SampleBrowser {
     if (sample.t) facts.append(make("p", { class: "truth" }, "Truth: ", make("b", {}, clip(sample.t))));
     if (sample.cmd) facts.append(make("details", {}, make("summary", {}, "See these answers token by token: run this command"), make("code", { class: "command" }, sample.cmd)));
     const columns = this.methods(sample).map((c) => this.column(this.names[c], this.data.columns[c].settings, sample.a[c]));
-    const images = sample.p.map((src, k) => make("a", { href: src, target: "_blank", title: "Open the image alone" }, make("img", { src, alt: `Image ${sample.p.length > 1 ? `${k + 1} ` : ""}of the sample` })));
-    this.detail.replaceChildren(make("div", { class: "images" }, ...images), make("div", {}, facts, make("div", { class: "columns" }, ...columns)));
+    const time = (k) => (sample.s && sample.s[k] !== null ? seconds(sample.s[k]) : null);
+    const images = sample.p.map((src, k) => make("a", { href: src, target: "_blank", title: "Open the image alone" },
+      make("img", { src, alt: time(k) ? `Frame at ${time(k)}` : `Image ${sample.p.length > 1 ? `${k + 1} ` : ""}of the sample` }), time(k)));
+    this.detail.replaceChildren(make("div", { class: sample.s ? "images frames" : "images" }, ...images), make("div", {}, facts, make("div", { class: "columns" }, ...columns)));
     this.detail.scrollTop = 0;
   }
 

@@ -139,7 +139,6 @@ class Studio {
         if (this.running !== control) return;
       }
       this.halt("Done. Click a word to see where it came from.");
-      this.viewer.compare();
       document.querySelector("h1").textContent = this.finding();
       if (this.viewer.follow) this.viewer.first(); // open at the biggest change, unless the reader has chosen a step
       this.save.hidden = false;

@@ -21,13 +21,6 @@ function bytes(base64) {
   return out;
 }
 
-// [start, end, word] of each content word of some steps, in lower case. The page defines FUNCTION_WORDS.
-function contentWords(steps) {
-  const text = steps.map(answered).join("");
-  return [...text.matchAll(/[\p{L}\p{N}]+(?:['’-][\p{L}\p{N}]+)*/gu)].map((found) => [found.index, found.index + found[0].length, found[0].toLowerCase()])
-    .filter(([, , word]) => /\p{L}/u.test(word) && !FUNCTION_WORDS.has(word));
-}
-
 const SPECIAL = /^\s*<.*>\s*$/; // a token such as </s>
 const answered = ({ t, h }) => (h || SPECIAL.test(t) ? " ".repeat(t.length) : t); // spaces in place of thoughts and special tokens
 
@@ -81,8 +74,8 @@ class Stage {
   choose(chosen) { // show one frame large
     this.parts.forEach(({ figure }, i) => { figure.hidden = i !== chosen; });
     this.thumbs.forEach((thumb, i) => thumb.setAttribute("aria-pressed", String(i === chosen)));
-    const film = this.thumbs[0].parentNode, thumb = this.thumbs[chosen];
-    if (film) film.scrollLeft = thumb.offsetLeft - film.offsetLeft - (film.clientWidth - thumb.clientWidth) / 2;
+    const film = this.thumbs[chosen].parentNode, thumb = this.thumbs[chosen].getBoundingClientRect();
+    if (film) film.scrollLeft += thumb.left + thumb.width / 2 - film.getBoundingClientRect().left - film.clientWidth / 2;
     if (this.watch) { this.fit(); this.draw(); }
   }
 
@@ -217,8 +210,7 @@ class Stage {
 }
 
 // The legend of the marks; the style sheet hides marks that no answer has.
-const LEGEND = [["changed", "changed by the method"], ["differs", "not in another answer"], ["wrong", "not in the image"], ["flagged", "flagged by the check"],
-  ["thought", "part of a thought"]];
+const LEGEND = [["changed", "changed by the method"], ["unsupported", "not supported by the image"]];
 const ACCOUNT = "At every step ReVisiT keeps the plausible next tokens, checks which of those words each image patch supports, selects the patch (or the few patches) that agrees most with the model, and multiplies the two distributions: words that the image does not support become less likely.";
 const KEYS = [["← →", "previous, next step"], ["↑ ↓", "other answer"], ["n p", "next, previous change"], ["Home End", "first, last step"],
   ["h", "heat map"], ["g", "patch grid"], ["o", "image alone"], ["?", "this help"]];
@@ -258,7 +250,6 @@ class Viewer {
       make("span", { class: "legend" }, "disagrees", make("i"), "agrees")), this.where, this.patchCard);
     if (data.reason) look.append(make("p", { class: "note" }, `Patches are not available: ${data.reason}`));
     data.answers.forEach((answer, i) => this.addCard(i));
-    this.compare();
     this.life = new AbortController();
     this.follow = true; // until the reader selects a word
     document.addEventListener("keydown", (event) => this.key(event), { signal: this.life.signal });
@@ -338,7 +329,7 @@ class Viewer {
     const told = [`step ${s + 1}`, changed ? `instead of “${step.was.trim()}”` : "", step.v > 0.0005 ? `${percent(step.v)} % of probability moved` : "",
       step.w ? "not in the image" : "", step.h ? "part of a thought" : ""].filter(Boolean).join(", ");
     const button = make("button", {
-      type: "button", class: `tok${changed ? " changed" : ""}${step.w ? " wrong" : ""}${step.h ? " thought" : ""}${special ? " special" : ""}`,
+      type: "button", class: `tok${changed ? " changed" : ""}${step.w ? " unsupported" : ""}${step.h ? " thought" : ""}${special ? " special" : ""}`,
       "aria-pressed": "false", tabindex: "-1", title: told, "aria-label": `${step.t.trim() || "blank"}, ${told}`,
       onclick: () => { this.follow = false; this.select(i, s, true); }, onmouseenter: () => this.select(i, s, false),
       onmouseleave: () => { if (this.pinned) this.select(...this.pinned, false); },
@@ -369,27 +360,13 @@ class Viewer {
     card.changes.hidden = !changed;
   }
 
-  compare() { // mark the content words that another answer lacks
-    const { answers } = this.data, words = answers.map(({ steps }) => contentWords(steps));
-    const known = words.map((found) => new Set(found.map(([, , word]) => word)));
-    const names = answers.map(({ name, settings }) => [name, settings].filter(Boolean).join(":"));
-    answers.forEach(({ steps }, i) => {
-      let start = 0;
-      const spans = steps.map(({ t }) => [start, (start += t.length)]);
-      for (const [from, to, word] of words[i]) {
-        const lacking = names.filter((_, j) => j !== i && !known[j].has(word));
-        if (lacking.length) spans.forEach(([a, b], s) => { if (a < to && b > from) this.note(i, s, "differs", `not in the answer of ${lacking.join(", ")}`); });
-      }
-    });
-  }
-
   checked(i, check) { // mark the words that the image does not support
     const answer = this.data.answers[i], text = answer.steps.map(answered).join("");
     answer.check = check;
     let at = text.trimStart().length - text.length; // position in the checked text, which has no leading spaces
     answer.steps.forEach(({ t }, s) => {
       const word = check.words.find(({ flagged, start, end }) => flagged && start < at + t.length && end > at);
-      if (word) this.note(i, s, "flagged", `support by the image ${word.support.toFixed(2)}`);
+      if (word) this.note(i, s, "unsupported", `support by the image ${word.support.toFixed(2)}`);
       at += t.length;
     });
     const words = check.words.filter(({ checkable }) => checkable).map(({ text, support }) => `${text} ${support.toFixed(2)}`);
@@ -509,7 +486,9 @@ class Viewer {
       }));
     };
     const [likely, rare] = [[], []];
-    step.c.forEach((entry, at) => (at === step.o || at === alone || Math.max(...entry.slice(1)) >= 0.01 ? likely : rare).push(row(entry, at)));
+    const order = step.c.map((_, at) => at).filter((at) => at !== alone);
+    order.splice(alone === 0 ? 0 : 1, 0, alone); // the model's own choice is never further down than the second place
+    for (const at of order) (at === step.o || at === alone || Math.max(...step.c[at].slice(1)) >= 0.01 ? likely : rare).push(row(step.c[at], at));
     const meaning = Object.fromEntries(TERMS);
     this.stepTitle.replaceChildren(`Step ${s + 1}: “${visible(step.t.trim())}”`, ...(step.was !== undefined ? [` instead of “${visible(step.was.trim())}”`] : []));
     this.table.replaceChildren(
