@@ -13,6 +13,7 @@ from revisit.errors import Incomplete, RevisitError, need
 from revisit.eval.benchmarks.io.places import DEFAULT_SCENES
 from revisit.eval.config import EvalConfig
 from revisit.eval.report.terminal import print_section
+from revisit.io.files import inside
 
 DEFAULT = EvalConfig()
 
@@ -88,10 +89,10 @@ def evaluate(
     """
     from revisit.cli.progress import reporter
     from revisit.cli.results import report as write_report
-    from revisit.cli.results import view
     from revisit.eval.compare import added_notes, compare
     from revisit.eval.log import Log, failures, read_logs, unfinished
     from revisit.eval.report.comparisons import comparison_sections
+    from revisit.eval.report.sample_browser import view
     from revisit.eval.run import run
 
     arguments = {name: value for name, value in context.params.items() if name not in ("quiet", "report")}
@@ -114,8 +115,8 @@ def evaluate(
     for note in added_notes(before, tables):
         print(note)
     if report:
-        write_report(out, None)
-        view(out, None, None)
+        write_report(out, out)
+        print(f"Wrote {view(logs, inside(out, 'view'))}; open it in a browser.")
     print(f"Logs and results: {out}; print these tables again with `revisit compare {quote(str(out))}`.")
     if failed := failures(done):
         options.print_failures(list(failed.items()))
