@@ -128,6 +128,8 @@ def ledger() -> tuple[dict, list[str]]:
     for page in pages():
         for chunk in chunks(page):
             named.update(chunk.sets)
+            if f"{chunk.page}#{chunk.section}" in described["sections_without_measurements"]:
+                continue
             defines = chunk.is_table and chunk.page.startswith("docs/research") and bool(chunk.sets)
             source = (
                 sets[chunk.sets[0]].get("csv") if defines and len(chunk.sets) == 1 and chunk.sets[0] in sets else None
@@ -136,7 +138,7 @@ def ledger() -> tuple[dict, list[str]]:
                 for number in numbers(cell):
                     known = [m for name in chunk.sets for m in measured.get(name, []) if same(number.value, m["value"])]
                     quoted.update((name, number.value) for name in chunk.sets)
-                    if defines or number.measured:
+                    if defines or (number.measured and known):
                         uses.setdefault(chunk.page, []).append(number.value)
                     if (defines and not source) or not number.measured:
                         continue
