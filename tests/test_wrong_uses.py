@@ -67,7 +67,6 @@ COMMANDS = {
     "generate photo.png --sample --top-p 2": "top_p must be",
     "generate photo.png --dtype float99": "dtype must be float32, float16, bfloat16 (or fp32, fp16, bf16) or auto, not 'float99'",
     "generate photo.png --html page.html --compare-with nope": "nope",
-    "generate photo.png --compare-with vcd": "--html",
     "generate photo.png --html new/page.html": "no folder new",
     "generate photo.png --promt hello": "--prompt",
     "generat photo.png": "generate",

@@ -144,6 +144,16 @@ def test_compared_methods_use_the_models_recommendation(run: Run, tmp_path: Path
     assert neighbors != ReVisiT().neighbors
 
 
+def test_answers_of_other_methods_are_printed_without_a_page(run: Run) -> None:
+    options = ("--model", "model", "--max-new-tokens", "5", "--compare-with", "vcd", "--compare-with", "greedy")
+    alone = run("generate", "a.png", "--model", "model", "--max-new-tokens", "5", "--method", "vcd").out.strip()
+    first, *others = run("generate", "a.png", *options).out.splitlines()
+    assert [line.partition(": ")[0] for line in others] == ["vcd", "greedy"]
+    assert others[0] == f"vcd: {alone}"
+    told = json.loads(run("generate", "a.png", *options, "--json").out)
+    assert (told["text"], told["compared"]["vcd"]) == (first, alone)
+
+
 def test_a_method_is_compared_with_itself_under_other_settings(run: Run, tmp_path: Path) -> None:
     options = ("--max-new-tokens", "2", "--compare-with", "revisit:alpha=0.5")
     assert run("generate", "scene.png", *options, "--html", str(tmp_path / "page.html")).status == 0

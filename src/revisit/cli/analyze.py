@@ -19,7 +19,7 @@ NAMES = ("hallucinated-steps", "gt-vs-hal", "projection", "case-study")
 
 def analyze(
     context: typer.Context,
-    study: str = typer.Argument(..., help=f"Study: {', '.join(NAMES)}."),
+    study: str = typer.Argument("", help=f"Study: {', '.join(NAMES)}."),
     model: str = options.MODEL,
     data: str = typer.Option(
         None,
@@ -55,6 +55,8 @@ def analyze(
       revisit analyze projection --data scenes:unusual:300 --out runs/studies
       revisit analyze case-study --method revisit:alpha=1e-3 --data scenes:unusual:100 --out runs/studies
     """
+    if not study:
+        raise RevisitError(f"Name a study: {', '.join(NAMES)}.")
     if study not in NAMES:
         raise unknown("study", study, NAMES)
     for name in ("method", "max_new_tokens", "batch_size"):

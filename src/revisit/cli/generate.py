@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 LINES = "answers.jsonl"
 Group = tuple[str, ...]  # the images and videos of one prompt
 Frames = list[dict[str, float]]  # index and time of each frame of the videos
+Told = tuple["list[Decoded]", Frames, "AnswerPage | None"]  # the answers of all methods
 Failure = tuple[str, str]  # the names of the images, and the reason
 Advance = Callable[[int, int], None]
 
@@ -59,7 +60,9 @@ def generate(
         None, "--out", "-o", help="Folder for answers.jsonl, with one line per answer; rerun the command to resume."
     ),
     html: Path = options.HTML,
-    compare_with: list[str] = typer.Option(["greedy"], help="Method to compare with on the page, or none. Repeatable."),
+    compare_with: list[str] = typer.Option(
+        ["greedy"], help="Method whose answer is shown too, or none. Repeatable; by default greedy with --html."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object per answer."),
     quiet: bool = options.QUIET,
     any_image: bool = options.ANY_IMAGE,
@@ -88,10 +91,10 @@ def generate(
         raise RevisitError("No image was given; for example: revisit generate photo.jpg")
     if html is not None and beams > 1:
         raise RevisitError("--html cannot be combined with --beams: the page cannot show beams that change order.")
-    if compare_with != ["greedy"] and html is None:
-        raise RevisitError("--compare-with needs --html, which shows the other answers.")
-    if output is not None and (html is not None or as_json):
-        raise RevisitError("--out cannot be combined with --html or --json; the lines of its file are JSON.")
+    if output is not None and (html is not None or as_json or options.named(context, "compare_with")):
+        raise RevisitError(
+            "--out cannot be combined with --html, --json or --compare-with; the lines of its file are JSON."
+        )
     if not prompt.strip():
         raise RevisitError("The prompt is empty; pass a question with --prompt.")
     paths = find_images(images)
@@ -109,7 +112,9 @@ def generate(
     decoding = Decoding.from_options(sample, temperature, top_p, beams).replace(max_new_tokens=max_new_tokens)
     if seed and not sample:
         raise RevisitError("--seed needs --sample: without it every seed gives the same answer.")
-    others = methods.parse_methods([name for name in compare_with if name != "none"]) if html is not None else []
+    if html is None and not options.named(context, "compare_with"):
+        compare_with = []
+    others = methods.parse_methods([name for name in compare_with if name != "none"])
     others = [other for other in others if other != (method, settings)]
     groups: list[Group] = [tuple(paths)] if together else [(path,) for path in dict.fromkeys(paths)]
     sampling = Sampling(frames, fps)
@@ -161,7 +166,7 @@ class Job:
     model: str
     prompt: str
     groups: list[Group]
-    methods: Sequence[tuple[str, Fields]]  # the first one answers; the pages compare it with the others
+    methods: Sequence[tuple[str, Fields]]  # the first one answers; the others are compared with it
     decoding: Decoding
     sampling: Sampling
     generation: Fields  # as in the output
@@ -171,7 +176,7 @@ class Job:
     def answers(self, missing: Sequence[int], batch_size: int, pages: bool) -> Iterator[list[Any]]:
         """Yield the numbered groups with the hashes of their files and their results or errors, batch by batch.
 
-        A result is an answer or a page, with the frames of the videos.
+        A result has the answers of all methods, the frames of the videos, and a page if wanted.
         """
         from revisit.models.reader import answer_missing, open_visuals
 
@@ -201,26 +206,28 @@ class Job:
         seed = int(torch.randint(MAX_SEED, (1,)))
         sampling = {name: value for name, value in self.generation.items() if name not in ("seed", "num_beams")}
 
-        def answer(groups: Sequence[Group], opened: Sequence[list[Visual]]) -> Iterator[tuple[Decoded, Frames]]:
+        def answer(groups: Sequence[Group], opened: Sequence[list[Visual]]) -> Iterator[Told]:
             inputs = prepare_opened(pair[1], [self.prompt] * len(groups), opened, pair[0].device)
-            answers = decode(*pair, inputs, chosen, self.decoding, seeds=[seed] * len(groups))
-            return zip(answers, map(frames_listing, opened), strict=True)
+            seeds = [seed] * len(groups)
+            answers = [decode(*pair, inputs, method, self.decoding, seeds=seeds) for method in (chosen, *others)]
+            for visuals, *told in zip(opened, *answers, strict=True):
+                yield told, frames_listing(visuals), None
 
-        def explain(groups: Sequence[Group], opened: Sequence[list[Visual]]) -> Iterator[tuple[AnswerPage, Frames]]:
+        def explain(groups: Sequence[Group], opened: Sequence[list[Visual]]) -> Iterator[Told]:
             for visuals in opened:
                 torch.manual_seed(self.generation["seed"])
                 compared = list(dict.fromkeys(others))
                 told = ask(pair, visuals, self.prompt, chosen, compare_with=compared, **sampling)
-                yield told.page, frames_listing(visuals)
+                yield told.page.answers, frames_listing(visuals), told.page
 
         open_all = opener(pair[1], self.sampling)
         return lambda group: open_all((group, None)), explain if pages else answer
 
-    def line(self, group: Group, hash: str | None, result: tuple[Decoded, Frames] | RevisitError) -> Fields:
+    def line(self, group: Group, hash: str | None, result: Told | RevisitError) -> Fields:
         """Return an answer or its error as JSON values."""
         if isinstance(result, RevisitError):
             return {"images": list(group), "error": str(result)}
-        answer, frames = result
+        (answer, *others), frames, _ = result
         return {
             "images": list(group),
             **({"frames": frames} if frames else {}),
@@ -233,6 +240,7 @@ class Job:
             "generation": self.generation,
             "counters": answer.trace.summary(),
             "hash": hash,
+            **({"compared": {other.trace.label: other.text for other in others}} if others else {}),
             **({} if self.promised is None else {"promise": self.promised.note}),
         }
 
@@ -248,20 +256,19 @@ class Job:
                     if as_json and several:
                         options.print_json(self.line(group, None, result))
                     continue
-                told, frames = result
-                answer: Decoded = told if html is None else told.answers[0]
+                (answer, *others), _, page = result
                 if as_json:
-                    options.print_json(self.line(group, hash, (answer, frames)))
+                    options.print_json(self.line(group, hash, result))
                 else:
                     print(f"{name}: {answer.text}" if several else answer.text, flush=True)
-                    for other in told.answers[1:] if html is not None else ():
+                    for other in others:
                         print(f"{other.trace.label}: {other.text}", flush=True)
                 if answer.unclosed:
                     advice = f"the thought did not end within {self.decoding.max_new_tokens} tokens; use a larger --max-new-tokens."
                     print(f"No answer: {advice}", file=sys.stderr)
-                if html is not None:
-                    page = html.with_name(f"{html.stem}-{number}{html.suffix}") if several else html
-                    print(f"Wrote {told.write(page)}", file=sys.stderr)
+                if page is not None and html is not None:
+                    file = html.with_name(f"{html.stem}-{number}{html.suffix}") if several else html
+                    print(f"Wrote {page.write(file)}", file=sys.stderr)
             advance(len(batch), sum(isinstance(result, RevisitError) for *_, result in batch))
         return failures
 

@@ -20,13 +20,13 @@ from revisit.eval.report.document import Table
 from revisit.eval.report.terminal import print_table
 from revisit.io.records import Fields
 from revisit.models import DESCRIBE, families
-from revisit.registry import MAX_SEED
 
 if TYPE_CHECKING:
     from revisit.decoding.method import Method
     from revisit.eval.benchmarks.base import Benchmark
     from revisit.registry import Settings
 
+NEVER_MET = 100_000_000  # larger bounds only keep numbers finite
 NAME = typer.Argument("", help="Name, or FILE.py:Class, to show in detail; by default all are listed.")
 
 
@@ -61,7 +61,7 @@ def _allowed(schema: Fields) -> str:
     bounds = ", ".join(
         f"{sign} {schema[key]:{',' if kind == 'integer' else ',.9g'}}"
         for key, sign in signs.items()
-        if key in schema and schema[key] != MAX_SEED
+        if key in schema and schema[key] < NEVER_MET
     )
     return f"{kind} {bounds}".rstrip()
 
@@ -119,7 +119,7 @@ def methods(
         return
     if not name:
         columns = {"name": "method", "summary": "what it does", "cost": "cost per token", "source": "source"}
-        known = sorted(METHODS.names(), key=lambda known: known != "revisit")
+        known = sorted(METHODS.names(), key=lambda known: (known != "revisit", known != "greedy"))
         _list((_method(METHODS.find(name)) for name in known), columns, as_json)
         return
     row = _method(METHODS.load(name))

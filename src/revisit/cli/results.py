@@ -83,8 +83,11 @@ def report(
     need("scipy", "statsmodels", "matplotlib")
     if not folder.is_dir():  # before torch is imported
         raise RevisitError(f"{folder} is not a folder; give the --out folder of `revisit eval`, `ablate` or `analyze`.")
-    from revisit.paper.report import build
+    from revisit.paper.report import INCOMPLETE, build
 
     document = build(folder)
+    for section in document.sections:
+        if section.title == INCOMPLETE:
+            print_section(section)
     html, markdown = write(document, make_folder(out or folder))[:2]
     print(f"Wrote {html} ({html.stat().st_size / 1e6:.2g} MB) and {markdown}; figures: {len(document.figures())}.")

@@ -29,6 +29,7 @@ from revisit.paper import ablation, cases, grounding, projection, steps
 from revisit.paper.study import CAPTIONS, Result, Stored, Subject, command, provenance
 
 FOLDER = "studies"  # below the output folder
+INCOMPLETE = "Incomplete"
 INTRODUCTION = (
     "Object words are CHAIR's synonyms of COCO categories that the model's tokenizer writes as one token; a word is "
     "ground truth (GT) for an image if its category is in it, otherwise it is hallucinated (Hal)."
@@ -145,7 +146,7 @@ def find_runs(folder: Path) -> dict[str, list[Log]]:
 def unfinished_section(runs: Mapping[str, Sequence[Log]]) -> list[Section]:
     """Return the section about incomplete runs, with the commands that finish them; empty if all are complete."""
     notices: list[Block] = [Text(f"{name}: {notice}") for name, logs in runs.items() if (notice := unfinished(logs))]
-    return [Section("Incomplete", notices)] if notices else []
+    return [Section(INCOMPLETE, notices)] if notices else []
 
 
 def compare_runs(runs: Mapping[str, Sequence[Log]], resamples: int) -> dict[str, Comparison]:
