@@ -17,7 +17,7 @@ from revisit.decoding.method_id import MethodId
 from revisit.errors import RevisitError
 from revisit.eval import statistics
 from revisit.eval.benchmarks.base import Metric
-from revisit.eval.compare import Comparison, Value, added_notes, compare, ranks
+from revisit.eval.compare import Comparison, Value, compare, ranks
 from revisit.eval.log import Log, read_logs
 from revisit.eval.report.comparisons import (
     WRITERS,
@@ -310,18 +310,3 @@ def test_latex(table: Comparison) -> None:
     assert "v_1" not in text.replace("\\", "")  # the version of a scorer is for logs
     assert r"CHAIR\_i $\downarrow$" in text
     assert text.count(r"\begin{tabular}{lrr}") == 2  # values, differences
-
-
-def test_added_methods_are_named_because_they_change_corrected_p_values(tmp_path: Path) -> None:
-    data = write_items(tmp_path / "data", 12)
-    tables, before = [], list[Log]()
-    for number in (1, 2, 3):
-        methods = tuple(Shift(by=by) for by in range(number))
-        run(make_config(tmp_path / "out", data, model="m1", method=methods), engine_for=HashEngine)
-        logs = read_logs(tmp_path / "out")
-        tables.append(added_notes(before, compare(logs, resamples=99)))
-        before = logs
-    assert tables[:2] == [[], []]  # no p-value existed before
-    (note,) = tables[2]
-    assert "shift(by=2) added" in note
-    assert "p-values of shift(by=1) have changed" in note

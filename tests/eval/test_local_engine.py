@@ -13,7 +13,6 @@ import torch
 import families
 from revisit import ReVisiT
 from revisit.decoding import decode
-from revisit.decoding.decode import ItemDraw
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Item
@@ -84,14 +83,6 @@ def test_sampling_follows_the_seed_and_the_distribution(engine: LocalEngine, ite
     other = answers(engine, Greedy(), decoding, [items[:1]], seed=5)["q0"]
     greedy = answers(engine, Greedy(), Decoding(max_new_tokens=12), [items[:1]])["q0"]
     assert len({one.tokens, other.tokens, greedy.tokens}) == 3
-
-
-def test_draws_follow_the_probabilities() -> None:
-    scores = torch.log(torch.tensor([0.2, 0.5, 0.0, 0.3])).expand(4000, 4)
-    drawn = ItemDraw(range(4000))(torch.zeros(4000, 1), scores).argmax(-1)
-    share = torch.bincount(drawn, minlength=4) / 4000
-    assert share[2] == 0
-    assert torch.allclose(share, torch.tensor([0.2, 0.5, 0.0, 0.3]), atol=0.03)
 
 
 def test_the_fingerprint_covers_every_file_that_matters(model_folder: Path, tmp_path: Path) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from shlex import quote
 
 import typer
 
 from revisit.cli import options
-from revisit.errors import Incomplete, RevisitError, need
+from revisit.errors import Incomplete, need
 from revisit.eval.benchmarks.io.places import DEFAULT_SCENES
 from revisit.eval.config import EvalConfig
 from revisit.eval.report.terminal import print_section
@@ -89,8 +88,8 @@ def evaluate(
     """
     from revisit.cli.progress import reporter
     from revisit.cli.results import report as write_report
-    from revisit.eval.compare import added_notes, compare
-    from revisit.eval.log import Log, failures, read_logs, unfinished
+    from revisit.eval.compare import compare
+    from revisit.eval.log import failures, read_logs, unfinished
     from revisit.eval.report.comparisons import comparison_sections
     from revisit.eval.report.sample_browser import view
     from revisit.eval.run import run
@@ -101,19 +100,13 @@ def evaluate(
     settings = EvalConfig(**arguments | {"data": tuple(data) if data else None, "out": str(out)})
     settings.check()
     need(*settings.packages(), *(("matplotlib",) if report else ()))  # all at once, and before the work
-    before: list[Log] = []
-    with suppress(RevisitError):  # no log yet, or none that can be read
-        before = read_logs(out)
     with reporter(quiet, out) as progress:
         done = run(settings, progress)
     logs = read_logs(out)
     if notice := unfinished(logs):  # of an earlier command with this --out
         print(notice)
-    tables = compare(logs)
-    for section in comparison_sections(tables):
+    for section in comparison_sections(compare(logs)):
         print_section(section)
-    for note in added_notes(before, tables):
-        print(note)
     if report:
         write_report(out, out)
         print(f"Wrote {view(logs, inside(out, 'view'))}; open it in a browser.")

@@ -187,21 +187,6 @@ def control_notes(logs: Sequence[Log]) -> list[str]:
     ]
 
 
-def added_notes(before: Sequence[Log], tables: Sequence[Comparison]) -> list[str]:
-    """Return a note for every table with tests to which a run added methods; `before` are the logs before the run."""
-    known, notes = {log.path for log in before if log.scores is not None}, []
-    for table in tables:
-        earlier = {log.spec.method for log in table.logs if log.path in known and not log.spec.method.control}
-        added = [method for method in table.values if method not in earlier and not method.control]
-        if added and len(earlier) > 1:
-            names, others = (", ".join(map(str, part)) for part in (added, sorted(earlier - {table.baseline}, key=str)))
-            notes.append(
-                f"{table.benchmark}, {table.title}: {names} added. Holm's correction covers the tests of all methods, so the "
-                f"corrected p-values of {others} have changed."
-            )
-    return notes
-
-
 def _scores(log: Log) -> Scores:
     assert log.scores is not None
     return log.scores

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
 
 from lmms_eval.api.model import lmms
 from lmms_eval.models.registry_v2 import ModelManifest
@@ -26,6 +26,8 @@ from revisit.io.records import Fields
 from revisit.models.config import describe_model
 from revisit.models.prompts import vision_texts
 from revisit.settings import world_size
+
+Requests: TypeAlias = Sequence[Any]  # of lmms-eval: `Instance` objects
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +54,7 @@ class Revisit(lmms):
         trust_remote_code: bool = False,
         draw_seed: int = 0,
         max_batch_size: int | None = None,
-        **settings: Any,
+        **settings: object,
     ) -> None:
         super().__init__()
         if world_size() > 1:
@@ -71,7 +73,7 @@ class Revisit(lmms):
         """The model's device."""
         return self.engine.loaded[0].device
 
-    def generate_until(self, requests: Sequence[Any]) -> list[str]:
+    def generate_until(self, requests: Requests) -> list[str]:
         """Return one text per request, in their order."""
         answers: dict[int, str] = {}
         for numbers, arguments in self._batches(requests):
@@ -89,15 +91,15 @@ class Revisit(lmms):
                 self.cache_hook.add_partial("generate_until", (requests[number].args[0], arguments), answers[number])
         return [answers[number] for number in range(len(requests))]
 
-    def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
+    def loglikelihood(self, requests: Requests) -> list[tuple[float, bool]]:
         """Raise RevisitError: a decoding method does not change the likelihood of a text."""
         raise RevisitError("The lmms-eval model `revisit` does not support likelihood tasks.")
 
-    def generate_until_multi_round(self, requests: Sequence[Any]) -> list[str]:
+    def generate_until_multi_round(self, requests: Requests) -> list[str]:
         """Raise RevisitError: conversations are not supported."""
         raise RevisitError("The lmms-eval model `revisit` does not support multi-round tasks.")
 
-    def _batches(self, requests: Sequence[Any]) -> Iterator[tuple[list[int], Fields]]:
+    def _batches(self, requests: Requests) -> Iterator[tuple[list[int], Fields]]:
         """Yield (request numbers, their generation arguments): equal arguments, similar prompt length, longest first."""
         groups: dict[str, list[int]] = {}
         for number, request in enumerate(requests):
@@ -107,7 +109,7 @@ class Revisit(lmms):
             for start in range(0, len(numbers), self.batch_size):
                 yield numbers[start : start + self.batch_size], dict(requests[numbers[0]].args[1])
 
-    def _decoding(self, arguments: Mapping[str, Any]) -> Decoding:
+    def _decoding(self, arguments: Fields) -> Decoding:
         """Read a request's generation arguments; each argument that is not used is logged once."""
         for name in sorted(arguments.keys() - USED - self._warned):
             self._warned.add(name)
@@ -123,7 +125,7 @@ class Revisit(lmms):
         )
 
 
-def cut(text: str, until: Any) -> str:
+def cut(text: str, until: str | Sequence[str] | None) -> str:
     """Cut a text at the first stop string. An empty line, lmms-eval's default, is ignored: answers may have paragraphs."""
     for stop in [until] if isinstance(until, str) else until or []:
         if stop and stop != "\n\n":

@@ -74,10 +74,10 @@ class Job:
 
 
 def evaluate(
-    model: Any = "tiny",
-    benchmark: Any = ("chair", "pope"),
+    model: object = "tiny",
+    benchmark: object = ("chair", "pope"),
     *,
-    method: Any = ("greedy", "revisit"),
+    method: object = ("greedy", "revisit"),
     data: Any = None,
     limit: int | None = None,
     out: str | Path = "results",

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from statistics import fmean, median, stdev
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -32,13 +32,16 @@ if TYPE_CHECKING:
     from revisit.models.types import Inputs
 
 
+Time: TypeAlias = "float | torch.cuda.Event"  # on the host, or at a point of a GPU's queue
+
+
 def wait(device: torch.device) -> None:
     """Wait until a GPU has finished its queue; return at once for other devices."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def now(device: torch.device) -> Any:
+def now(device: torch.device) -> Time:
     """Return the host's time, or an event at this point of a GPU's queue."""
     if device.type != "cuda":
         return time.perf_counter()
@@ -47,16 +50,18 @@ def now(device: torch.device) -> Any:
     return event
 
 
-def seconds(start: Any, end: Any) -> float:
+def seconds(start: Time, end: Time) -> float:
     """Return the seconds between two times of `now`; events must have completed."""
-    return float(end - start if isinstance(start, float) else start.elapsed_time(end) / 1e3)
+    if isinstance(start, float) or isinstance(end, float):
+        return end - start  # type: ignore[operator]  # both are from the host
+    return float(start.elapsed_time(end)) / 1e3
 
 
 class Clock(StoppingCriteria):
     """Record when each token is available; never stop decoding."""
 
     def __init__(self) -> None:
-        self.times: list[Any] = []  # see `now`
+        self.times: list[Time] = []  # see `now`
         self.busy: list[float] = []  # processor time of all threads at the same moments
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: object) -> Tensor:  # type: ignore[override]

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Item, Metric, PerUnit, Scores
@@ -52,7 +52,7 @@ def parse_order(answer: str) -> list[str]:
     return words if len(best) <= len(LETTERS) and len(words) > len(best) else best
 
 
-def _letters(found: Any) -> list[str]:
+def _letters(found: Iterable[str]) -> list[str]:
     """Drop repetitions next to each other, then letters that are no options."""
     return [letter for letter, _ in groupby(found) if letter in LETTERS]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -152,7 +152,7 @@ def check_reachable(address: str | None) -> None:
 class RayWorker:
     """One model in one process of the cluster, which must have the device and dtype of the spec."""
 
-    def __init__(self, model: str, options: Mapping[str, Any], placement: tuple[str, str]) -> None:
+    def __init__(self, model: str, options: Fields, placement: tuple[str, str]) -> None:
         import torch
 
         from revisit.eval.engines.local import LocalEngine

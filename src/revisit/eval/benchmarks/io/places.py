@@ -6,9 +6,8 @@ Scenes and downloads are written once, to the cache folder, under a name that id
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from revisit.errors import RevisitError, unknown
 from revisit.eval.benchmarks.base import find, names
@@ -22,7 +21,11 @@ DOWNLOAD = "download"
 DEFAULT_SCENES = "scenes:unusual:100"
 
 
-def parse_data(data: Any, benchmarks: Sequence[str], defaults: Mapping[str, str] | None = None) -> dict[str, str]:
+def parse_data(
+    data: str | Path | Iterable[str | Path] | Mapping[str, str | Path],
+    benchmarks: Sequence[str],
+    defaults: Mapping[str, str] | None = None,
+) -> dict[str, str]:
     """Return benchmark → value of --data, from `name=value` entries or a mapping; a value alone (or "*") is for all others.
 
     Benchmarks without a value have that of `defaults`.
