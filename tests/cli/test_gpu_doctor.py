@@ -11,7 +11,8 @@ import torch
 from command_line import Run
 
 from revisit.cli import gpu_doctor
-from revisit.cli.gpu_doctor import SMALL, Check, example, prepared, settings, take
+from revisit.cli.checkup import Check, status
+from revisit.cli.gpu_doctor import SMALL, example, prepared, settings, take
 
 
 def test_a_report_without_a_gpu(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,7 +40,7 @@ def test_a_wrong_step_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_doctor, "refine_logits", wrong)
     found = [check for check in gpu_doctor.numbers() if check.status != "needs a GPU"]
     assert {check.status for check in found} == {"FAIL"}
-    assert gpu_doctor.status(found) == 1
+    assert status(found) == 1
 
 
 def test_a_check_that_raises_fails_without_paths(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,6 +78,6 @@ def test_options_without_effect_raise(run: Run) -> None:
 
 
 def test_the_status_of_a_report() -> None:
-    assert gpu_doctor.status([Check("a", "PASS")]) == 0
-    assert gpu_doctor.status([Check("a", "PASS"), Check("b", "SLOW")]) == 2
-    assert gpu_doctor.status([Check("b", "SLOW"), Check("c", "FAIL")]) == 1
+    assert status([Check("a", "PASS")]) == 0
+    assert status([Check("a", "PASS"), Check("b", "SLOW")]) == 2
+    assert status([Check("b", "SLOW"), Check("c", "FAIL")]) == 1

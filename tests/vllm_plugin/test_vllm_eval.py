@@ -16,11 +16,13 @@ from vllm_worker import SETTINGS
 
 import families
 from revisit.decoding.settings import Decoding
+from revisit.embedded.samples import SAMPLES
 from revisit.errors import RevisitError
 from revisit.eval.benchmarks.base import Item
 from revisit.eval.engines.base import open_engine
 from revisit.eval.engines.local import LocalEngine
 from revisit.eval.engines.vllm import VllmEngine
+from revisit.guard.rates import find_rate
 from revisit.methods import get
 from revisit.methods.greedy import Greedy
 from revisit.methods.revisit import ReVisiT
@@ -54,6 +56,28 @@ def test_answers_are_those_of_the_local_engine(tmp_path: Path, monkeypatch: pyte
         )
         assert found == wanted
         assert len(found) == 6
+    theirs.close()
+
+
+def test_a_certified_floor_gives_the_answers_of_the_local_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in SETTINGS.items():
+        monkeypatch.setenv(name, value)
+    theirs = open_engine("vllm", "tiny", dtype="float32", enforce_eager=True, max_num_seqs=4)
+    rate = find_rate(theirs.described, 0.2, None)
+    method, decoding = rate.decoding_method(), Decoding(max_new_tokens=rate.max_new_tokens)
+    assert rate.checked(*theirs.loaded, method, rate.prompt, rate.max_new_tokens) == rate.promise()
+    items = []
+    for name, sample in SAMPLES.items():
+        path = tmp_path / f"{name}.png"
+        sample.image().save(path)
+        items.append(Item(name, rate.prompt, (path,)))
+    found, wanted, free = (
+        [answer.text for part in engine.stream(one, decoding, 0, [items]) for answer in part]
+        for engine, one in ((theirs, method), (LocalEngine("tiny", dtype="float32"), method), (theirs, Greedy()))
+    )
+    assert found == wanted != free
     theirs.close()
 
 

@@ -31,6 +31,7 @@ from vllm_worker import SETTINGS
 import families
 from revisit import ReVisiT, generate
 from revisit.cli import engine_doctor
+from revisit.cli.checkup import status
 
 pytestmark = pytest.mark.timeout(3000)
 TEXT = "What is this?"
@@ -154,6 +155,6 @@ def test_an_error_in_one_request_leaves_the_engine_alive(server: dict[str, Any])
 
 def test_the_doctor_finds_the_images_and_the_plugin(server: dict[str, Any]) -> None:
     found = {check.name: check for check in engine_doctor.checks(server["url"], "tiny", None, None)}
-    assert engine_doctor.status([*found.values()]) == 0
+    assert status([*found.values()]) == 0
     assert found["image"].status == found["image tokens"].status == "PASS"
     assert found["ReVisiT"].value == "the vLLM plug-in is active, and its settings reach the decoding"

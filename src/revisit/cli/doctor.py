@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import platform
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 import revisit
 from revisit import settings
 from revisit.cli import options
+from revisit.cli.checkup import report
 from revisit.errors import EXTRAS, RevisitError, install_command
 from revisit.eval.spec import version
 from revisit.models import photo
@@ -65,12 +65,12 @@ def doctor(
     if gpu:
         from revisit.cli import gpu_doctor
 
-        raise typer.Exit(report(gpu_doctor.checks(model or "tiny", with_vllm), gpu_doctor.status, out))
+        raise typer.Exit(report(gpu_doctor.checks(model or "tiny", with_vllm), out))
     if engine is not None:
         from revisit.cli import engine_doctor
 
         checks = engine_doctor.checks(engine, served, api_key, model)
-        raise typer.Exit(report(checks, engine_doctor.status, out))
+        raise typer.Exit(report(checks, out))
     if served is not None or out is not None:
         raise RevisitError("--model needs --engine, and --out needs --engine or --gpu.")
     facts, problems, warnings = None, list[str](), list[str]()
@@ -96,28 +96,6 @@ def doctor(
             print(f"! {warning}")
     if problems:
         raise typer.Exit(1)
-
-
-def report(checks: Iterable[Any], status_of: Callable[[Sequence[Any]], int], out: Path | None) -> int:
-    """Print every check as it ends, then the verdict; return the exit status."""
-    from revisit.io.files import write_json
-
-    results = []
-    for check in checks:
-        results.append(check)
-        threshold = f"  (limit: {check.threshold})" if check.threshold else ""
-        print(f"{check.status:11}  {check.name}: {check.value}{threshold}".removesuffix(": "), flush=True)
-    counts = Counter(check.status for check in results)
-    status = status_of(results)
-    verdict = ("Everything is right.", "Something is wrong: see FAIL above.", "Right as far as it could be checked.")[
-        status
-    ]
-    print(f"\n{verdict} {', '.join(f'{count} {name}' for name, count in counts.items())}.")
-    if out is not None:
-        write_json(
-            out, {"revisit": revisit.__version__, "status": status, "checks": [check._asdict() for check in results]}
-        )
-    return status
 
 
 def machine_rows() -> Iterator[tuple[str, str]]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
@@ -18,12 +18,12 @@ from urllib.request import Request, urlopen
 from PIL import Image as pil
 from PIL.Image import Image
 
+from revisit.cli.checkup import Check, Status
 from revisit.embedded.samples import SAMPLES
 from revisit.errors import RevisitError, printable, short
 from revisit.models import DESCRIBE
 from revisit.pages.document import data_uri
 
-Status = Literal["PASS", "FAIL", "NOTE"]
 Json = dict[str, Any]
 NEW = 24  # tokens of an answer
 SECONDS = 600  # for an answer
@@ -43,23 +43,9 @@ PLACES: dict[str, Callable[[int], dict[str, Any]]] = {
 }
 
 
-class Check(NamedTuple):
-    """The outcome of one check."""
-
-    name: str
-    status: Status
-    value: str
-    threshold: str = ""
-
-
 def checks(url: str, model: str | None, key: str | None, reference: str | None) -> Iterator[Check]:
     """Yield the outcome of every check of a server; `reference` names a local model to compare its text with."""
     yield from Examination(Engine(url, model, key), reference).checks()
-
-
-def status(results: Sequence[Check]) -> int:
-    """Return the exit status."""
-    return int(any(check.status == "FAIL" for check in results))
 
 
 class Rejected(Exception):

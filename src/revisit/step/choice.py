@@ -94,9 +94,11 @@ def choose(head: LinearHead, rule: Rule, device: torch.device, implementation: I
         device: The device of the states.
         implementation: Use this one instead; raises RevisitError if it does not support the head or the settings.
     """
+    fallback = None
     if implementation is None:
         exact = rule.full_vocabulary or rule.model_dtype or not supports("torch", head, rule, device)
-        with_triton = device.type != "cpu" and supports("triton", head, rule, device)
+        fallback = None if device.type == "cpu" else without_triton(device, head, rule)
+        with_triton = device.type != "cpu" and fallback is None
         implementation = "reference" if exact else "triton" if with_triton else "torch"
     if not supports(implementation, head, rule, device):
         raise RevisitError(
@@ -107,9 +109,13 @@ def choose(head: LinearHead, rule: Rule, device: torch.device, implementation: I
         from revisit.step.triton import TritonStep
 
         return TritonStep(head, rule)
+    step: Step
     if implementation == "reference":
-        return ReferenceStep(head, rule)
-    return CachedStep(head, rule) if device.type == "cpu" else BatchedStep(head, rule)
+        step = ReferenceStep(head, rule)
+    else:
+        step = CachedStep(head, rule) if device.type == "cpu" else BatchedStep(head, rule)
+    step.fallback = fallback
+    return step
 
 
 def supports(implementation: Implementation, head: LinearHead, rule: Rule, device: torch.device) -> bool:
@@ -117,11 +123,7 @@ def supports(implementation: Implementation, head: LinearHead, rule: Rule, devic
     if implementation not in get_args(Implementation):
         raise unknown("implementation", str(implementation), get_args(Implementation))
     if implementation == "triton":
-        if without_triton(device) is not None:
-            return False
-        from revisit.step import triton  # where torch was built for GPUs
-
-        return triton.suits(head, rule) and triton.works(head, rule, device)
+        return without_triton(device, head, rule) is None
     return implementation == "reference" or device.type == "cpu" or rule.usual
 
 
@@ -130,8 +132,8 @@ def usual_step(device: torch.device, dtype: torch.dtype) -> str:
     return choose(LinearHead(torch.zeros(1, 16, dtype=dtype)), Rule(), device).name
 
 
-def without_triton(device: torch.device) -> str | None:
-    """Return the reason why the Triton step cannot be used on a device, in a few words; None if it can."""
+def without_triton(device: torch.device, head: LinearHead | None = None, rule: Rule | None = None) -> str | None:
+    """Return why the Triton step cannot be used on a device, or with a head and settings, in a few words; None if it can."""
     if not settings.triton_step():
         return "turned off by REVISIT_KERNEL"
     if find_spec("triton") is None:
@@ -141,7 +143,13 @@ def without_triton(device: torch.device) -> str | None:
     if device.type != "cuda":
         return "it needs a CUDA or ROCm device"
     old = torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0)
-    return "it needs compute capability 8.0" if old else None
+    if old or head is None or rule is None:
+        return "it needs compute capability 8.0" if old else None
+    from revisit.step import triton  # where torch was built for GPUs
+
+    if not triton.suits(head, rule):
+        return "it does not support this head, or these settings"
+    return None if triton.works(head, rule, device) else "it failed its check"
 
 
 def _check_shapes(items: Sequence[Tensor], head: LinearHead, logits: Tensor) -> None:

@@ -27,11 +27,12 @@ class Step:
 
     def __init__(self, head: LinearHead, rule: Rule) -> None:
         self.head, self.rule = head, rule
+        self.fallback: str | None = None  # why Triton is not used on an accelerator, in a few words
         self.buffers: dict[str, Tensor] = {}  # memory between kernels; steps that never run at once may share it
 
     def implementation(self, inputs: StepInput) -> str:
-        """Return the name of the implementation that computes a step, with the reason if it is another than this one."""
-        return self.name
+        """Return the name of the implementation that computes a step, with the reason if Triton could have been expected."""
+        return f"{self.name}: {self.fallback}" if self.fallback else self.name
 
     def take(self, inputs: StepInput) -> StepOutput:
         """Take one step of all rows."""

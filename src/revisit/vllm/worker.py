@@ -65,9 +65,7 @@ class Worker:
         self.requests: dict[str, RequestState] = {}
         self.blocks: dict[str, np.ndarray] = {}  # of the pool, by the request that computes the states in them
         self.rehearsed = False
-        self.counts: Counter[str] = (
-            Counter()
-        )  # steps by implementation, and withheld tokens that were written nevertheless
+        self.counts: Counter[str] = Counter()  # steps by implementation, and withheld tokens that had to be written
         self._complete: set[str] = set()  # requests whose states were all stored
         self._failed: set[str] = set()
         self._scheduled: list[Scheduled] = []
@@ -387,3 +385,8 @@ class Worker:
         step = choose(self.head, Rule(), self.pool.states.device)
         step.buffers = self._buffers
         step.reserve(logits, states)
+
+
+def count_steps(model: Any) -> dict[str, int]:
+    """Count the steps of a vLLM model by implementation; a function that vLLM's `apply_model` can send to a worker."""
+    return dict(model.revisit.counts)

@@ -183,7 +183,9 @@ class VllmEngine(Engine):
         """Return vLLM's outputs, one per item; raise RevisitError if one of them failed."""
         from vllm.exceptions import VLLMValidationError
 
-        prompts = [self._prompt(item, attached) for item, attached in zip(items, visuals, strict=True)]
+        prompts = [
+            prompt_of(self.processor, item.prompt, attached) for item, attached in zip(items, visuals, strict=True)
+        ]
         try:
             outputs = self.llm.generate(prompts, parameters, use_tqdm=False)
         except VLLMValidationError as error:
@@ -196,10 +198,13 @@ class VllmEngine(Engine):
             )
         return list(outputs)
 
-    def _prompt(self, item: Item, images: Sequence[Visual]) -> Fields:
-        text = chat_text(self.processor, item.prompt, images)
-        text = text.removeprefix(getattr(self.processor.tokenizer, "bos_token", None) or "")  # vLLM adds it again
-        return {"prompt": text, "multi_modal_data": {"image": list(images)}} if images else {"prompt": text}
-
     def close(self) -> None:
         self.__dict__.pop("llm", None)
+
+
+def prompt_of(processor: Processor, prompt: str, images: Sequence[Any]) -> Fields:
+    """Return a prompt after its images in vLLM's form, with the tokens that `prepare` makes of the text."""
+    text = chat_text(processor, prompt, images)
+    begins = text.startswith(processor.tokenizer.bos_token or "\0")  # the template has added the token
+    ids = processor.tokenizer(text, add_special_tokens=not begins)["input_ids"]
+    return {"prompt_token_ids": ids, **({"multi_modal_data": {"image": list(images)}} if images else {})}
