@@ -22,7 +22,6 @@ from revisit.methods.revisit import ReVisiT
 from revisit.models.head import LinearHead
 from revisit.models.spelling import Spelling
 from revisit.models.thoughts import Thoughts
-from revisit.step import batched
 from revisit.step.batched import BatchedStep
 from revisit.step.choice import withhold
 from revisit.step.reference import refine_row, scatter
@@ -756,21 +755,3 @@ def test_the_largest_step_of_the_memory_profile_changes_nothing(drafts: int) -> 
     assert torch.equal(logits, before)
     assert model.worker.rehearsed
     assert model.worker.pool.used == 0
-
-
-def test_rows_with_more_candidates_than_room_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "choose", lambda head, rule, _: BatchedStep(head, rule))
-    model = Model(blocks=64)
-    monkeypatch.setattr(batched, "USUAL", 2)
-    monkeypatch.setattr(batched, "COPIED", 1)  # so that several parts are taken
-    prompts = [[IMAGE] * (5 + 11 * i) + [2] for i in range(20)]
-    sequences = [model.sequence(prompt, i) for i, prompt in enumerate(prompts)]
-    for select in ("min", "random"):
-        for i, prompt in enumerate(prompts):
-            model.add(str(i), prompt, alpha=0.05, select=select)
-        _, got = model.step([(str(i), s, 0, len(p)) for i, (p, s) in enumerate(zip(prompts, sequences, strict=True))])
-        for i, prompt in enumerate(prompts):
-            method = ReVisiT(alpha=0.05, select=select)  # type: ignore[arg-type]
-            draw = model.worker.requests[str(i)].uniform(0)
-            wanted = model.wanted(method, sequences[i], prompt, len(prompt), draw)
-            torch.testing.assert_close(got[i], wanted, rtol=1e-4, atol=1e-4)

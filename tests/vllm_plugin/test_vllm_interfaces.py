@@ -321,6 +321,13 @@ def test_beam_search_with_revisit_is_rejected() -> None:
 NGRAMS = SimpleNamespace(method="ngram")
 
 
+@pytest.mark.parametrize("option", [{"ubatch_size": 2}, {"enable_dbo": True}, {}])
+def test_vllm_names_micro_batches_of_both_kinds(option: dict[str, Any]) -> None:
+    from vllm.config import ParallelConfig
+
+    assert ParallelConfig(**option).use_ubatching == bool(option)
+
+
 @pytest.mark.parametrize(
     ("changes", "part"),
     [

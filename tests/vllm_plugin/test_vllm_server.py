@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,13 @@ def test_bad_settings_are_a_400_and_the_server_stays_up(server: dict[str, Any], 
     with pytest.raises(openai.BadRequestError, match=part):
         ask(server, {"revisit": value})
     assert ask(server, {"revisit": '{"alpha": 1e-3}'}) == expected(server, REFINED)
+
+
+def test_beam_search_with_revisit_is_a_400(server: dict[str, Any]) -> None:
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": TEXT}], "max_tokens": 4, "n": 2}
+    for more in ({}, {"vllm_xargs": {"revisit": 1}}):
+        with pytest.raises(openai.BadRequestError, match="beam search") if more else nullcontext():
+            server["client"].chat.completions.create(**asked, extra_body={"use_beam_search": True, **more})
 
 
 def test_images_that_can_never_fit_are_a_400_while_others_finish(server: dict[str, Any]) -> None:
