@@ -24,7 +24,7 @@ from revisit.models.spelling import Spelling
 from revisit.models.thoughts import Thoughts
 from revisit.step.batched import BatchedStep
 from revisit.step.choice import withhold
-from revisit.step.reference import refine_row, scatter
+from revisit.step.reference import ReferenceStep, refine_row, scatter
 from revisit.vllm import worker
 from revisit.vllm.generated_tokens import GeneratedTokens
 from revisit.vllm.head import ShardedHead
@@ -306,7 +306,8 @@ def test_the_sum_over_ranks_is_the_whole_head(ranks: int, ids: list[int], capped
 def either_step(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Take steps row by row, as on a CPU, and for the whole batch, as on a GPU without Triton."""
     if request.param == "batched":
-        monkeypatch.setattr(worker, "choose", lambda head, rule, _: BatchedStep(head, rule))
+        steps = {True: BatchedStep, False: ReferenceStep}
+        monkeypatch.setattr(worker, "choose", lambda head, rule, _: steps[rule.usual](head, rule))
 
 
 @pytest.mark.usefixtures("either_step")
