@@ -71,7 +71,9 @@ def test_code_from_outside_includes_the_modules_beside_it(tmp_path: Path, monkey
 TYPED = """
 import functools, threading, typing, numpy, revisit, torch
 GLOBAL, TABLE, LOCK = [0, {"a": {1, 2}}], torch.ones(2), threading.Lock()
-def helper(x, k=1): return x * k + GLOBAL[0]
+@functools.cache
+def table(x): return [x, 5]
+def helper(x, k=1): return x * k + GLOBAL[0] + table(x)[1]
 def decorate(function): return functools.wraps(function)(lambda *values: function(*values))
 class Base(revisit.Greedy):
     constant: typing.ClassVar = 3
@@ -106,6 +108,7 @@ def typed(source: str, path: str = "<stdin>") -> set[str]:
         ("max, 4", "max, 5"),
         ("k=1", "k=2"),
         ("x * k", "x + k"),
+        ("[x, 5]", "[x, 6]"),
         ("GLOBAL, TABLE, LOCK = [0", "GLOBAL, TABLE, LOCK = [1"),
         ("{1, 2}", "{1, 3}"),
         ("torch.ones(2)", "torch.zeros(2)"),

@@ -38,10 +38,10 @@ def long_batch_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batcher_module, "BATCH_WAIT", 0.2)
 
 
-def ticket(method: Any = None, seconds: float = 60, record: bool = False, stream: bool = True) -> Ticket:
+def ticket(method: Any = None, seconds: float = 60, record: bool = False, stream: bool = True, work: int = 1) -> Ticket:
     decoding = {"record": True} if record else None
     chat = ChatBody.model_validate({**QUESTION, "stream": stream, "decoding": decoding})
-    request = ChatRequest(chat, [], method or ReVisiT(), Decoding(max_new_tokens=5))
+    request = ChatRequest(chat, [], method or ReVisiT(), Decoding(max_new_tokens=5), work=work)
     return Ticket(request, "", seconds, asyncio.get_running_loop())
 
 
@@ -88,6 +88,27 @@ async def batches_of(tickets: Sequence[Ticket], size: int) -> list[list[int]]:
 )
 async def test_equal_requests_share_a_batch(requests: Any, size: int, batches: list[list[int]]) -> None:
     assert await batches_of([ticket(**request) for request in requests], size) == batches
+
+
+async def test_shorter_requests_get_at_most_half_of_the_time() -> None:
+    long, times = ticket(work=100), {True: 0.0, False: 0.0}
+    shorter = [ticket(work=25) for _ in range(200)]
+
+    def decode(tickets: Sequence[Ticket]) -> None:
+        for _ in range(100 if tickets == [long] else 5):
+            time.sleep(0.005)
+            times[tickets == [long]] += 0.005
+            batcher.run_shorter()
+        for one in tickets:
+            one.finish(REPLY)
+
+    batcher = Batcher(decode, Limits(batch=1))
+    batcher.submit(long)
+    for one in shorter:
+        batcher.submit(one)
+    assert await outcome(long) == REPLY
+    assert 0.2 < times[False] < 0.7
+    batcher.stop()
 
 
 async def test_stop_returns_at_its_deadline_while_the_model_runs() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -66,6 +67,7 @@ class Client:
 
     def call_soon_threadsafe(self, _: object, event: Piece | Reply | ApiError) -> None:
         assert self.end is None or self.late
+        self.ended_at = time.monotonic()
         if isinstance(event, Piece):
             self.pieces.append(event)
         else:
@@ -222,6 +224,29 @@ def idle(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]
     found.batcher.stop()
     yield found
     found.close()
+
+
+@pytest.mark.parametrize("outer", ["greedy", "revisit", "vcd", "pai", "memvr", "sid"])
+def test_short_requests_are_answered_while_a_long_one_is_decoded(idle: Service, outer: str) -> None:
+    fields = [{"messages": messages(1), "max_tokens": 40, "decoding": {"method": outer}}]
+    for more in ({}, {"decoding": {"method": "pai"}}, {"check": True}, schema({"type": "boolean"})):
+        fields.append({"messages": messages(2), "max_tokens": 4, **more})
+    alone, (long, *short) = ([Client(idle, one) for one in fields] for _ in range(2))
+    for client in alone:
+        run(idle, [client])
+    queue = [client.ticket for client in short]
+
+    def act(step: int) -> None:
+        if step > 5 and queue:
+            idle.batcher._resumed = 0.0
+            idle.batcher.waiting.append(queue.pop())
+
+    idle.batcher.running = [long.ticket]
+    run(idle, [long], act)
+    for client, wanted in zip([long, *short], alone, strict=True):
+        client.assert_equal(wanted)
+        assert client.ended_at <= long.ended_at
+    assert idle.batcher.running == [long.ticket]
 
 
 @pytest.mark.parametrize("seeds", [range(12), pytest.param(range(12, 412), marks=pytest.mark.faults)])

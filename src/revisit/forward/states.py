@@ -54,6 +54,17 @@ def one_call() -> Iterator[None]:
         _thread_state.call = before
 
 
+@contextlib.contextmanager
+def outside_calls(model: Model) -> Iterator[None]:
+    """Run the model as if no call of generate ran in this thread; one that does continues afterwards as before."""
+    before, _thread_state.call = current_call(), None
+    try:
+        with saved_positions(model):
+            yield
+    finally:
+        _thread_state.call = before
+
+
 def current_call() -> object | None:
     """Return what stands for the call of generate that runs in this thread; None outside any."""
     return getattr(_thread_state, "call", None)

@@ -158,6 +158,8 @@ def _parts(value: Any) -> Iterator[Any]:
         if not origin or "<locals>" in value.__qualname__:
             yield value.__defaults__, value.__kwdefaults__, vars(value)
             yield [cell.cell_contents for cell in value.__closure__ or ()]
+    elif hasattr(value, "cache_parameters"):  # of functools.lru_cache, which pickles by its name alone
+        yield value.__wrapped__
     elif isinstance(value, BuiltinFunctionType):
         yield from (value.__qualname__, value.__self__)
     elif isinstance(value, (property, staticmethod, classmethod, functools.cached_property)):

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from revisit.serve.decoder import Decoder
 
 HOST = re.compile(r"(\[(?P<ip>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(:\d{1,5})?")
-READERS = 8  # threads that check requests and decode their images
+READERS = 32  # threads that check requests and decode their images; large images wait in them for each other
+LARGE = 1 << 20  # bytes; larger bodies are checked one after the other
 
 
 class Unread(JSONResponse):
@@ -74,7 +75,8 @@ class Service:
         self.api_key, self.hosts, self.origins = api_key, hosts, origins
         self.page: str | None = None  # served at / by `revisit ui`, whose requests may be recorded
         self.batcher = Batcher(partial(decoder.decode, prompt_limit=limits.prompt_tokens), limits)
-        self._readers = ThreadPoolExecutor(READERS, "reader")
+        decoder.between_tokens = self.batcher.run_shorter
+        self._readers, self._large = ThreadPoolExecutor(READERS, "reader"), ThreadPoolExecutor(1, "large")
         self._bodies: dict[int, bytearray] = {}  # of the requests that are being received or checked, by id()
 
     @property
@@ -85,7 +87,8 @@ class Service:
     def close(self) -> None:
         """Abandon all requests and end the threads."""
         self.batcher.stop()
-        self._readers.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._readers, self._large):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def check_host(self, request: Request) -> None:
         """Reject unknown names in the Host header, with which pages of other sites could reach a local server (DNS rebinding)."""
@@ -175,7 +178,7 @@ class Service:
                 self._check_memory(len(part))
                 body.extend(part)
             request.state.received = True
-            reading = self._readers.submit(self.read, body, kind)
+            reading = (self._large if len(body) > LARGE else self._readers).submit(self.read, body, kind)
         except BaseException:
             drop()
             raise

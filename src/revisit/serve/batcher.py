@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import sys
 import threading
 import time
@@ -22,6 +23,7 @@ from revisit.video.clip import frame_count, pixel_count
 
 logger = logging.getLogger(__name__)
 BATCH_WAIT = 0.01  # seconds that a batch waits for further requests
+SHORTER = 4  # times less work than the running batch: such requests need not wait until it ends
 END_WAIT = 5.0  # seconds to wait for the model's thread at shutdown
 Event = Piece | Reply | ApiError
 Decode = Callable[[Sequence["Ticket"]], None]
@@ -101,6 +103,7 @@ class Batcher:
         self.running: list[Ticket] = []  # the batch
         self._ready = threading.Condition()
         self._stopping = False
+        self._resumed = 0.0  # until then, the running batch is not interrupted; infinite while it is
         self._thread = threading.Thread(target=self._work, name="model", daemon=True)
         self._thread.start()
 
@@ -160,36 +163,57 @@ class Batcher:
             elif not ticket.finished:
                 self._run([ticket])
 
+    def run_shorter(self) -> None:
+        """Answer waiting requests that are much shorter than the running batch before it goes on, for at most half of the time."""
+        began = time.monotonic()
+        if not self.waiting or began < self._resumed:
+            return
+        with self._ready:
+            longest, outer = max(ticket.request.work for ticket in self.running), self.running
+            batch = self._take([ticket for ticket in self.waiting if ticket.request.work * SHORTER <= longest])
+            self.running = [*outer, *batch]
+        if batch:
+            self._resumed = math.inf
+            self._run(batch)
+            self._resumed = 2 * time.monotonic() - began
+        self.running = outer
+
     def _next(self) -> list[Ticket] | None:
-        """Wait for the next batch: the oldest request and those that can join it. Return None when the thread should end."""
+        """Wait for the next batch. Return None when the thread should end."""
         with self._ready:
             while not self.waiting:
                 if self._stopping:
                     return None
                 self._ready.wait()
             first = self.waiting[0]
-            size = max(1, self.limits.batch // first.request.method.own_beams)
             until = time.monotonic() + BATCH_WAIT
             while not self._stopping:
-                if sum(ticket.request.rows for ticket in self.waiting if ticket.batch_key == first.batch_key) >= size:
-                    break
+                joining = (ticket for ticket in self.waiting if ticket.batch_key == first.batch_key)
                 left = until - time.monotonic()
-                if left <= 0:
+                if left <= 0 or sum(ticket.request.rows for ticket in joining) >= self._size(first):
                     break
                 self._ready.wait(left)
-            batch: list[Ticket] = []
-            others: list[Ticket] = []
-            pixels = self.limits.image_pixels  # the processor needs several times the memory of its images
-            for ticket in self.waiting:
-                rows = ticket.request.rows
-                if ticket.abandoned:
-                    ticket.finish(timed_out())
-                elif ticket.batch_key == first.batch_key and (
-                    not batch or (rows <= size and rows * ticket.pixels <= pixels)
-                ):
-                    batch.append(ticket)
-                    size, pixels = size - rows, pixels - rows * ticket.pixels
-                else:
-                    others.append(ticket)
-            self.waiting, self.running = others, batch
-            return batch
+            self.running = self._take(self.waiting)
+            return self.running
+
+    def _size(self, first: Ticket) -> int:
+        """Return how many rows like those of a request fit into a batch."""
+        return max(1, self.limits.batch // first.request.method.own_beams)
+
+    def _take(self, candidates: Sequence[Ticket]) -> list[Ticket]:
+        """Remove the oldest of these requests, and those that can join it, from the queue; return them."""
+        batch: list[Ticket] = []
+        size = pixels = 0  # left; the processor needs several times the memory of its images
+        for ticket in candidates:
+            rows = ticket.request.rows
+            if ticket.abandoned:
+                ticket.finish(timed_out())
+            elif not batch:
+                size, pixels = self._size(ticket), self.limits.image_pixels
+            elif ticket.batch_key != batch[0].batch_key or rows > size or rows * ticket.pixels > pixels:
+                continue
+            if not ticket.finished:
+                batch.append(ticket)
+                size, pixels = size - rows, pixels - rows * ticket.pixels
+        self.waiting = [ticket for ticket in self.waiting if not (ticket.finished or ticket in batch)]
+        return batch

@@ -19,6 +19,7 @@ from revisit.explain.check import check_text, settings_of
 from revisit.explain.lens import patch_words
 from revisit.explain.prefill import watch_prefill
 from revisit.explain.support import ModelText, answer_text, read_texts
+from revisit.forward.states import outside_calls
 from revisit.models.geometry import layout_of
 from revisit.models.outputs import end_tokens
 from revisit.models.parts import ModelParts
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from revisit.models.types import Inputs, Model, Processor
 
 logger = logging.getLogger(__name__)
+_innermost = threading.local()  # .tickets: the batch that this thread decodes
 
 
 @contextmanager
@@ -45,12 +47,12 @@ def stoppable(model: Model, tickets: Sequence[Ticket]) -> Iterator[None]:
     """Raise `Abandoned` at the model's next forward pass once all tickets are abandoned.
 
     Every decoding loop runs the model, so this ends all of them: tokens, beams, a beam's candidates, descriptions.
-    Other threads that use the same model are not affected.
+    Other threads that use the same model, and batches within this one, are not affected.
     """
-    thread = threading.get_ident()
+    outer, _innermost.tickets = getattr(_innermost, "tickets", None), tickets
 
     def check(*_: object) -> None:
-        if threading.get_ident() == thread and all(ticket.abandoned for ticket in tickets):
+        if getattr(_innermost, "tickets", None) is tickets and all(ticket.abandoned for ticket in tickets):
             raise Abandoned
 
     hook = model.register_forward_pre_hook(check)  # type: ignore[attr-defined]
@@ -58,6 +60,7 @@ def stoppable(model: Model, tickets: Sequence[Ticket]) -> Iterator[None]:
         yield
     finally:
         hook.remove()
+        _innermost.tickets = outer
 
 
 @contextmanager
@@ -72,10 +75,11 @@ def own_errors(ticket: Ticket) -> Iterator[None]:
 
 
 class Decoder:
-    """A loaded model that answers tickets."""
+    """A loaded model that answers tickets; `between_tokens` may decode another batch before a running one goes on."""
 
     def __init__(self, model: Model, processor: Processor) -> None:
         self.model, self.processor = model, processor
+        self.between_tokens: Callable[[], None] = lambda: None
         self.end = end_tokens(model.generation_config)
         self.thoughts = thoughts_of(model, processor)
         self.scale = scale_for(processor)
@@ -109,7 +113,7 @@ class Decoder:
             self.decode(fitting, prompt_limit=prompt_limit)
         elif fitting:
             run = self._generate if tickets[0].request.text is None else self._check
-            with stoppable(self.model, tickets):
+            with outside_calls(self.model), stoppable(self.model, tickets):
                 run(rows, inputs, lengths)
 
     @cached_property
@@ -137,6 +141,11 @@ class Decoder:
         if any(request.grammar for request in requests):
             processors.append(JsonAnswers([row.allowed for row in rows]))
         states, layers = None, list[int]()
+
+        def add(row: int, token: int) -> bool:
+            self.between_tokens()
+            return rows[row].add(token)
+
         with ExitStack() as stack:
             if record or requests[0].chat.check is not None:
                 layers = sorted({settings_of(self.model)[0], ModelParts.of(self.model).depth})
@@ -148,7 +157,7 @@ class Decoder:
                 method,
                 [request.decoding for request in requests],
                 seeds=[wrapped(request.seed + row.number) for request, row in zip(requests, rows, strict=True)],
-                on_token=lambda row, token: rows[row].add(token),
+                on_token=add,
                 processors=processors,
                 record=record,
             )

@@ -56,6 +56,7 @@ class ChatRequest:
     seed: int = 0
     text: str | None = None  # to check, instead of generating an answer
     grammar: str | None = None  # of the answer
+    work: int = 1  # rows that it may run
     id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -149,7 +150,7 @@ def read_request(
         raise ApiError(400, sentence, param="decoding")
     if chat.n > 1 and (chat.check or choice.record or text is not None):
         raise ApiError(400, "'check' and 'record' are for one answer; leave out 'n'.", param="n")
-    check_work(method, length, chat.n if chat.temperature else 1, limits)
+    work = check_work(method, length, chat.n if chat.temperature else 1, limits)
     images: list[Visual] = []
     left = limits.image_pixels
     try:
@@ -168,6 +169,7 @@ def read_request(
         seed=chat.seed if chat.seed is not None else secrets.randbits(62),
         text=text,
         grammar=_grammar(chat.answer_schema),
+        work=work if text is None else 1,
     )
 
 
@@ -282,8 +284,8 @@ def make_method(name: str, settings: Mapping[str, JsonValue], model: Model | str
         raise ApiError(400, str(error), param="decoding") from None
 
 
-def check_work(method: Method, tokens: int, choices: int, limits: Limits) -> None:
-    """Reject a request whose beams or choices do not fit a batch, or that would run more rows than allowed."""
+def check_work(method: Method, tokens: int, choices: int, limits: Limits) -> int:
+    """Return the rows that a request may run; reject one whose beams or choices do not fit a batch, or with too many rows."""
     for name, rows, param in (("beams", method.own_beams, "decoding"), ("choices", choices, "n")):
         if rows > limits.batch:
             raise ApiError(400, f"{rows} {name}; at most {limits.batch} are allowed.", param=param)
@@ -297,3 +299,4 @@ def check_work(method: Method, tokens: int, choices: int, limits: Limits) -> Non
             "request fewer tokens, choices, beams or candidates.",
             param="decoding",
         )
+    return rows
