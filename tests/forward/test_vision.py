@@ -56,14 +56,14 @@ def test_compiled_code_runs_eagerly_during_the_prefill() -> None:
     handle = module[0].register_forward_hook(lambda *_: calls.append(1))
     run(torch.ones(1, 2))
     unseen = len(calls)
-    states.FORCE_EAGER.begin()
+    states.FORCE_EAGER.__enter__()
     run(torch.ones(1, 2))
     assert len(calls) == unseen + 1
-    states.FORCE_EAGER.begin()  # a second decode in another thread begins before the first has its prefill
-    states.FORCE_EAGER.end()
+    states.FORCE_EAGER.__enter__()  # a second decode in another thread begins before the first has its prefill
+    states.FORCE_EAGER.__exit__()
     run(torch.ones(1, 2))
     assert len(calls) == unseen + 2
-    states.FORCE_EAGER.end()
+    states.FORCE_EAGER.__exit__()
     assert torch._dynamo.eval_frame._stance.stance == "default"
     handle.remove()
 

@@ -21,7 +21,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMa
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from revisit.errors import RevisitError
-from revisit.forward.states import FORCE_EAGER, Pass, current_call, paused
+from revisit.forward.states import ALL_ROWS, FORCE_EAGER, Pass, current_call, paused
 from revisit.models.head import multiply
 from revisit.models.parts import ModelParts, describe
 
@@ -147,7 +147,7 @@ class Watch:
     modules: dict[int, int]  # id of an attention module -> its layer
     hook: AttentionHook
     layers: Collection[int] | None  # None for all
-    of: Pass | None  # None for all rows
+    of: Pass
     caller: object | None = field(default_factory=current_call)  # the call of generate that it belongs to; None for any
     # The last mask, the columns hidden in it, and the result: most layers of a forward share one mask.
     masks: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None)
@@ -159,11 +159,7 @@ class Watch:
         layer = self.modules.get(id(module))
         if layer is None or (self.layers is not None and layer not in self.layers):
             return None
-        if self.caller not in (None, current_call()):
-            return None
-        if self.of is None:
-            return Call(layer, query, key, value, mask, **terms)
-        if self.of.live is None:
+        if self.caller not in (None, current_call()) or self.of.live is None:
             return None
         own, shift = self.of.of, self.of.shift
         key, value = (own(x)[:, :, shift:] if shift else own(x) for x in (key, value))
@@ -177,21 +173,13 @@ class Watch:
         if after is not None and before is mask and columns is hidden and after.device == query.device:
             return after
         seen = visible(mask, query, key).expand(len(query), -1, -1, -1)
-        columns = hidden.to(query.device)
-        if self.of is None:
-            changed = without_columns(seen, columns)
-        else:
-            columns = nn.functional.pad(columns, (self.of.shift, 0))
-            columns = nn.functional.pad(columns, (0, seen.shape[-1] - columns.shape[-1]))
-            changed = self.of.put(seen, without_columns(self.of.of(seen), columns))
+        columns = nn.functional.pad(hidden.to(query.device), (self.of.shift, 0))
+        columns = nn.functional.pad(columns, (0, seen.shape[-1] - columns.shape[-1]))
+        changed = self.of.put(seen, without_columns(self.of.of(seen), columns))
         if mask is not None and mask.dtype != torch.bool:
             changed = torch.where(changed, 0.0, torch.finfo(mask.dtype).min).to(mask.dtype)
         self.masks = mask, hidden, changed
         return changed
-
-    def own(self, output: Tensor) -> Tensor:
-        """Return the rows of this pass in the kernel's output, as a view."""
-        return output if self.of is None else self.of.of(output)
 
 
 @contextlib.contextmanager
@@ -200,7 +188,7 @@ def watching(
     attention_hook: AttentionHook,
     method_name: str,
     layers: Collection[int] | None = None,
-    of: Pass | None = None,
+    of: Pass = ALL_ROWS,
 ) -> Iterator[None]:
     """Call the hook before the attention of these layers, by default of all, in this thread and model, within the context.
 
@@ -218,8 +206,7 @@ def watching(
     hooks = _thread_state.__dict__.setdefault("hooks", [])
     watch = Watch(modules, attention_hook, layers, of)
     with contextlib.ExitStack() as stack:
-        FORCE_EAGER.begin()
-        stack.callback(FORCE_EAGER.end)
+        stack.enter_context(FORCE_EAGER)
         for config in configs.values():
             _enter(config, method_name, parts)
             stack.callback(_leave, config)
@@ -283,7 +270,7 @@ def _with_hooks(name: str) -> Callable[..., Any]:
                 afterwards.append((watch, change))
         output, weights = kernel(module, query, key, value, attention_mask, **kwargs)
         for watch, change in afterwards:
-            change(watch.own(output))
+            change(watch.of.of(output))  # a view
         return output, weights
 
     return attend

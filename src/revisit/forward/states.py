@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 from transformers import Cache
 
 from revisit.errors import RevisitError
@@ -91,9 +90,12 @@ class Pass:
 
     def put(self, values: Tensor, own: Tensor) -> Tensor:
         """Return values with the rows of this pass replaced.  (all rows, ...), (rows, ...) -> (all rows, ...)"""
-        if self.live is None or len(values) == len(own):
+        if self.live is None or len(values) <= self.live.stop - self.live.start:
             return own
         return torch.cat([values[: self.live.start], own, values[self.live.stop :]])
+
+
+ALL_ROWS = Pass(slice(0, sys.maxsize))  # of every forward
 
 
 class Hooks:
@@ -103,13 +105,11 @@ class Hooks:
     until then.
     """
 
-    def __init__(self, stack: ExitStack, *, of: Pass | None = None) -> None:
+    def __init__(self, stack: ExitStack, *, of: Pass = ALL_ROWS) -> None:
         self._of = of
         self._thread, self._in = threading.get_ident(), current_call()
-        self._handles: list[RemovableHandle] = []
-        self._open = True
-        FORCE_EAGER.begin()
-        stack.callback(self.release)
+        self._own = stack.enter_context(ExitStack())
+        self._own.enter_context(FORCE_EAGER)
 
     def before(self, module: nn.Module, callback: StateHook, *, first: bool = False) -> None:
         """Call `callback` with the module's input, which its result replaces; `first` runs it before hooks that are there already."""
@@ -117,14 +117,12 @@ class Hooks:
         def hook(
             _module: nn.Module, args: tuple[Any, ...], kwargs: Arguments
         ) -> tuple[tuple[object, ...], Arguments] | None:
-            if not self._applies():
-                return None
             changed = self._call(callback, args[0] if args else kwargs["hidden_states"])
             if changed is None:
                 return None
             return ((changed, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": changed})
 
-        self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True, prepend=first))
+        self._own.callback(module.register_forward_pre_hook(hook, with_kwargs=True, prepend=first).remove)
 
     def after(self, module: nn.Module, callback: StateHook) -> None:
         """Call `callback` with the states that the module returned, which its result replaces.
@@ -133,8 +131,6 @@ class Hooks:
         """
 
         def hook(_module: nn.Module, args: tuple[Any, ...], output: object) -> object:
-            if not self._applies():
-                return None
             states: Any = output[0] if isinstance(output, tuple) else getattr(output, "last_hidden_state", output)
             flat = states.ndim == 2 and bool(args) and args[0].ndim == 3
             changed = self._call(callback, states.view(args[0].shape) if flat else states)
@@ -146,7 +142,7 @@ class Hooks:
             changed = changed.flatten(0, 1) if flat else changed
             return (changed, *output[1:]) if isinstance(output, tuple) else changed
 
-        self._handles.append(module.register_forward_hook(hook))
+        self._own.callback(module.register_forward_hook(hook).remove)
 
     def output(self, module: nn.Module, callback: Callable[[Any], None]) -> None:
         """Call `callback` with everything that the module returned."""
@@ -155,7 +151,7 @@ class Hooks:
             if self._applies():
                 callback(output)
 
-        self._handles.append(module.register_forward_hook(hook))
+        self._own.callback(module.register_forward_hook(hook).remove)
 
     def state(self, parts: ModelParts, layer: int, callback: StateHook) -> None:
         """Call `callback` with hidden state number `layer`: the input of decoder layer `layer`, or the normed final state.
@@ -188,27 +184,19 @@ class Hooks:
             callback(tokens.shape[1])
             return args, {name: value for name, value in kwargs.items() if name != "logits_to_keep"}
 
-        self._handles.append(decoder.register_forward_pre_hook(hook, with_kwargs=True))
+        self._own.callback(decoder.register_forward_pre_hook(hook, with_kwargs=True).remove)
 
     def _call(self, callback: StateHook, states: Tensor) -> Tensor | None:
-        if self._of is None:
-            return callback(states)
-        changed = callback(self._of.of(states))
+        changed = callback(self._of.of(states)) if self._applies() else None
         return None if changed is None else self._of.put(states, changed)
 
     def _applies(self) -> bool:
-        contained = self._of is None or self._of.live is not None
         own = threading.get_ident() == self._thread and self._in in (None, current_call())
-        return contained and own and not paused()
+        return own and self._of.live is not None and not paused()
 
     def release(self) -> None:
         """Remove every hook."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        if self._open:
-            self._open = False
-            FORCE_EAGER.end()
+        self._own.close()
 
 
 def normed(norm: nn.Module, states: Tensor) -> Tensor:
@@ -218,19 +206,19 @@ def normed(norm: nn.Module, states: Tensor) -> Tensor:
 
 
 class ForceEager:
-    """A counter of users of eager mode: compiled code is disabled between the first `begin` and the last `end`."""
+    """A context in which compiled code is disabled, in all threads and until the last one leaves it."""
 
     def __init__(self) -> None:
         self.lock, self.open = threading.Lock(), 0
         self.stance: Any = None
 
-    def begin(self) -> None:
+    def __enter__(self) -> None:
         with self.lock:
             self.open += 1
             if self.stance is None and "torch._dynamo" in sys.modules:  # otherwise nothing was compiled
                 self.stance = torch.compiler.set_stance("force_eager")
 
-    def end(self) -> None:
+    def __exit__(self, *_: object) -> None:
         with self.lock:
             self.open -= 1
             if self.open == 0 and self.stance is not None:
@@ -312,7 +300,7 @@ class Capture:
         rows_per_item: int,
         stack: ExitStack,
         *,
-        of: Pass | None = None,
+        of: Pass = ALL_ROWS,
         final_norm: bool = False,
         cache: Cache | None = None,
     ) -> None:
