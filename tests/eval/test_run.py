@@ -420,6 +420,29 @@ def test_items_that_the_model_cannot_answer(
     assert (log.failed, log.answered) == ([], 23)
 
 
+def test_a_log_whose_other_items_cannot_be_scored_does_not_end_the_run(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode = HashEngine.answer
+
+    def failing(self: HashEngine, method: Any, decoding: Any, seed: int, items: list[Item], *rest: Any) -> list[Answer]:
+        if method.by == 0 and any(item.id == "q7" for item in items):
+            raise RevisitError("The prompt of q7 is too long.")
+        return decode(self, method, decoding, seed, items, *rest)
+
+    def score(self: Letters, items: list[Item], answers: Mapping[str, str]) -> Scores:
+        if len(items) < 23:
+            raise RevisitError("A group of questions is not complete.")
+        return original(self, items, answers)
+
+    original = Letters.score
+    monkeypatch.setattr(HashEngine, "answer", failing)
+    monkeypatch.setattr(Letters, "score", score)
+    logs, _ = run_here(make_config(tmp_path / "out", data, model="m1"))
+    assert [log.scores is not None for log in logs] == [False, True]
+    assert [answer.id for log in logs for answer in log.failed] == ["q7"]
+
+
 def test_failed_rows_of_an_own_file_are_listed_with_exit_status_3(tmp_path: Path) -> None:
     for i in range(3):
         Image.new("RGB", (64, 64), (80 * i, 0, 0)).save(tmp_path / f"{i}.png")

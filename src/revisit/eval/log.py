@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -68,7 +69,7 @@ class Answer(Frozen):
     @classmethod
     def failure(cls, item: Item, error: str) -> Answer:
         """Return what stands in the place of an answer to this item."""
-        return cls.to(item, text="", tokens=(), error=error)
+        return cls.to(item, text="", tokens=(), error=shorten(error, 500, placeholder="…"))
 
 
 class Request(Frozen):

@@ -227,7 +227,8 @@ def visual_items(
     job = make(plain(methods), controlled(items, control), config.all_seeds[0], control)
     with job.log() as log:
         answer(job, log, config.batch_size, reporter)
-    assert log.scores is not None
+    if log.scores is None:
+        raise RevisitError(f"{log.title} has no score, so no visual item is known.")
     verdicts = {id: log.scores.verdict(id) for id in log.scores.items}
     if not all(text for text, _ in verdicts.values()):
         raise RevisitError(f"--only-visual needs items that are scored one by one, unlike {job.benchmark.title}'s.")
@@ -272,7 +273,12 @@ def answer(job: Job, log: Log, batch_size: int, reporter: Reporter) -> None:
     if errors and not log.current():
         raise RevisitError(errors[0])
     log.describe(described)
-    log.score(job.benchmark, job.items)
+    try:
+        log.score(job.benchmark, job.items)
+    except RevisitError as error:
+        if not log.failed:
+            raise
+        reporter.note(f"{log.title} cannot be scored without the failed items: {error}")
 
 
 def make_batches(items: Sequence[Item], size: int) -> list[list[Item]]:

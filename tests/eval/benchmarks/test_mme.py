@@ -29,7 +29,8 @@ def test_scores_by_hand():
         ("code_reasoning", "a", "No", "Yes"),
         ("code_reasoning", "a", "No", "No"),
     ]
-    scores = mme.score_answers(rows)
+    scores = mme.score_answers([*rows, ("existence", "3", "Yes", "Yes")])
+    assert scores.counts == {"images": 3, "left_out": 1}
     assert scores.metrics["existence/acc"] == 75.0
     assert scores.metrics["existence/acc_plus"] == 50.0
     assert scores.metrics["existence/score"] == scores.metrics["perception"] == 125.0

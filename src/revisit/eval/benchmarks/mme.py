@@ -30,15 +30,19 @@ def parse(text: str) -> str:
 
 
 def score_answers(rows: Iterable[tuple[str, str, str, str]]) -> Scores:
-    """Compute the scores from (category, image, answer, gold) rows; every image must have two questions."""
-    images: dict[str, dict[str, list[float]]] = {}
+    """Compute the scores from (category, image, answer, gold) rows; images without two questions are left out."""
+    marked: dict[tuple[str, str], list[float]] = {}
     for category, image, answer, gold in rows:
-        right = float(parse(answer) == gold.lower().strip())
-        images.setdefault(category, {}).setdefault(image, []).append(right)
+        marked.setdefault((category, image), []).append(float(parse(answer) == gold.lower().strip()))
+    images: dict[str, dict[str, list[float]]] = {}
+    for (category, image), marks in marked.items():
+        if len(marks) == 2:
+            images.setdefault(category, {})[image] = marks
+    if not images:
+        category, image = next(iter(marked))
+        raise RevisitError(f"MME needs two questions per image; {category}/{image} has {len(marked[category, image])}.")
     per_item: dict[str, PerUnit] = {"acc": {}, "acc_plus": {}}
     for category, group in images.items():
-        if odd := [image for image, marks in group.items() if len(marks) != 2]:
-            raise RevisitError(f"MME needs two questions per image; {category}/{odd[0]} has {len(group[odd[0]])}.")
         acc = {f"{category}/{p}": (50 * sum(marks), 1.0) for p, marks in group.items()}
         plus = {f"{category}/{p}": (100.0 * (sum(marks) == 2), 1.0) for p, marks in group.items()}
         per_item["acc"] |= acc
@@ -52,7 +56,12 @@ def score_answers(rows: Iterable[tuple[str, str, str, str]]) -> Scores:
             totals[total] = sum(metrics[f"{name}/score"] for name in names if name in images)
     missing = [name for name in PERCEPTION + COGNITION if name not in images]
     notes = (f"Totals are over the categories that are present; missing: {', '.join(missing)}.",) if missing else ()
-    return Scores(totals | metrics, per_item, {"images": float(len(per_item["acc"]))}, notes)
+    return Scores(
+        totals | metrics,
+        per_item,
+        {"images": float(len(per_item["acc"])), "left_out": float(len(marked) - len(per_item["acc"]))},
+        notes,
+    )
 
 
 class MME(Benchmark):
