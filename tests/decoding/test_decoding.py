@@ -418,12 +418,6 @@ def test_vision_logits_follow_the_models_own_scaling(transform: str) -> None:
         calibrated(head, declared, state, plain.flip(0), "a test head")
 
 
-def test_full_vocabulary_is_bounded_in_memory_and_excludes_nothing() -> None:
-    trace = Trace()
-    decode("llava", batch("llava", [0]), ReVisiT(vocabulary="full"), trace=trace)
-    assert set(trace.rows[0].plausible_tokens) == {families.VOCAB}
-
-
 @pytest.mark.parametrize(
     ("depth", "tied", "spec", "expected"),
     [

@@ -132,15 +132,6 @@ def test_records_are_distributions_over_the_set(name: str) -> None:
                     assert sum(column) == pytest.approx(1.0, abs=1e-4)
 
 
-def test_counters_of_changed_tokens() -> None:
-    output, trace = decode("llava", batch("llava"), VCD())
-    changed = sum(
-        int((scores.argmax(-1) != logits.argmax(-1)).sum())
-        for scores, logits in zip(output.scores, output.logits, strict=True)
-    )
-    assert trace.summary()["changed"] == changed > 0
-
-
 # -- where nothing changes in theory ----------------------------------------------------------------------
 
 
@@ -188,16 +179,6 @@ def test_a_chain_of_contrasts_shares_one_batch() -> None:
     assert rows == [2, 2, 2] + [6] * (LENGTH - 1)
     in_turn = Chain([VCD(mode="sequential"), M3ID(start=1)])
     assert_close(output.scores, decode("qwen2_5_vl", batch("qwen2_5_vl"), in_turn)[0].scores)
-
-
-def test_chains_by_name() -> None:
-    chain = revisit.methods.get("chain", methods="vcd, revisit")
-    # ReVisiT's settings are written out: its name alone means what is recommended for a model
-    assert chain.settings() == {"methods": ["vcd", {"name": "revisit", **ReVisiT().settings()}]}
-    mild = Chain([VCD(alpha=0.5), DoLa(layers=(1, 2))])
-    assert revisit.methods.get("chain", **mild.settings()) == mild
-    with pytest.raises(RevisitError, match="Chain: methods must be a list"):
-        Chain([])
 
 
 # -- other caches, other prompts, and what is left behind ----------------------------------------------------------

