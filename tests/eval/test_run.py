@@ -22,6 +22,7 @@ from fake_grid import HashEngine, Letters, Shift, answers_of, check_equal, make_
 from PIL import Image
 from typer.testing import CliRunner
 
+from revisit import errors
 from revisit.cli.main import app
 from revisit.errors import Incomplete, RevisitError
 from revisit.eval.benchmarks.base import Item, Scores
@@ -85,6 +86,16 @@ def test_an_evaluation_from_nothing(tmp_path: Path, data: Path) -> None:
     printed = float(log.scores.shown["vowels"].text(value))  # the numbers of the printed tables
     assert entry["metrics"]["vowels"]["value"] == pytest.approx(printed, abs=0.05)
     assert (entry["complete"], entry["answers"], entry["method"]) == (True, 23, "shift(by=3)")
+
+
+def test_a_missing_package_raises_before_the_first_answer(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = errors.find_spec
+    monkeypatch.setattr(errors, "find_spec", lambda name: None if name == "statsmodels" else find(name))
+    with pytest.raises(RevisitError, match="needs statsmodels, which is not installed: pip install"):
+        run_here(make_config(tmp_path / "out", data))
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_finished_evaluation_is_neither_generated_nor_scored_again(

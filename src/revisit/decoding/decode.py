@@ -160,7 +160,8 @@ def decode(
     lengths = limits if ends is None else ends.lengths
     tokens = [until_end(r[:n], end) for r, n in zip(new_tokens(output, inputs).tolist(), lengths, strict=True)]
     if on_token is not None and beams > 1:
-        tokens = [_until_stopped(on_token, number, row) for number, row in enumerate(tokens)]
+        for number, row in enumerate(tokens):  # up to the token where `on_token` ends it
+            del row[next((count for count, token in enumerate(row, 1) if on_token(number, token)), len(row)) :]
     texts = read_outputs(processor, thoughts_of(model, processor), inputs["input_ids"].tolist(), tokens)
     answers = []
     for number, (row, limit, found) in enumerate(zip(tokens, limits, texts, strict=True)):
@@ -228,14 +229,6 @@ class BeamLimits(StoppingCriteria):  # type: ignore[misc]
     def __call__(self, input_ids: Tensor, scores: object, **kwargs: object) -> Tensor:
         reached = [input_ids.shape[1] - self.prompt >= limit for limit in self.limits]
         return torch.tensor(reached, device=input_ids.device).repeat_interleave(len(input_ids) // len(reached))
-
-
-def _until_stopped(on_token: OnToken, row: int, tokens: list[int]) -> list[int]:
-    """Return the tokens of a finished row up to the one where `on_token` ends it."""
-    for count, token in enumerate(tokens, 1):
-        if on_token(row, token):
-            return tokens[:count]
-    return tokens
 
 
 class RowSampling(Repeatable):

@@ -85,11 +85,9 @@ class RowTrace:
     support: dict[str, float] = field(default_factory=dict)  # of each category of names, with a floor and an image
     prevented: list[tuple[int, str]] = field(
         default_factory=list
-    )  # step and category of the likeliest name, where that was withheld
+    )  # step and category, where the likeliest was withheld
     lowest_floor: float = 0.0  # lower floors could change a greedy answer; infinite if every floor could
-    exhausted: int = (
-        0  # steps at which the method left withheld names only, so that the model's own distribution was taken
-    )
+    exhausted: int = 0  # steps at which the method left withheld names only, and the model's distribution was taken
     overruled: int = 0  # steps at which another processor, such as a schema, allowed withheld names only
 
     @property

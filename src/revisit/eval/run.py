@@ -20,7 +20,7 @@ from typing import Any
 
 from revisit.decoding.method import Method
 from revisit.decoding.settings import Decoding
-from revisit.errors import RevisitError
+from revisit.errors import RevisitError, need
 from revisit.eval.benchmarks.base import Benchmark, Item
 from revisit.eval.benchmarks.language import require_data
 from revisit.eval.config import EvalConfig
@@ -120,6 +120,7 @@ def run(
     reporter = reporter or Reporter()
     engine_for = engine_for or (lambda model: open_engine(config.engine, model, **config.engine_options))
     config.check()
+    need(*config.packages())
     if config.needs_nltk_data:
         require_data()  # before anything is downloaded or generated
     out = Path(config.out)

@@ -102,9 +102,8 @@ class Shortcut:
 
     def __init__(self, prompt: Prompt, passes: Passes, layer: int) -> None:
         self.parts, self.mask = prompt.parts, prompt.vision
-        self.first = prompt.real & (
-            prompt.real.cumsum(-1) == 1
-        )  # the first token of a text draws attention whatever it is
+        # The first token of a text draws attention whatever it is.
+        self.first = prompt.real & (prompt.real.cumsum(-1) == 1)
         self.attended: Tensor | None = None  # (rows, d)
         self.last: Tensor | None = None  # (rows, d) input of the last layer
         self.final: Tensor | None = None  # (rows, d) the final state
