@@ -15,19 +15,26 @@ LETTER = re.compile(r"<mi>([A-Za-z]|&#x003[0-9A-F]{2};)</mi>")
 EQUATION = re.compile(r'<(span|div) class="arithmatex">\s*\\([(\[])(.*?)\\[)\]]\s*</\1>', re.DOTALL)
 
 
+INTERVAL = re.compile(r"<td([^>]*)>([^<(\[]+?) (\([^<]*\)|\[[^<]*\])</td>")  # a value and its difference or interval
+
 METHODS = Path(__file__).parents[1] / "src/revisit/methods/__init__.py"
 
 
-def on_page_markdown(text: str, **_: Any) -> str:
-    """Replace `::: revisit.methods.*` by one directive for each method of the table, which is read without importing it."""
+def on_page_markdown(text: str, page: Any = None, **_: Any) -> str:
+    """Give wide tables of the research notes the width of the table of contents, and list the methods.
+
+    Replace `::: revisit.methods.*` by one directive for each method of the table, which is read without importing it.
+    """
+    if page is not None and page.file.src_uri.startswith("research/"):
+        page.meta.setdefault("hide", ["toc"])
     assignments = (node for node in ast.parse(METHODS.read_text("utf-8")).body if isinstance(node, ast.Assign))
     table = next(ast.literal_eval(node.value) for node in assignments if ast.unparse(node.targets[0]) == "BUILT_IN")
     return text.replace("::: revisit.methods.*", "\n\n".join(f"::: {e.replace(':', '.')}" for e in table.values()))
 
 
 def on_page_content(text: str, **_: Any) -> str:
-    """Convert every equation that the markdown extension marked to MathML."""
-    return EQUATION.sub(_equation, text)
+    """Convert every equation that the markdown extension marked to MathML, and put intervals of tables below their values."""
+    return INTERVAL.sub(r"<td\1>\2<small>\3</small></td>", EQUATION.sub(_equation, text))
 
 
 def _equation(found: re.Match[str]) -> str:

@@ -1,6 +1,7 @@
 """Draw the image at the top of README.md and docs/index.md, and write its page: python tools/hero.py
 
-One scene, what plain decoding and ReVisiT write about it, and the step at which they part, for light and dark screens.
+The step at which `tiny` expects an object that is not in the scene, at the paper's setting: the model's probabilities, those of the
+selected patch, and the result, for light and dark screens.
 """
 
 from __future__ import annotations
@@ -8,113 +9,97 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
-from revisit import ask
-from revisit.decoding.decode import Decoded
+from revisit import ReVisiT, ask
 from revisit.decoding.trace import StepRecord
 from revisit.embedded.samples import sample
-from revisit.pages.answers import AnswerPage, wrong_steps
+from revisit.pages.answers import AnswerPage
 from revisit.pages.document import data_uri
 
 DOCS = Path(__file__).parent.parent / "docs"
-WIDTH, MARGIN, SIDE = 640, 24, 216
-LINE = 43  # characters of a line: fonts differ between readers
+WIDTH, MARGIN, SIDE, WORDS = 760, 24, 216, 3
+COLUMN, TOP, ROW = 200, 306, 52
+INK = {"light": "#1b1c1f", "dark": "#e9e7e2"}
 COLORS = {
-    "light": {"page": "#fbfaf7", "ink": "#1b1c1f", "soft": "#5d6069", "bad": "#b00020", "base": "#4b6a8f", "final": "#b3410e"},
-    "dark": {"page": "#14161a", "ink": "#e9e7e2", "soft": "#a3a6ae", "bad": "#ff8f8f", "base": "#86aee0", "final": "#ff9d5c"},
-}  # fmt: skip
+    "light": {"page": "#fbfaf7", "soft": "#5d6069", "track": "#e9e6df", "model": "#4b6a8f", "patch": "#b3410e"},
+    "dark": {"page": "#14161a", "soft": "#a3a6ae", "track": "#2a2e35", "model": "#86aee0", "patch": "#ff9d5c"},
+}
 
 
-def words(answer: Decoded, objects: tuple[str, ...]) -> list[list[tuple[str, str]]]:
-    """Split into lines of (text, style): an absent object is `bad`, a word that the method changed is `final`."""
-    lines: list[list[tuple[str, str]]] = [[]]
-    wrong = wrong_steps(answer, objects)
-    for number, step in enumerate(answer.steps):
-        if step.text.strip().startswith("<"):
-            continue
-        if step.text.startswith(" ") and sum(len(text) for text, _ in lines[-1]) + len(step.text) > LINE:
-            lines.append([])
-        style = "bad" if number in wrong else "final" if step.changed else "ink"
-        if lines[-1] and step.text.startswith(" "):
-            lines[-1].append((" ", "ink"))
-        lines[-1].append((step.text.lstrip(), style))
-    return lines
+def write(x: float, y: float, size: int, color: str, words: str, more: str = "") -> str:
+    return f'<text x="{x:.0f}" y="{y:.0f}" font-size="{size}" fill="{color}" {more}>{escape(words)}</text>'
 
 
-def paragraph(
-    answer: Decoded, objects: tuple[str, ...], title: str, top: int, colors: dict[str, str]
-) -> tuple[str, int]:
-    """Draw a heading and an answer below it; return the drawing and its lower end."""
-    drawn = f'<text x="{MARGIN}" y="{top}" font-size="19" fill="{colors["soft"]}">{title}</text>'
-    wave = f'text-decoration="underline wavy {colors["bad"]}" style="text-underline-offset: 6px" font-weight="700"'
-    marks = {"bad": wave, "final": 'font-weight="700"', "ink": ""}
-    for line in words(answer, objects):
-        top += 32
-        parts = "".join(f'<tspan fill="{colors[s]}" {marks[s]}>{escape(text)}</tspan>' for text, s in line)
-        drawn += f'<text x="{MARGIN}" y="{top}" font-size="24" xml:space="preserve">{parts}</text>'
-    return drawn, top
-
-
-def chart(step: StepRecord, before: str, colors: dict[str, str]) -> str:
-    """Draw the likeliest words of a step, of the model and of the method."""
-    left, bar, full = MARGIN + SIDE + 24, MARGIN + SIDE + 148, 160
-    drawn = (
-        f'<text x="{left}" y="{MARGIN + 16}" font-size="19" fill="{colors["soft"]}">After “… {escape(before)}”</text>'
-    )
-    candidates = zip(step.texts or [], step.base, step.final, strict=True)
-    for row, (text, *values) in enumerate(sorted(candidates, key=lambda c: -max(c[1:]))[:3]):
-        y = MARGIN + 38 + 52 * row
-        drawn += f'<text x="{left}" y="{y + 29}" font-size="22" fill="{colors["ink"]}">{escape(text.strip())}</text>'
-        for place, (value, color) in enumerate(zip(values, ("base", "final"), strict=True)):
-            top = y + 2 + 21 * place
-            drawn += f'<rect x="{bar}" y="{top}" width="{max(2, full * value):.0f}" height="17" rx="3" fill="{colors[color]}"/>'
-            where = bar + max(2, full * value) + 6
-            drawn += (
-                f'<text x="{where:.0f}" y="{top + 15}" font-size="17" fill="{colors["ink"]}">{100 * value:.0f} %</text>'
-            )
-    key = "".join(
-        f'<rect x="{x}" y="{MARGIN + SIDE - 16}" width="17" height="17" rx="3" fill="{colors[color]}"/>'
-        f'<text x="{x + 24}" y="{MARGIN + SIDE - 1}" font-size="19" fill="{colors["soft"]}">{name}</text>'
-        for x, color, name in ((left, "base", "model alone"), (left + 156, "final", "with ReVisiT"))
-    )
-    return drawn + key
-
-
-def drawing(page: AnswerPage, theme: str) -> str:
-    """Return the whole drawing as SVG."""
-    colors, (ours, plain) = COLORS[theme], page.answers
-    number = ours.changed[0]
-    step, before = ours.steps[number], "".join(s.text for s in ours.steps[:number]).split()
-    region = page.layout.region(step.vision_token) if step.vision_token is not None else None
-    first, end = paragraph(plain, page.objects or (), "Plain decoding", MARGIN + SIDE + 46, colors)
-    second, end = paragraph(ours, page.objects or (), "With ReVisiT", end + 46, colors)
-    box = ""
-    if region is not None:
-        scale = SIDE / page.images[0].width
-        x0, y0, x1, y1 = (scale * edge for edge in region.box)
-        shape = f'x="{MARGIN + x0:.1f}" y="{MARGIN + y0:.1f}" width="{x1 - x0:.1f}" height="{y1 - y0:.1f}" fill="none"'
-        middle, right = MARGIN + (y0 + y1) / 2, MARGIN + x1
-        path = f'<path d="M {right:.1f} {middle:.1f} L {MARGIN + SIDE + 20} {MARGIN + 58}"'
-        box = "".join(
-            f'<rect {shape} stroke="{color}" stroke-width="{width}"/>{path} stroke="{color}" stroke-width="{width}"/>'
-            for color, width in ((colors["page"], 7), (colors["final"], 3))
+def column(x: float, title: str, color: str, words: list[str], shares: list[float], colors: dict[str, str]) -> str:
+    """Draw a title, and below it each word with its probability and a bar."""
+    drawn = write(x, TOP, 22, color, title, 'font-weight="700"')
+    best = max(range(len(shares)), key=shares.__getitem__)
+    for row, (word, share) in enumerate(zip(words, shares, strict=True)):
+        y = TOP + 38 + ROW * row
+        bold = 'font-weight="700"' if row == best else ""
+        drawn += write(x, y, 21, colors["ink"], word, bold)
+        drawn += write(x + COLUMN, y, 21, colors["ink"], f"{100 * share:.0f}%", f'text-anchor="end" {bold}')
+        drawn += f'<rect x="{x:.0f}" y="{y + 7}" width="{COLUMN}" height="9" rx="4" fill="{colors["track"]}"/>'
+        drawn += (
+            f'<rect x="{x:.0f}" y="{y + 7}" width="{max(4, COLUMN * share):.0f}" height="9" rx="4" fill="{color}"/>'
         )
-    absent = plain.steps[min(wrong_steps(plain, page.objects))].text.strip()
-    label = f"Plain decoding names a {absent} that is not in the image; ReVisiT writes {step.text.strip()} there."
+    return drawn
+
+
+def drawing(page: AnswerPage, number: int, theme: str) -> str:
+    """Return the whole drawing of a step as SVG."""
+    colors, answer = COLORS[theme] | {"ink": INK[theme], "result": INK[theme]}, page.answers[0]
+    step: StepRecord = answer.steps[number]
+    assert step.vision is not None
+    assert step.vision_token is not None
+    assert step.texts is not None
+    order = sorted(range(len(step.base)), key=step.base.__getitem__, reverse=True)[:WORDS]
+    words = [step.texts[i].strip() for i in order]
+    region = page.layout.region(step.vision_token)
+    assert region is not None
+    scale, height = SIDE / page.images[0].width, TOP + 38 + ROW * (WORDS - 1) + 16 + MARGIN
+    x0, y0, x1, y1 = (MARGIN + scale * edge for edge in region.box)
+    shape = f'x="{x0:.1f}" y="{y0:.1f}" width="{x1 - x0:.1f}" height="{y1 - y0:.1f}" fill="none"'
+    strokes = ((colors["page"], 8), (colors["patch"], 4))
+    frame = "".join(f'<rect {shape} stroke="{color}" stroke-width="{width}"/>' for color, width in strokes)
+    left = MARGIN + SIDE + 32
+    so_far = "".join(s.text for s in answer.steps[:number]).split()
+    lines = [" ".join(so_far[:4]), " ".join(so_far[4:])]
+    said = write(left, MARGIN + 34, 21, colors["soft"], "The text so far")
+    said += write(left, MARGIN + 76, 30, colors["ink"], f"“{lines[0]}") + write(
+        left, MARGIN + 116, 30, colors["ink"], lines[1]
+    )
+    said += write(left, MARGIN + 168, 30, colors["ink"], f"{step.text.strip()}”", 'font-weight="700"')
+    said += write(left, MARGIN + 204, 21, colors["soft"], f"instead of {(step.instead_of_text or '').strip()}")
+    gap = (WIDTH - 2 * MARGIN - 3 * COLUMN) / 2
+    starts = [MARGIN + place * (COLUMN + gap) for place in range(3)]
+    columns = [("model", "model", step.base), ("patch", "patch", step.vision), ("result", "result", step.final)]
+    bars = "".join(
+        column(x, title, colors[key], words, [values[i] for i in order], colors)
+        for x, (title, key, values) in zip(starts, columns, strict=True)
+    )
+    middle = TOP + 38 + ROW
+    signs = "".join(
+        write(x - gap / 2, middle, 34, colors["soft"], sign, 'text-anchor="middle"')
+        for x, sign in zip(starts[1:], "×→", strict=True)
+    )
+    label = f"The model expects {words[0]}. The patch says {step.text.strip()}. Their product is {step.text.strip()}."
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {end + MARGIN}" role="img" aria-label="{escape(label)}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(label)}" '
         f'font-family="system-ui, -apple-system, Segoe UI, Roboto, DejaVu Sans, sans-serif">'
         f'<rect width="100%" height="100%" rx="12" fill="{colors["page"]}"/>'
         f'<image x="{MARGIN}" y="{MARGIN}" width="{SIDE}" height="{SIDE}" href="{data_uri(page.images[0])}"/>'
-        f"{box}{chart(step, ' '.join(before[-3:]), colors)}{first}{second}</svg>\n"
+        f"{frame}{said}{bars}{signs}</svg>\n"
     )
 
 
 def main() -> None:
     shown = sample("demo")
-    page = ask("tiny", shown.image(), compare_with="greedy", max_new_tokens=128, objects=shown.nouns).page
+    options = {"max_new_tokens": 128, "objects": shown.nouns}
+    page = ask("tiny", shown.image(), method=ReVisiT(), **options).page
+    number = page.answers[0].changed[0]
     for theme in COLORS:
-        (DOCS / "images" / f"hero-{theme}.svg").write_text(drawing(page, theme), "utf-8")
-    page.write(DOCS / "demo.html", title="ReVisiT demo")
+        (DOCS / "images" / f"hero-{theme}.svg").write_text(drawing(page, number, theme), "utf-8")
+    ask("tiny", shown.image(), compare_with="greedy", **options).page.write(DOCS / "demo.html", title="ReVisiT demo")
 
 
 if __name__ == "__main__":
