@@ -128,7 +128,7 @@ def ledger() -> tuple[dict, list[str]]:
     for page in pages():
         for chunk in chunks(page):
             named.update(chunk.sets)
-            if f"{chunk.page}#{chunk.section}" in described["sections_without_measurements"]:
+            if {chunk.page, f"{chunk.page}#{chunk.section}"} & set(described["without_measurements"]):
                 continue
             defines = chunk.is_table and chunk.page.startswith("docs/research") and bool(chunk.sets)
             source = (
