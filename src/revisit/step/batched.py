@@ -18,7 +18,7 @@ from torch import Tensor
 from revisit.models.head import LARGEST_LOGIT, LinearHead, constant
 from revisit.step import reference
 from revisit.step.interface import RESOLUTION, RowStates, Step, StepInput, StepOutput, to_device
-from revisit.step.rule import Rule
+from revisit.step.rule import AdaptiveWeight, Rule
 
 NUMBERS = 1 << 25  # logits of vision states that are compared at a time, 128 MB
 COPIED = 1 << 28  # numbers of the LM head, and of states, that are copied at a time
@@ -139,10 +139,12 @@ def finish(
         x = mask(head.logits(chosen.view(*index.shape, -1), candidates.ids), candidates.inside[:, None])
     log_q = reference.log_softmax(x, False)  # finite, where log P is -inf too: 0 · log Q is 0
     log_q = log_q[:, 0] if index.shape[1] == 1 else mean(log_q, selected)  # (B, K)
-    weights: Tensor | float = (
-        reference.vision_weight(candidates.log_p, log_q, rule.weight) if isinstance(rule.weight, str) else rule.weight
-    )
-    fused = reference.fuse(candidates.log_p, log_q, rule.fusion, weights)
+    weights: Tensor | float
+    if isinstance(rule.weight, str):
+        adaptive = vision_weight(candidates.log_p, log_q, rule.weight)
+        weights, fused = adaptive, torch.addcmul(candidates.log_p, adaptive[:, None], log_q)
+    else:
+        weights, fused = rule.weight, reference.fuse(candidates.log_p, log_q, "poe", rule.weight)
     if rule.once and written is not None:
         repeated = contains(written, candidates.ids, logits.shape[1])
         fused = reference.limit(candidates.log_p, fused, repeated, rule.once)
@@ -229,3 +231,15 @@ def mean(log_q: Tensor, selected: Tensor) -> Tensor:
     parts = torch.where(selected[..., None], log_q, constant(-math.inf, log_q.device))
     total = parts.amax(1) - parts.log_softmax(1).amax(1)  # log Σ exp, for which torch takes nine kernels
     return total.log_softmax(-1)
+
+
+def vision_weight(log_p: Tensor, log_q: Tensor, weight: AdaptiveWeight) -> Tensor:
+    """Return the reference's adaptive weight, with few kernels; the likeliest token comes first.  (B, K), (B, K) -> (B,)"""
+    values = []
+    if weight != "uncertainty":  # 1 − JSD / ln 2
+        both = torch.stack([log_p, log_q])
+        terms = both.exp() * (both - torch.logaddexp(log_p, log_q))
+        values.append((terms.nansum((0, 2)) * (-0.5 / math.log(2))).clamp(0, 1))
+    if weight != "agreement":
+        values.append(torch.expm1(log_p[:, 0]).abs().sqrt())
+    return values[0] if len(values) == 1 else values[0] * values[1]
