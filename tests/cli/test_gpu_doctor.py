@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,13 +32,13 @@ def test_a_report_without_a_gpu(run: Run, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_wrong_step_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = gpu_doctor.refine_logits
+    right = gpu_doctor.take
 
-    def wrong(states: object, head: object, logits: torch.Tensor, *args: object, **options: object) -> torch.Tensor:
-        scores = right(states, head, logits, *args, **options)  # type: ignore[arg-type]
-        return scores if args[1] == "reference" else scores.roll(1, -1)
+    def wrong(shape: gpu_doctor.Shape, implementation: str | None) -> torch.Tensor:
+        scores = right(shape, implementation)
+        return scores if implementation == "reference" else scores.roll(1, -1)
 
-    monkeypatch.setattr(gpu_doctor, "refine_logits", wrong)
+    monkeypatch.setattr(gpu_doctor, "take", wrong)
     found = [check for check in gpu_doctor.numbers() if check.status != "needs a GPU"]
     assert {check.status for check in found} == {"FAIL"}
     assert status(found) == 1
@@ -69,6 +70,58 @@ def test_a_prepared_step_gives_the_same_scores_every_time(shape: gpu_doctor.Shap
     expected = take(shape, "torch")
     assert torch.equal(step.take(inputs).scores, expected)
     assert torch.equal(step.take(inputs).scores, expected)
+
+
+def probed(job: dict[str, Any], environ: dict[str, str]) -> dict[str, Any]:
+    """Return what a right engine answers on a GPU."""
+    found = {
+        "plain": [[1, 2]],
+        "logprobs": [[-0.5, -1.0]],
+        "exact": True,
+        "runner": environ.get("VLLM_USE_V2_MODEL_RUNNER"),
+    }
+    if job["layers"] is None:
+        return found
+    speeds = [(rows, 100.0, 90.0) for rows in job["rows"]]
+    return {**found, "refined": [[3, 4]], "outside_top_p": 0, "steps": {"triton": 9}, "speeds": speeds}
+
+
+@pytest.mark.parametrize(
+    ("eager", "changes", "name", "status"),
+    [
+        (None, {}, None, None),
+        (True, {"refined": [[3, 5]]}, "vLLM: tokens compiled and with eager", "FAIL"),
+        (True, {"refined": [[3, 5]], "exact": False}, "vLLM: tokens compiled and with eager", "FAIL"),
+        (True, {"plain": [[1, 3]]}, "vLLM: requests without ReVisiT are unchanged", "FAIL"),
+        (True, {"logprobs": [[-0.5, -1.1]]}, "vLLM: requests without ReVisiT are unchanged", "FAIL"),
+        (True, {"outside_top_p": 2}, "vLLM: top_p in 96 refined rows", "FAIL"),
+        (True, {"steps": {"triton": 9, "torch: 20,000 vision states": 1}}, "vLLM: steps", "SLOW"),
+        (False, {"exact": False, "refined": [[3, 5]]}, None, None),
+        (False, {"speeds": [(64, 100.0, 50.0)]}, "vLLM: 64 requests at a time", "SLOW"),
+    ],
+)
+def test_what_engines_answer_is_compared(
+    eager: bool | None, changes: Any, name: str | None, status: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Engines on a GPU, where those that are compiled, or those that are not, answer something else."""
+
+    def start(job: dict[str, Any], environ: dict[str, str]) -> dict[str, Any]:
+        right = probed(job, environ)
+        changed = {key: value for key, value in changes.items() if key in right}
+        return right | changed if job["eager"] is eager and job["layers"] else right
+
+    monkeypatch.setattr(gpu_doctor, "_start", start)
+    monkeypatch.setattr(gpu_doctor, "version", lambda _: "0.32.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    wrong = {check.name: check.status for check in gpu_doctor.serving("tiny") if check.status != "PASS"}
+    assert wrong == ({} if name is None else {name: status})
+
+
+def test_an_engine_that_does_not_start_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_doctor, "_start", lambda job, _: "no room" if job["layers"] else probed(job, {}))
+    monkeypatch.setattr(gpu_doctor, "version", lambda _: "0.32.0")
+    *_, last = gpu_doctor.serving("tiny")
+    assert last == Check("vLLM, all layers", "FAIL", "no room")
 
 
 def test_options_without_effect_raise(run: Run) -> None:

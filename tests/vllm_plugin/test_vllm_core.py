@@ -616,6 +616,17 @@ def test_a_row_with_withheld_tokens_only_gets_its_own_logits_without_them() -> N
     assert model.worker.counts[worker.OVERRULED] == 2
 
 
+def test_names_are_withheld_in_the_answer_and_not_in_thoughts() -> None:
+    model, prompt = Named(thoughts=THOUGHTS), [IMAGE, IMAGE, THOUGHTS.open]
+    sequence = model.sequence(prompt, 1)
+    model.add("a", prompt, method="greedy", floor=1.0, names=NAMES)
+    model.inputs[3:5] = torch.tensor([2, THOUGHTS.close])  # the thought goes on for a token, then ends
+    mask = model.blocked(model.support(sequence, prompt), 1.0, [])
+    for first, end, thinks in [(0, 3, True), (3, 4, True), (4, 5, False)]:
+        raw, got = model.step([("a", sequence, first, end)])
+        torch.testing.assert_close(got[0], raw[0] if thinks else raw[0].masked_fill(mask, -torch.inf))
+
+
 def test_supports_are_computed_once_for_the_same_states(monkeypatch: pytest.MonkeyPatch) -> None:
     model, prompt, calls = Named(), [IMAGE, IMAGE, 2], []
     monkeypatch.setattr(worker, "name_support", lambda *given: calls.append(given) or name_support(*given))
