@@ -159,7 +159,7 @@ def offer_llava_bench(server: FileServer, patch: pytest.MonkeyPatch) -> None:
         f"llava_bench/{name}": lines([row]) for name, row in zip(llava_bench.LlavaBench.data_files, rows, strict=True)
     }
     offer(server, llava_bench.LlavaBench, contents, patch)
-    server.files[f"/{llava_bench.LlavaBench.images.partition('://')[2].format(name='001.jpg')}"] = jpeg(1)
+    server.files[f"/{llava_bench.LlavaBench.images_at.partition('://')[2].format(name='001.jpg')}"] = jpeg(1)
 
 
 OFFERS: dict[str, tuple[Callable[[FileServer, pytest.MonkeyPatch], None], int]] = {

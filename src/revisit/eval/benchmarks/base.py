@@ -58,7 +58,7 @@ class Source(TypedDict, total=False):
     data_files: tuple[str, ...]
     hub: HubDataset
     downloads: tuple[Remote, ...]
-    images: str
+    images_at: str
 
 
 @functools.cache
@@ -227,7 +227,7 @@ class Benchmark(Settings):
     needs_nltk: ClassVar[bool] = False  # scoring reads NLTK's data
     hub: ClassVar[HubDataset | None] = None  # read by `revisit data get`
     downloads: ClassVar[tuple[Remote, ...]] = ()  # its annotation files on the authors' servers
-    images: ClassVar[str] = ""  # URL of an image there, with "{name}"; COCO's if empty
+    images_at: ClassVar[str] = ""  # URL of an image there, with "{name}"; COCO's if empty
     license: ClassVar[str] = "see its authors' pages"  # of its data, shown when it is downloaded
 
     def __init_subclass__(cls) -> None:
@@ -289,7 +289,7 @@ class Benchmark(Settings):
 
     def image_urls(self, image: Path, item: Item) -> tuple[str, ...]:
         """Return the URLs of an item's image on the authors' servers."""
-        return (self.images.format(name=image.name),) if self.images else coco_image(image.name)
+        return (self.images_at.format(name=image.name),) if self.images_at else coco_image(image.name)
 
     @classmethod
     def write_rows(cls, rows: Iterable[Record], out: Draft) -> None:

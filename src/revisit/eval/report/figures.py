@@ -25,6 +25,9 @@ STYLE: dict[Any, Any] = {
     "axes.facecolor": "none",
     "savefig.facecolor": "none",
     "svg.hashsalt": "revisit",  # the same figure is the same file
+    # Okabe and Ito's palette, in an order whose neighbors differ in lightness too
+    "axes.prop_cycle": "cycler(color=['#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000']) + "
+    "cycler(marker=['o', 's', '^', 'D', 'v', 'P', 'X']) + cycler(linestyle=['-', '--', '-.', ':', '-', '--', '-.'])",
 }
 
 
@@ -60,7 +63,7 @@ def forest(tables: Mapping[str, Comparison], alt: str) -> list[Figure]:
     def paint(axes: list[Axes]) -> None:
         for panel, (title, baseline, metric, rows) in zip(axes, panels, strict=True):
             for y, (_, (value, low, high), significant) in enumerate(rows):
-                panel.plot([low, high], [y, y], color="#0072B2", linewidth=2, solid_capstyle="butt")
+                panel.hlines(y, low, high, color="#0072B2", linewidth=2)
                 filling = "#0072B2" if significant else "white"
                 panel.plot([value], [y], "o", color="#0072B2", markerfacecolor=filling, markersize=7)
             panel.axvline(0, color="#333333", linewidth=1)
@@ -80,12 +83,6 @@ def forest(tables: Mapping[str, Comparison], alt: str) -> list[Figure]:
     )
     size = 4.8, sum(0.75 + 0.3 * len(rows) for *_, rows in panels)
     return [Figure("differences", draw(paint, size, (len(panels), 1)), caption, alt)] if panels else []
-
-
-# Okabe and Ito's palette, in an order whose neighbors differ in lightness too
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-LINES = ("-", "--", "-.", ":", "-", "--", "-.")
 
 
 @dataclass(frozen=True)
@@ -116,11 +113,10 @@ def curves(name: str, caption: str, panels: Sequence[Plot]) -> Figure:
 
     def paint(axes: list[Axes]) -> None:
         for ax, panel in zip(axes, panels, strict=True):
-            for number, series in enumerate(panel.series):
-                color, marker, line = (styles[number % 7] for styles in (COLORS, MARKERS, LINES))
+            for series in panel.series:
+                (line,) = ax.plot(series.x, series.y, label=series.label)
                 if series.low:
-                    ax.fill_between(series.x, series.low, series.high, color=color, alpha=0.15, linewidth=0)
-                ax.plot(series.x, series.y, label=series.label, color=color, marker=marker, linestyle=line)
+                    ax.fill_between(series.x, series.low, series.high, color=line.get_color(), alpha=0.15, linewidth=0)
             if panel.baseline is not None:
                 ax.axhline(panel.baseline, color="#333333", linestyle=(0, (4, 3)), linewidth=1, label="greedy")
             ax.set(title=panel.title, xlabel=panel.xlabel, ylabel=panel.ylabel)
