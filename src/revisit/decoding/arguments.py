@@ -25,7 +25,7 @@ class Arguments:
     streamer: Any = None
     assistant_model: Any = None
     synced_gpus: bool | None = None
-    prefix_allowed_tokens_fn: Any = None
+    prefix_allowed_tokens_fn: object = None
 
     @classmethod
     def of(cls, given: Mapping[str, Any], inputs: Mapping[str, Any]) -> Arguments:

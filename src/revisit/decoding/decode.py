@@ -209,7 +209,7 @@ class RowEnds(StoppingCriteria):  # type: ignore[misc]
         self.lengths: list[int | None] = [None] * len(limits)
         self.steps = 0
 
-    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+    def __call__(self, input_ids: Tensor, scores: object, **kwargs: object) -> Tensor:
         self.steps += 1
         over = self.others(input_ids, scores, **kwargs).tolist() if self.others else [False] * len(self.limits)
         for row, token in enumerate(input_ids[:, -1].tolist()):

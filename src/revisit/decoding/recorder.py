@@ -34,7 +34,7 @@ class EndedRows(StoppingCriteriaList):  # type: ignore[misc]
         self.prompt_length, self.beams = prompt_length, beams
         self._ended: Tensor | None = None  # (rows,)
 
-    def __call__(self, input_ids: Tensor, scores: Tensor | None, **kwargs: Any) -> Tensor:
+    def __call__(self, input_ids: Tensor, scores: Tensor | None, **kwargs: object) -> Tensor:
         """Return which rows end with their newest token. Ended beams are not kept, because beam search replaces them."""
         ended: Tensor = super().__call__(input_ids, scores, **kwargs)
         if not self.beams:

@@ -32,19 +32,19 @@ class Speculation(ModelWrapper):
         self._inputs, self._accept = prompt.inputs, accept
         self._processors = processors  # for drafts: those of the call that keep no state, without the method
 
-    def _get_candidate_generator(self, **arguments: Any) -> Any:
+    def _get_candidate_generator(self, **arguments: object) -> Any:
         generator = self._model._get_candidate_generator(**{**arguments, "logits_processor": self._processors})
         draft = generator.get_candidates
         if isinstance(generator, EarlyExitCandidateGenerator):
             draft = partial(self._draft_early, generator)
 
-        def first(input_ids: Tensor, **kwargs: Any) -> tuple[Tensor, None]:
+        def first(input_ids: Tensor, **kwargs: object) -> tuple[Tensor, None]:
             with hooks_paused(), self._with_image(generator):
                 draft(input_ids, **kwargs)
             generator.get_candidates = later
             return input_ids, None  # the prefill runs the prompt alone, as in plain decoding
 
-        def later(input_ids: Tensor, **kwargs: Any) -> Any:
+        def later(input_ids: Tensor, **kwargs: object) -> Any:
             with hooks_paused():
                 return draft(input_ids, **kwargs)
 
@@ -86,6 +86,6 @@ class Speculation(ModelWrapper):
         finally:
             decoder.layers, decoder.config.num_hidden_layers = layers, depth
 
-    def _update_model_kwargs_for_generation(self, *args: Any, num_new_tokens: int = 1, **kwargs: Any) -> Any:
+    def _update_model_kwargs_for_generation(self, *args: object, num_new_tokens: int = 1, **kwargs: object) -> Any:
         self._accept(num_new_tokens)
         return self._model._update_model_kwargs_for_generation(*args, num_new_tokens=num_new_tokens, **kwargs)
