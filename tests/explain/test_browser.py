@@ -120,7 +120,7 @@ def test_the_heat_map_is_brighter_where_a_patch_agrees_and_can_be_hidden(opened:
     cold = opened.page.evaluate(pixel, elsewhere)
     assert 0 < cold[3] < hot[3] < 255  # translucent
     assert sum(hot[:3]) > sum(cold[:3]) + 100
-    assert "grayscale" in opened.page.locator(".stage img").evaluate("e => getComputedStyle(e).filter")
+    assert "saturate" in opened.page.locator(".stage img").evaluate("e => getComputedStyle(e).filter")
     opened.page.keyboard.press("h")
     assert opened.page.locator(".stage img").evaluate("e => getComputedStyle(e).filter") == "none"
     assert opened.page.evaluate(pixel, elsewhere)[3] == 0

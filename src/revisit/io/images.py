@@ -264,11 +264,16 @@ def image_from_data_uri(
     scale: Scale | None = None,
 ) -> Image:
     """Decode a `data:image/...;base64,` URI."""
-    header, _, payload = uri.partition(",")
-    if not header.startswith("data:image/") or not header.endswith(";base64"):
-        raise RevisitError("An image must be a base64 data URI such as data:image/png;base64,…")
-    try:
-        data = base64.b64decode(payload, validate=True)
-    except ValueError:
-        raise RevisitError("The image's data URI is not valid base64.") from None
+    data = data_uri_bytes(uri, "image", "png")
     return read_image(data, "in the data URI", max_pixels=max_pixels, formats=formats, scale=scale)
+
+
+def data_uri_bytes(uri: str, kind: str, example: str) -> bytes:
+    """Return the file in a `data:KIND/...;base64,` URI."""
+    header, _, payload = uri.partition(",")
+    if not header.startswith(f"data:{kind}/") or not header.endswith(";base64"):
+        raise RevisitError(f"A file must be a base64 data URI such as data:{kind}/{example};base64,…")
+    try:
+        return base64.b64decode(payload, validate=True)
+    except ValueError:
+        raise RevisitError(f"The {kind}'s data URI is not valid base64.") from None

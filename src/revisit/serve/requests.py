@@ -20,14 +20,14 @@ from pydantic import JsonValue, ValidationError
 from revisit import methods
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError, unknown
-from revisit.io.images import SCALE, Scale, Size, image_from_data_uri, original_size
+from revisit.io.images import SCALE, Scale, Size, data_uri_bytes, image_from_data_uri, original_size
 from revisit.methods.greedy import Greedy
 from revisit.serve.errors import ApiError, excerpt
 from revisit.serve.limits import Limits
 from revisit.serve.processors import grammar
 from revisit.serve.schema import NEUTRAL, ChatBody, CheckBody, DecodingChoice, Group, ImagePart, VideoPart, is_frame
 from revisit.video.clip import Video, Visual, pixel_count
-from revisit.video.reading import open_video, video_bytes
+from revisit.video.reading import open_video
 from revisit.video.sampling import Bounds, Sampling
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def _open(parts: Group, left: int, limits: Limits, scale: Scale) -> Visual:
         sampling = Sampling(first.video_url.frames, first.video_url.fps)
         bounds = Bounds(limits.video_seconds, limits.video_frames, left)
         with DECODING:
-            return open_video(video_bytes(first.video_url.url), sampling, bounds)
+            return open_video(data_uri_bytes(first.video_url.url, "video", "mp4"), sampling, bounds)
     frames = [part for part in parts if isinstance(part, ImagePart)]
     if not is_frame(first):
         return _pixels(image_from_data_uri(frames[0].image_url.url, max_pixels=left, scale=scale))

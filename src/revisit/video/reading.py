@@ -6,7 +6,6 @@ that hold sampled frames are decoded. Memory is bounded by the sampled frames.
 
 from __future__ import annotations
 
-import base64
 import logging
 import os
 from array import array
@@ -15,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from io import BytesIO
-from itertools import dropwhile, groupby
+from itertools import chain, dropwhile, groupby
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -23,7 +22,7 @@ from PIL import Image as pil
 
 from revisit.errors import RevisitError, need
 from revisit.io.files import local_path
-from revisit.io.images import DAMAGE, FORMATS, MAX_PIXELS
+from revisit.io.images import DAMAGE, FORMATS, MAX_PIXELS, data_uri_bytes
 from revisit.video.clip import Video, VideoLike
 from revisit.video.sampling import Bounds, Sampling
 
@@ -60,7 +59,7 @@ def open_video(source: VideoLike, sampling: Sampling, bounds: Bounds = BOUNDS) -
         raise RevisitError(f"A video must be a path, bytes, a list of frames or a Video, not {type(source).__name__}.")
     name = os.fspath(source)
     if name.startswith("data:"):
-        return read_video(BytesIO(video_bytes(name)), "in the data URI", sampling, bounds)
+        return read_video(BytesIO(data_uri_bytes(name, "video", "mp4")), "in the data URI", sampling, bounds)
     if name.startswith(("http://", "https://")):
         raise RevisitError(f"{name[:200]!r} is a URL, which is not downloaded: save the video first.")
     if not os.path.isfile(local_path(name)):
@@ -84,17 +83,6 @@ def as_videos(entry: VideoLike | Sequence[VideoLike] | None) -> list[VideoLike]:
         isinstance(value, pil.Image) or is_timed(value) or getattr(value, "ndim", 4) < 4 for value in entry[:1]
     )
     return [entry] if frames else list(entry)
-
-
-def video_bytes(uri: str) -> bytes:
-    """Return the file in a `data:video/...;base64,` URI."""
-    header, _, payload = uri.partition(",")
-    if not header.startswith("data:video/") or not header.endswith(";base64"):
-        raise RevisitError("A video must be a base64 data URI such as data:video/mp4;base64,…")
-    try:
-        return base64.b64decode(payload, validate=True)
-    except ValueError:
-        raise RevisitError("The video's data URI is not valid base64.") from None
 
 
 @dataclass(frozen=True)
@@ -245,25 +233,20 @@ def _truncated(what: str) -> RevisitError:
 def _decode(container: Any, stream: Any, timeline: Timeline, wanted: Sequence[int]) -> Iterator[tuple[int, Any]]:
     """Yield frames with their indices: of the groups of pictures that hold wanted frames, and if one is not found, of the whole stream."""
     starts = np.array([start for start, *_ in timeline.keys])
-    for key, group in groupby(wanted, lambda index: max(int(np.searchsorted(starts, index, "right")) - 1, 0)):
+    lost = not timeline.keys
+    for key, group in () if lost else groupby(wanted, lambda n: max(int(np.searchsorted(starts, n, "right")) - 1, 0)):
+        _, stamp, seek = timeline.keys[key]
+        container.seek(seek, stream=stream)
+        packets = dropwhile(lambda packet, stamp=stamp: packet.pts != stamp, container.demux(stream))
         left = set(group)
-        for index, frame in _decode_from(container, stream, timeline, key) if timeline.keys else ():
+        for frame in chain.from_iterable(packet.decode() for packet in packets):
+            index = int(np.searchsorted(timeline.stamps, frame.pts))
             yield index, frame
             left.discard(index)
             if not left or index > max(left):
                 break
-        if left:
+        if lost := bool(left):
             break
-    else:
-        return
-    container.seek(0)
-    yield from enumerate(container.decode(stream))
-
-
-def _decode_from(container: Any, stream: Any, timeline: Timeline, key: int) -> Iterator[tuple[int, Any]]:
-    """Yield the frames from a key frame on with their indices."""
-    _, stamp, seek = timeline.keys[key]
-    container.seek(seek, stream=stream)
-    for packet in dropwhile(lambda packet: packet.pts != stamp, container.demux(stream)):
-        for frame in packet.decode():
-            yield int(np.searchsorted(timeline.stamps, frame.pts)), frame
+    if lost:
+        container.seek(0)
+        yield from enumerate(container.decode(stream))

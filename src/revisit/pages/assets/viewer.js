@@ -24,7 +24,7 @@ function bytes(base64) {
 const SPECIAL = /^\s*<.*>\s*$/; // a token such as </s>
 const answered = ({ t, h }) => (h || SPECIAL.test(t) ? " ".repeat(t.length) : t); // spaces in place of thoughts and special tokens
 
-// The heat map is a ramp of luminance over the gray image, from 0 (disagrees) to 1 (agrees); --heat in base.css has the same colors.
+// The heat map is a ramp of luminance over the image, from 0 (disagrees) to 1 (agrees); --heat in base.css has the same colors.
 const DARK = [18, 20, 42, 0.25], BRIGHT = [255, 205, 60, 0.8];
 const heatColor = (t) => `rgba(${DARK.map((from, k) => (from + (BRIGHT[k] - from) * Math.max(0, Math.min(1, t))).toFixed(k < 3 ? 0 : 3))})`;
 
@@ -35,6 +35,7 @@ function percent(p) {
   return v >= 10 ? v.toFixed(1) : v.toFixed(2);
 }
 
+const plainly = (settings) => settings.replace("weight=agreement", "adaptive").replace(/neighbors=(\d+)/, "$1 patches").replaceAll(",", ", ");
 const visible = (text) => text.replace(/\n/g, "⏎") || "·";
 const number = (x) => (x === null || x === undefined ? "–" : Math.abs(x) < 0.001 && x !== 0 ? x.toExponential(1) : x.toFixed(3));
 
@@ -310,7 +311,7 @@ class Viewer {
     const tokens = make("div", { class: "tokens", role: "group", "aria-label": `Answer of ${[answer.name, answer.settings].filter(Boolean).join(", ")}; arrow keys walk its tokens` });
     const bars = make("div", { class: "bars", "aria-hidden": "true" }), strip = make("div", { class: "strip" }, bars, make("p", {}, "Shading and bars: share of probability moved"));
     const changes = make("ol", { class: "changes", "aria-label": "Where the best token changed" });
-    const card = make("article", { class: "answer" }, make("header", {}, make("h2", {}, answer.name), answer.settings ? make("span", { class: "settings", title: "Settings that are not the method's defaults" }, answer.settings) : null, facts), tokens, strip, changes);
+    const card = make("article", { class: "answer" }, make("header", {}, make("h2", {}, answer.name), answer.settings ? make("span", { class: "settings", title: `Settings that are not the method's defaults: ${answer.settings}` }, plainly(answer.settings)) : null, facts), tokens, strip, changes);
     this.answersBox.append(card);
     this.cards[i] = { card, facts, tokens, strip, changes, buttons: [], bars: [] };
     bars.addEventListener("click", (event) => {
