@@ -15,7 +15,7 @@ from revisit.io.records import Fields
 from revisit.pages.document import check_page
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
+    from revisit.video.clip import Visual
 
     from revisit.explain.checked import Check
     from revisit.models.types import Model, Processor
@@ -111,7 +111,7 @@ def check(
         result = check_one(pair, visuals, text, prompt, threshold=threshold, words=kind_or_list)
         raise typer.Exit(1 if _print_check(result, html, as_json) else 0)
 
-    def load(image: Image, name: str) -> tuple[Model, Processor]:
+    def load(image: Visual, name: str) -> tuple[Model, Processor]:
         return options.load_for_image(model, image, name, any_image=any_image, **loading)
 
     summary: Fields = {"file": str(source), "out": str(output)}

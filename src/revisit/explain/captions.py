@@ -17,18 +17,17 @@ from revisit.explain.checkable import Words, need_words
 from revisit.explain.checked import Check, render
 from revisit.io.files import inside, scan_lines, write_json, write_text
 from revisit.io.finder import IDS, ImageFinder
-from revisit.io.images import open_image, reduction
+from revisit.io.images import reduction
 from revisit.io.records import Record, plain_cell, read_answers
 from revisit.io.results import Line, Results
 from revisit.models import DESCRIBE
-from revisit.models.reader import answer_missing
+from revisit.models.reader import answer_missing, open_visuals
 from revisit.registry import Share, validated
+from revisit.video.clip import Visual, shown_images
+from revisit.video.sampling import EIGHT_FRAMES
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
     from revisit.models.types import Model, Processor
-    from revisit.video.clip import Visual
 
 LINES, FLAGGED, SUMMARY, PAGE = "checks.jsonl", "flagged.csv", "summary.json", "index.html"
 SHOWN = 100  # texts on the page, those with the least support first
@@ -79,7 +78,7 @@ def read_captions(path: Path, images: Path, field: str | None = None) -> list[Ca
 
 
 def check_captions(
-    load: Callable[[Image, str], tuple[Model, Processor]],
+    load: Callable[[Visual, str], tuple[Model, Processor]],
     captions: Sequence[Caption],
     out: Path,
     identity: Mapping[str, Any],
@@ -95,16 +94,16 @@ def check_captions(
     is left to check. `advance` is called with the number of finished captions, and of those that failed.
     """
 
-    def probe(caption: Caption) -> list[Image]:
+    def probe(caption: Caption) -> list[Visual]:
         need_words(caption.text)
         if isinstance(caption.image, RevisitError):
             raise caption.image
-        return [open_image(caption.image)]
+        return open_visuals((caption.image, None), EIGHT_FRAMES)
 
-    def start(first: Caption, images: list[Image]) -> Any:
+    def start(first: Caption, visuals: list[Visual]) -> Any:
         from revisit.explain.check import checker  # imports torch
 
-        open_pair, check = checker(*load(images[0], str(first.image)), prompt or DESCRIBE, words=words)
+        open_pair, check = checker(*load(visuals[0], str(first.image)), prompt or DESCRIBE, words=words)
 
         def open_one(caption: Caption) -> list[Visual]:
             if isinstance(caption.image, RevisitError):
@@ -203,8 +202,8 @@ def write_summary(
 
 def _with_image(caption: Caption, check: Check) -> Check:
     with suppress(RevisitError):  # it was readable when it was checked
-        images = [open_image(image, scale=lambda size: reduction(size, SIDE)) for image in caption.images]
-        return replace(check, images=images)
+        opened = open_visuals((caption.images, None), EIGHT_FRAMES, lambda size: reduction(size, SIDE))
+        return replace(check, images=shown_images(opened))
     return check
 
 
