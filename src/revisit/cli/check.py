@@ -15,10 +15,9 @@ from revisit.io.records import Fields
 from revisit.pages.document import check_page
 
 if TYPE_CHECKING:
-    from revisit.video.clip import Visual
-
     from revisit.explain.checked import Check
     from revisit.models.types import Model, Processor
+    from revisit.video.clip import Visual
 
 
 def check(

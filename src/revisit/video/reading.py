@@ -237,7 +237,7 @@ def _decode(container: Any, stream: Any, timeline: Timeline, wanted: Sequence[in
     for key, group in () if lost else groupby(wanted, lambda n: max(int(np.searchsorted(starts, n, "right")) - 1, 0)):
         _, stamp, seek = timeline.keys[key]
         container.seek(seek, stream=stream)
-        packets = dropwhile(lambda packet, stamp=stamp: packet.pts != stamp, container.demux(stream))
+        packets = _packets_from(stamp, container.demux(stream))
         left = set(group)
         for frame in chain.from_iterable(packet.decode() for packet in packets):
             index = int(np.searchsorted(timeline.stamps, frame.pts))
@@ -250,3 +250,7 @@ def _decode(container: Any, stream: Any, timeline: Timeline, wanted: Sequence[in
     if lost:
         container.seek(0)
         yield from enumerate(container.decode(stream))
+
+
+def _packets_from(stamp: int, packets: Iterator[Any]) -> Iterator[Any]:
+    return dropwhile(lambda packet: packet.pts != stamp, packets)
