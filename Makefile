@@ -33,7 +33,7 @@ test: $(VENV)/.installed lint  ## lint, types and the whole test suite
 	$(BIN)/python -m pytest -n 2
 
 test-faults: $(VENV)/.installed  ## hostile requests, damaged files and killed processes; at most 15 minutes
-	timeout 900 $(BIN)/python -m pytest -n 2 --dist worksteal -m faults tests/faults
+	timeout 900 $(BIN)/python -m pytest -n 2 --dist worksteal -m faults tests/faults tests/serve/test_isolation.py
 
 test-device: $(VENV)/.installed  ## every method on a fake CUDA device that counts kernels and waits; needs a C++ compiler
 	$(BIN)/python -m pytest -m device tests/device

@@ -80,7 +80,7 @@ class Client:
         return [entry for piece in self.pieces if piece.row == row for entry in piece.logprobs]
 
     def assert_equal_so_far(self, alone: Client) -> None:
-        for row in range(self.ticket.request.rows):
+        for row in range(self.ticket.request.chat.n):
             assert alone.text(row).startswith(self.text(row))
             for entry, wanted in zip(self.logprobs(row), alone.logprobs(row), strict=False):
                 assert entry["token"] == wanted["token"]

@@ -27,7 +27,7 @@ from revisit.serve.batcher import Batcher, Event, Ticket, timed_out
 from revisit.serve.errors import ApiError, excerpt, server_error
 from revisit.serve.front import Front, Metrics
 from revisit.serve.limits import LOOPBACK, Limits
-from revisit.serve.replies import Json, Piece, Reply, chunks, completion, encode, event, first_chunks, last_chunks
+from revisit.serve.replies import Json, Piece, Reply, chunk, completion, encode, event, first_chunks, last_chunks
 from revisit.serve.requests import ChatRequest, PromisedServer, parse_body, read_request, unknown_model
 from revisit.serve.schema import ChatBody, CheckBody
 
@@ -223,8 +223,7 @@ class Service:
             for first in first_chunks(request):
                 yield event(first)
             while isinstance(current, Piece):
-                for part in chunks(request, current):
-                    yield event(part)
+                yield event(chunk(request, current))
                 try:
                     current = await asyncio.wait_for(ticket.events.get(), max(0.0, ticket.deadline - time.monotonic()))
                 except asyncio.TimeoutError:

@@ -190,7 +190,7 @@ class Batcher:
             while not self._stopping:
                 joining = (ticket for ticket in self.waiting if ticket.batch_key == first.batch_key)
                 left = until - time.monotonic()
-                if left <= 0 or sum(ticket.request.rows for ticket in joining) >= self._size(first):
+                if left <= 0 or sum(ticket.request.chat.n for ticket in joining) >= self._size(first):
                     break
                 self._ready.wait(left)
             self.running = self._take(self.waiting)
@@ -205,7 +205,7 @@ class Batcher:
         batch: list[Ticket] = []
         size = pixels = 0  # left; the processor needs several times the memory of its images
         for ticket in candidates:
-            rows = ticket.request.rows
+            rows = ticket.request.chat.n
             if ticket.abandoned:
                 ticket.finish(timed_out())
             elif not batch:

@@ -98,7 +98,7 @@ class Decoder:
 
     def decode(self, tickets: Sequence[Ticket], *, prompt_limit: int) -> None:
         """Answer all tickets, or raise; a ticket whose prompt is too long fails alone."""
-        rows = [ticket for ticket in tickets for _ in range(ticket.request.rows)]
+        rows = [ticket for ticket in tickets for _ in range(ticket.request.chat.n)]
         prompts, images = [t.prompt for t in rows], [list(t.request.images) for t in rows]
         inputs = encode(self.processor, prompts, images, self.model.device)
         texts = self.processor.tokenizer([t.request.text or "" for t in rows], add_special_tokens=False)["input_ids"]
@@ -165,7 +165,7 @@ class Decoder:
         for n, ticket in enumerate(tickets):
             if first[n] != n:
                 continue
-            own = slice(n, n + ticket.request.rows)
+            own = slice(n, n + ticket.request.chat.n)
             with own_errors(ticket):
                 if not all(row.end() for row in rows[own]):
                     continue
@@ -181,7 +181,7 @@ class Decoder:
                         words = patch_words(states[n], layers[-1], tokenizer)
                         # The page itself has the prompt and the name of the model.
                         decoding["page"] = payload(AnswerPage(shown, "", "", layout, [answer], choice.objects, words))
-                choices = [row.choice() for row in rows[own] for _ in range(ticket.request.copies)]
+                choices = [row.choice() for row in rows[own]]
                 ticket.finish(Reply(choices, lengths[n], decoding, check))
 
     def _check(self, tickets: Sequence[Ticket], inputs: Inputs, lengths: Sequence[int]) -> None:

@@ -23,22 +23,10 @@ if TYPE_CHECKING:
 
 SCHEMA_CHARACTERS = 20_000
 ITEMS = 1_000  # of a list; llguidance's time and memory grow with their number
-# Keywords of JSON Schema: those that hold schemas, or schemas by name, and those that describe the same value once more.
-SCHEMAS = {
-    "items",
-    "prefixItems",
-    "additionalProperties",
-    "contains",
-    "not",
-    "if",
-    "then",
-    "else",
-    "anyOf",
-    "oneOf",
-    "allOf",
-}
-NAMED_SCHEMAS = {"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"}
+# Keywords of JSON Schema: those that describe the same value once more, name schemas, and hold values that are no schemas.
 COMBINING = {"$ref", "if", "anyOf", "oneOf", "allOf", "dependentSchemas"}
+NAMING = {"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"}
+VALUES = {"const", "enum", "default", "examples"}
 UNUSABLE = (
     "No answer could be found that follows the JSON schema: check its references ($ref) for a circle, and simplify its patterns "
     "and numbers."
@@ -90,15 +78,17 @@ def closed(schema: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
     return whole
 
 
-def _subschemas(schema: Any) -> Iterator[dict[str, Any]]:
-    """Yield a schema and all schemas within it, but no constants."""
-    if isinstance(schema, dict):
-        yield schema
+def _subschemas(schema: Any, named: bool = False) -> Iterator[dict[str, Any]]:
+    """Yield a schema and all schemas within it; `named` ones are in an object by name."""
+    if isinstance(schema, list):
+        for one in schema:
+            yield from _subschemas(one)
+    elif isinstance(schema, dict):
+        if not named:
+            yield schema
         for key, value in schema.items():
-            by_name = key in NAMED_SCHEMAS and isinstance(value, dict)
-            inner = value.values() if by_name else value if isinstance(value, list) else [value]
-            for one in inner if by_name or key in SCHEMAS else ():
-                yield from _subschemas(one)
+            if named or key not in VALUES:
+                yield from _subschemas(value, named=not named and key in NAMING)
 
 
 def _length(value: object) -> int:

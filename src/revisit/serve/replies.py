@@ -82,11 +82,10 @@ def first_chunks(request: ChatRequest) -> list[Json]:
     return [_chunk(request, _choice(index, delta=first)) for index in range(request.chat.n)]
 
 
-def chunks(request: ChatRequest, piece: Piece) -> list[Json]:
-    """Return a piece of a streamed answer, for every choice that it belongs to."""
+def chunk(request: ChatRequest, piece: Piece) -> Json:
+    """Return a piece of a streamed answer."""
     delta: Json = {"reasoning_content": piece.thought} if piece.thought else {"content": piece.text}
-    indices = range(piece.row * request.copies, (piece.row + 1) * request.copies)
-    return [_chunk(request, _choice(index, None, piece.logprobs, delta=delta)) for index in indices]
+    return _chunk(request, _choice(piece.row, None, piece.logprobs, delta=delta))
 
 
 def last_chunks(request: ChatRequest, reply: Reply) -> list[Json]:

@@ -65,16 +65,6 @@ class ChatRequest:
         """Whether to return the data of the page with the answer."""
         return self.chat.decoding is not None and self.chat.decoding.record
 
-    @property
-    def rows(self) -> int:
-        """The number of sequences to decode: without sampling, all choices are equal."""
-        return self.chat.n if self.decoding.temperature is not None else 1
-
-    @property
-    def copies(self) -> int:
-        """The number of choices that each row is returned as."""
-        return self.chat.n // self.rows
-
 
 def parse_body(body: bytes | bytearray, kind: type[ChatBody | CheckBody], model: str) -> ChatBody | CheckBody:
     """Validate the body of a request for this model, or raise ApiError; nothing is tokenized or decoded yet."""
@@ -150,7 +140,7 @@ def read_request(
         raise ApiError(400, sentence, param="decoding")
     if chat.n > 1 and (chat.check or choice.record or text is not None):
         raise ApiError(400, "'check' and 'record' are for one answer; leave out 'n'.", param="n")
-    work = check_work(method, length, chat.n if chat.temperature else 1, limits)
+    work = check_work(method, length, chat.n, limits)
     images: list[Visual] = []
     left = limits.image_pixels
     try:
