@@ -64,7 +64,7 @@ class Settings(BaseModel):
             raise invalid(error, type(self).__name__, settings, [*type(self).model_fields]) from None
 
     @classmethod
-    def read(cls, values: Mapping[Any, object], where: str) -> Self:
+    def read(cls, values: Mapping[str, object], where: str) -> Self:
         """Validate values from a file or another source, which error messages name instead of the class."""
         try:
             return cls(**{str(key): value for key, value in values.items()})
@@ -85,7 +85,7 @@ class Settings(BaseModel):
         return type(self)(**{**given, **changes})
 
 
-def _from_text(value: object, hint: Any) -> object:
+def _from_text(value: object, hint: object) -> object:
     """Convert what pydantic does not: "none", lists in text such as "0,2" or "[0,2]", and one number for a list."""
     members = _members(hint)
     has_list = any(get_origin(member) is tuple and Any not in get_args(member) for member in members)
@@ -99,7 +99,7 @@ def _from_text(value: object, hint: Any) -> object:
     return [part.strip() for part in without_brackets(value).split(",") if part.strip()] if has_list else value
 
 
-def _members(hint: Any) -> list[Any]:
+def _members(hint: object) -> list[object]:
     """List the members of a union, or the type alone, without annotations."""
     if get_origin(hint) is Annotated:
         return _members(get_args(hint)[0])
@@ -217,16 +217,16 @@ class Registry(Generic[S]):
         copyreg.pickle(cls, lambda instance: (_unpickle, (path, name, dict(instance))))
         return self.register(cls)
 
-    def get(self, name: str, /, **settings: Any) -> S:
+    def get(self, name: str, /, **settings: object) -> S:
         """Create an instance of the class with this name; the values of settings may be text."""
         return self.find(name)(**settings)
 
-    def parse(self, entry: str | Mapping[str, object]) -> tuple[str, dict[str, Any]]:
+    def parse(self, entry: str | Mapping[str, object]) -> tuple[str, dict[str, object]]:
         """Split an entry into (name, settings); a class from a file is registered under its own name."""
         name, settings = parse_entry(entry, self.kind)
         return (str(self.load(name).name) if ".py" in name else self._spelled(name)), settings  # type: ignore[attr-defined]
 
-    def parse_list(self, entries: object) -> list[tuple[str, dict[str, Any]]]:
+    def parse_list(self, entries: object) -> list[tuple[str, dict[str, object]]]:
         """Split a list into entries, and each entry into (name, settings)."""
         return [self.parse(entry) for entry in parse_list(entries)]
 
@@ -242,7 +242,7 @@ class Registry(Generic[S]):
         self._check(cls, where)
 
 
-def _unpickle(path: Path, name: str, settings: dict[str, Any]) -> Any:
+def _unpickle(path: Path, name: str, settings: dict[str, object]) -> Any:
     return class_from_file(path, name, "class")(**settings)
 
 
@@ -276,7 +276,7 @@ _NAME = re.compile(r"(?:[^=]*?\.py:\w+|[^:]*)")
 _MARK = re.compile(r"[\[(]|[\])]|,(?=\s*[A-Za-z_][\w.]*\s*=)")  # brackets, and commas before a new `key=`
 
 
-def parse_entry(entry: str | Mapping[str, object], kind: str = "method") -> tuple[str, dict[str, Any]]:
+def parse_entry(entry: str | Mapping[str, object], kind: str = "method") -> tuple[str, dict[str, object]]:
     """Split `name`, `name:key=value,key=value`, or `{name: ..., key: value}` into (name, settings)."""
     if isinstance(entry, Mapping):
         if "name" not in entry:
@@ -296,7 +296,7 @@ def parse_entry(entry: str | Mapping[str, object], kind: str = "method") -> tupl
         file = {"file": assignments.pop(0).strip()}
     if kind == "method" and name.strip().lower() in ("off", "none"):
         name = "greedy"
-    return name.strip(), file | parse_assignments(filter(None, assignments), f"{kind}:key=value")
+    return name.strip(), {**file, **parse_assignments(filter(None, assignments), f"{kind}:key=value")}
 
 
 def _split(text: str) -> list[str]:

@@ -85,10 +85,9 @@ class Comparison:
         return f"<Comparison {self.benchmark} · {self.title}: {len(self.values)} methods, n = {self.n}>"
 
     def _repr_html_(self) -> str:
-        from revisit.eval.report.comparisons import comparison_sections  # which compares
-        from revisit.eval.report.document import Document, fragment
+        from revisit.eval.report.comparisons import notebook_html  # which compares
 
-        return fragment(Document("", "", comparison_sections([self])[:1]))
+        return notebook_html(self)
 
     @property
     def title(self) -> str:

@@ -30,6 +30,12 @@ WAIT = 360.0  # seconds after which a run stops if the cluster has not started a
 ATTEMPTS = 3  # deaths per worker without an answer in between after which a run stops
 
 
+def _local_engine(model: str, options: Fields) -> LocalEngine:
+    from revisit.eval.engines.local import LocalEngine
+
+    return LocalEngine(model, **options)
+
+
 class RayEngine(Engine):
     """An engine for one model on many machines. `workers` defaults to one per GPU, or one per node without GPUs."""
 
@@ -46,9 +52,7 @@ class RayEngine(Engine):
     @cached_property
     def local(self) -> LocalEngine:
         """The engine of a worker, here only for its identity: no model is loaded."""
-        from revisit.eval.engines.local import LocalEngine
-
-        return LocalEngine(self.model, **self.options)
+        return _local_engine(self.model, self.options)
 
     @cached_property
     def ray(self) -> Any:
@@ -155,10 +159,8 @@ class RayWorker:
     def __init__(self, model: str, options: Fields, placement: tuple[str, str]) -> None:
         import torch
 
-        from revisit.eval.engines.local import LocalEngine
-
         torch.set_num_threads(1)  # a worker has one CPU of the cluster
-        self.engine = LocalEngine(model, **options)
+        self.engine = _local_engine(model, options)
         self.engine.placement = placement  # loading the model compares it with the actual one
 
     def started(self) -> None:

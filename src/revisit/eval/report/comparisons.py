@@ -22,6 +22,7 @@ from revisit.eval.report.document import (
     Table,
     Text,
     anchor,
+    fragment,
     to_latex,
     to_markdown,
 )
@@ -211,6 +212,11 @@ def comparison_sections(tables: Sequence[Comparison]) -> list[Section]:
         for table in tables
     ]
     return [*sections, *([Section("How to read this", [Text(LEGEND)])] if tables else [])]
+
+
+def notebook_html(table: Comparison) -> str:
+    """Write a comparison as HTML for a notebook, without the legend."""
+    return fragment(Document("", "", comparison_sections([table])[:1]))
 
 
 def to_csv(tables: Sequence[Comparison]) -> str:
