@@ -46,6 +46,9 @@ def study(
     batch_size: int = typer.Option(8, min=1, help="Batch size."),
     writer: str = typer.Option(None, help="For check: model that writes the captions; by default --model."),
     labels: Path = typer.Option(None, help="For word-labels: a file of DetailVerifyBench or HalLoc."),
+    calibrated: Path = typer.Option(
+        None, help="For floors: the result of another run, whose images calibrate instead."
+    ),
     dtype: str = options.DTYPE,
     device_map: str = options.DEVICE_MAP,
     quiet: bool = options.QUIET,
@@ -67,6 +70,7 @@ def study(
         device_map=device_map,
     )
     special: dict[str, dict[str, Any]] = {"check": {"writer": writer}, "word-labels": {"labels": labels}}
+    special["floors"] = {"calibrated": calibrated}
     with reporter(quiet, out / CAPTIONS) as progress:
         result = STUDIES[name].run(subject, progress, **special.get(name, {}))
     path = out / f"{name}-{slug(model)}-{slug(data)}.json"

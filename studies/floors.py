@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from transformers import DynamicCache
@@ -34,6 +34,7 @@ from revisit.eval.run import Reporter
 from revisit.forward import states as vision
 from revisit.forward.support import name_support
 from revisit.io.files import LineFile
+from revisit.io.records import read_json
 from revisit.methods import as_method
 from revisit.models.spelling import spelling_of
 from revisit.paper.study import Result, Stored, Subject, percent, track
@@ -44,26 +45,31 @@ TINY_FLOORS: tuple[float, ...] = (0.8, 0.7, 0.6, 0.5, 0.42, 0.35, 0.25, 0.15, 0.
 RATES, CONFIDENCE, SPLITS, SHARE = (0.3, 0.2, 0.1), 0.9, 20, 0.4  # share of the images that calibrates
 
 Line = dict[str, Any]
+T = TypeVar("T")
 parse_caption, score_caption = functools.cache(chair.parse_caption), functools.cache(chair.score_caption)
 
 
-def run(subject: Subject, reporter: Reporter) -> Result:
-    """Decode what is missing, and return the measurements of every method and rate."""
-    global FLOORS
-    FLOORS = TINY_FLOORS if subject.model == "tiny" else FLOORS
+def run(subject: Subject, reporter: Reporter, calibrated: Path | None = None) -> Result:
+    """Decode what is missing, and return the measurements of every method and rate.
+
+    Args:
+        calibrated: The result of another run, whose images calibrate instead.
+    """
+    floors = TINY_FLOORS if subject.model == "tiny" else FLOORS
     with closing(LineFile(Path(subject.out) / "floors.jsonl")) as file:
         lines = {(line["image"], line["method"], line["floor"]): line for line in file.objects if "image" in line}
         for start in track(reporter, "captions", range(0, len(subject.items), subject.batch_size)):
             batch = subject.items[start : start + subject.batch_size]
-            wanted = {(item.id, method, floor) for item in batch for method in subject.methods for floor in FLOORS}
+            wanted = {(item.id, method, floor) for item in batch for method in subject.methods for floor in floors}
             if not wanted <= lines.keys():
-                new = list(decode_batch(subject, batch))
+                new = list(decode_batch(subject, batch, floors))
                 file.append(new)
                 lines |= {(line["image"], line["method"], line["floor"]): line for line in new}
-    return measure(subject.items, subject.methods, lines)
+    others = None if calibrated is None else read_json(calibrated)["result"]["losses"]
+    return measure(subject.items, subject.methods, floors, lines, others)
 
 
-def decode_batch(subject: Subject, batch: Sequence[Item]) -> Iterator[Line]:
+def decode_batch(subject: Subject, batch: Sequence[Item], floors: Sequence[float]) -> Iterator[Line]:
     """Yield the captions of a batch by every method at every floor."""
     model, processor = subject.loaded
     model.set_attn_implementation("eager")  # six times as fast as torch's fused attention in bfloat16 on a CPU
@@ -72,7 +78,7 @@ def decode_batch(subject: Subject, batch: Sequence[Item]) -> Iterator[Line]:
     length, rows = inputs["input_ids"].shape[1], range(len(batch))
     prompt = DynamicCache()
     with remembered_support():
-        first = as_method("revisit", model, floor=FLOORS[0])  # keeps the vision states that every method reads
+        first = as_method("revisit", model, floor=floors[0])  # keeps the vision states that every method reads
         begun = decode(model, processor, inputs, first, Decoding(max_new_tokens=1), past_key_values=prompt)
         support = [answer.trace.rows[0].support for answer in begun]
         states = dict(vision._STATES_OF_CACHE[prompt])
@@ -81,7 +87,7 @@ def decode_batch(subject: Subject, batch: Sequence[Item]) -> Iterator[Line]:
         for name in subject.methods:
             known: dict[int, Decoded] = {}
             free: dict[int, Decoded] = {}  # without a floor
-            for floor in (0.0, *FLOORS[:-1]):
+            for floor in (0.0, *floors[:-1]):
                 method = as_method(name, model, floor=floor)
                 if free:
                     spelling = spelling_of(processor.tokenizer)
@@ -153,13 +159,19 @@ class remembered_support:
 # -- measurements ---------------------------------------------------------------------------------------------------
 
 
-def measure(items: Sequence[Item], methods: Sequence[str], lines: Mapping[tuple[str, str, float], Line]) -> Result:
-    """Return the scores of each method and floor, and the calibrations drawn from them."""
+def measure(
+    items: Sequence[Item],
+    methods: Sequence[str],
+    floors: Sequence[float],
+    lines: Mapping[tuple[str, str, float], Line],
+    others: Mapping[str, Sequence[Sequence[float]]] | None,
+) -> Result:
+    """Return the scores of each method and floor, and the calibrations drawn from them or from the losses of other images."""
     truth = {item.id: frozenset(item.meta["ground_truth"]) for item in items}
     scores = {key: score_caption(line["text"], truth[key[0]]) for key, line in lines.items() if key[0] in truth}
-    grid, drawn = [], []
+    grid, drawn, own = [], [], {}
     for method in methods:
-        for floor in FLOORS:
+        for floor in floors:
             rows = [lines[item.id, method, floor] for item in items]
             grid.append(
                 {
@@ -171,10 +183,20 @@ def measure(items: Sequence[Item], methods: Sequence[str], lines: Mapping[tuple[
                     "exhausted": sum(line["exhausted"] for line in rows),
                 }
             )
+        # Of each image: its losses, floor by floor.
+        own[method] = [[float(bool(scores[item.id, method, floor].hallucinated)) for floor in floors] for item in items]
+        losses = own[method] if others is None else others[method]
         for rate in RATES:
-            losses = certify(items, method, rate, scores)
-            whole = losses[-1].floor if losses else None
-            drawn.append({"method": method, "rate": rate, "whole": whole, **draw_splits(items, method, rate, scores)})
+            certified = certify(floors, losses, rate)
+            tests = []
+            for seed in range(SPLITS):
+                _, test = split(items, seed)
+                found = certify(floors, split(losses, seed)[0], rate)
+                tests += [[scores[item.id, method, found[-1]] for item in test]] if found else []
+            whole = certified[-1] if certified else None
+            drawn.append(
+                {"method": method, "rate": rate, "whole": whole, "certified": len(tests), **pooled(tests, rate)}
+            )
     filters = [
         {"method": method, "rate": rate, **filter_splits(items, method, rate, lines, truth)}
         for method in methods
@@ -183,22 +205,24 @@ def measure(items: Sequence[Item], methods: Sequence[str], lines: Mapping[tuple[
     filtered = {
         method: [
             summary([score_caption(kept(lines[item.id, method, 0.0], floor), truth[item.id]) for item in items])
-            for floor in FLOORS
+            for floor in floors
         ]
         for method in methods
     }
-    return {"images": len(items), "grid": grid, "splits": drawn, "filters": filters, "filter_curves": filtered}
+    return {
+        "images": len(items),
+        "grid": grid,
+        "splits": drawn,
+        "filters": filters,
+        "filter_curves": filtered,
+        "losses": own,
+    }
 
 
-def certify(
-    items: Sequence[Item], method: str, rate: float, scores: Mapping[tuple[str, str, float], CaptionScore]
-) -> list[Outcome]:
-    """Return the certified floors on these images."""
-    outcomes = (
-        Outcome(floor, tuple(float(bool(scores[item.id, method, floor].hallucinated)) for item in items))
-        for floor in FLOORS
-    )
-    return fixed_sequence(outcomes, rate, CONFIDENCE, "caption")
+def certify(floors: Sequence[float], losses: Sequence[Sequence[float]], rate: float) -> list[float]:
+    """Return the floors that are certified by images' losses at every floor."""
+    outcomes = (Outcome(floor, at) for floor, at in zip(floors, zip(*losses, strict=True), strict=True))
+    return [outcome.floor for outcome in fixed_sequence(outcomes, rate, CONFIDENCE, "caption")]
 
 
 def kept(line: Line, threshold: float) -> str:
@@ -206,26 +230,11 @@ def kept(line: Line, threshold: float) -> str:
     return " ".join(text for text, _, low in sentences(line["text"], line["support"]) if low >= threshold)
 
 
-def splits(items: Sequence[Item]) -> Iterator[tuple[list[Item], list[Item]]]:
-    """Yield the random divisions of the images into those that calibrate and those that test."""
-    for seed in range(SPLITS):
-        shuffled = random.Random(seed).sample(list(items), len(items))
-        cut = round(SHARE * len(items))
-        yield shuffled[:cut], shuffled[cut:]
-
-
-def draw_splits(
-    items: Sequence[Item], method: str, rate: float, scores: Mapping[tuple[str, str, float], CaptionScore]
-) -> Line:
-    """Calibrate on one part of the images and measure on the other, in every split."""
-    tested: list[dict[str, float]] = []
-    floors = []
-    for calibrate, test in splits(items):
-        certified = certify(calibrate, method, rate, scores)
-        if certified:
-            floors.append(certified[-1].floor)
-            tested.append(summary([scores[item.id, method, floors[-1]] for item in test]))
-    return {"certified": len(tested), "floors": sorted(floors), **pooled(tested, rate)}
+def split(images: Sequence[T], seed: int) -> tuple[list[T], list[T]]:
+    """Return a random division of images into those that calibrate and those that test."""
+    shuffled = random.Random(seed).sample(list(images), len(images))
+    cut = round(SHARE * len(images))
+    return shuffled[:cut], shuffled[cut:]
 
 
 def filter_splits(
@@ -241,7 +250,8 @@ def filter_splits(
         for item in items
     }
     tested = []
-    for calibrate, test in splits(items):
+    for seed in range(SPLITS):
+        calibrate, test = split(items, seed)
         critical = [
             max((low for _, names, low in scored[item.id] if not names <= truth[item.id]), default=-1.0)
             for item in calibrate
@@ -249,9 +259,7 @@ def filter_splits(
         threshold = conformal_threshold(critical, rate)
         if threshold is not None:
             texts = [kept(lines[item.id, method, 0.0], threshold) for item in test]
-            tested.append(
-                summary([score_caption(text, truth[item.id]) for text, item in zip(texts, test, strict=True)])
-            )
+            tested.append([score_caption(text, truth[item.id]) for text, item in zip(texts, test, strict=True)])
     return {"certified": len(tested), **pooled(tested, rate)}
 
 
@@ -279,13 +287,14 @@ def summary(scores: Sequence[CaptionScore]) -> dict[str, float]:
     }
 
 
-def pooled(tested: Sequence[Mapping[str, float]], rate: float) -> dict[str, Any]:
-    """Return means over splits, and the number of splits in which the rate was exceeded on the other images."""
-    if not tested:
+def pooled(tests: Sequence[Sequence[CaptionScore]], rate: float) -> dict[str, Any]:
+    """Return means over the test images of splits, and the number of splits in which the rate was exceeded on them."""
+    if not tests:
         return {}
-    exceeded = sum(row["chair_s"] > rate for row in tested)
-    return {"exceeded": exceeded, "largest": max(row["chair_s"] for row in tested)} | {
-        key: mean(row[key] for row in tested) for key in tested[0]
+    rows = [summary(test) for test in tests]
+    exceeded = sum(row["chair_s"] > rate for row in rows)
+    return {"exceeded": exceeded, "largest": max(row["chair_s"] for row in rows)} | {
+        key: mean(row[key] for row in rows) for key in rows[0]
     }
 
 

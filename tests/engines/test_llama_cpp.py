@@ -22,6 +22,7 @@ from laptops import PROMPT, SETTINGS, LlamaCpp
 from revisit import ReVisiT
 from revisit.embedded.scenes import render, scene
 from revisit.errors import RevisitError
+from revisit.models.names import names_of
 from revisit.models.prompts import prepare
 
 TIE = 1e-3  # rounding may decide between equal scores
@@ -52,6 +53,18 @@ def test_tiny_gives_the_answers_of_transformers(tiny: LlamaCpp, name: str) -> No
                 break
         else:
             assert len(tokens) >= len([token for token in expected if token != 2])
+
+
+@pytest.mark.parametrize("head", ["F32", "Q8_0"])
+def test_names_below_the_floor_are_never_written(tmp_path: Path, head: str) -> None:
+    engine = LlamaCpp(tmp_path, head)
+    for index in range(4):
+        text = engine.answer(render(scene("unusual", 77, index)), ReVisiT(floor=0.5), 40)
+        low = {name for name, value in engine.refine.support.items() if value < 0.5}
+        assert len(low) > 40
+        assert text
+        assert not low & set(names_of(()).find(text))
+    engine.llm.close()
 
 
 def test_states_are_those_of_transformers(tiny: LlamaCpp) -> None:
@@ -92,7 +105,7 @@ def test_a_model_with_a_quantized_head_decodes(tmp_path: Path) -> None:
 
 def test_wrong_uses_raise_one_sentence(tiny: LlamaCpp) -> None:
     llm, library = tiny.llm, tiny.llm.chat_handler._mtmd_cpp
-    for settings in ({"layers": "all"}, {"phase": "answer"}, {"select": "random"}):
+    for settings in ({"layers": "all"}, {"phase": "answer"}, {"select": "random"}, {"floor_layer": 0}):
         (name,) = settings
         with pytest.raises(RevisitError, match=name), revisit.llama_cpp.attach(llm, ReVisiT(**settings)):
             pass

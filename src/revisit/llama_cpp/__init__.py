@@ -15,7 +15,7 @@ is the one for CPUs. Only the last layer can be read, which is the paper's setti
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -28,10 +28,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from revisit.decoding.row_guard import AnswerGuard
 from revisit.errors import RevisitError
+from revisit.forward.support import name_support
 from revisit.methods.revisit import ReVisiT
-from revisit.models.head import LinearHead
-from revisit.step.choice import choose
+from revisit.models.head import LinearHead, multiply
+from revisit.step.choice import choose, withhold
 from revisit.step.interface import RowStates, Step, StepInput
 
 __all__ = ["Refiner", "attach"]
@@ -51,8 +53,11 @@ def attach(llm: llama_cpp.Llama, method: ReVisiT | None = None) -> Iterator[Refi
     method = method or ReVisiT()
     if method.layers != "last":
         raise RevisitError(f"revisit.llama_cpp can read the last layer only: use layers='last', not {method.layers!r}.")
-    if method.phase != "both" or method.select == "random" or method.floor:
-        raise RevisitError("revisit.llama_cpp does not support phase, floor and select='random': leave them out.")
+    if method.phase != "both" or method.select == "random":
+        raise RevisitError("revisit.llama_cpp does not support phase and select='random': leave them out.")
+    depth = int(llm.metadata.get(f"{llm.metadata.get('general.architecture')}.block_count", 0))
+    if method.floor_layer not in (None, depth):
+        raise RevisitError("revisit.llama_cpp can read the last layer only: leave out floor_layer.")
     handler: Any = llm.chat_handler
     if not hasattr(handler, "_mtmd_cpp"):
         raise RevisitError("revisit.llama_cpp needs a Llama with a multimodal chat handler, such as MTMDChatHandler.")
@@ -61,7 +66,8 @@ def attach(llm: llama_cpp.Llama, method: ReVisiT | None = None) -> Iterator[Refi
     if transformed := [name for name in llm.metadata if name.endswith(LOGIT_TRANSFORMS)]:
         raise RevisitError(f"revisit.llama_cpp does not support this model: its logits depend on {transformed[0]}.")
     head = read_head(llm.model_path)
-    refiner = Refiner(choose(head, method.rule(), torch.device("cpu")), llm.n_embd())
+    names = AnswerGuard(Vocabulary(llm), None, method) if method.floor else None  # type: ignore[arg-type]
+    refiner = Refiner(choose(head, method.rule(), torch.device("cpu")), llm.n_embd(), names)
     library = handler._mtmd_cpp
     handler._mtmd_cpp = _Observed(library, refiner)
     try:
@@ -74,8 +80,8 @@ def attach(llm: llama_cpp.Llama, method: ReVisiT | None = None) -> Iterator[Refi
 class Refiner:
     """A logits processor that applies ReVisiT's step; made by `attach`."""
 
-    def __init__(self, step: Step, width: int) -> None:
-        self._step, self._width = step, width
+    def __init__(self, step: Step, width: int, names: AnswerGuard | None = None) -> None:
+        self._step, self._width, self._names = step, width, names
         self._error: Exception | None = None
         self.begin()
 
@@ -102,13 +108,26 @@ class Refiner:
         if self._states is None:
             if not self._chunks:
                 raise RevisitError("revisit.llama_cpp found no image in the prompt: add an image to the messages.")
-            self._states = RowStates.of_items([torch.from_numpy(np.concatenate(self._chunks))])
+            states = torch.from_numpy(np.concatenate(self._chunks))
+            self._states = RowStates.of_items([states])
             self._prompt = len(input_ids)
+            if self._names is not None:
+                support = name_support(self._step.head, states, self._names.spelling)
+                self._names.begin(input_ids.tolist(), support)
         written = torch.from_numpy(np.array(input_ids[self._prompt :], np.int64))[None]
         logits = torch.from_numpy(np.array(scores))[None]
         output = self._step.take(StepInput(logits, self._states, written=written))
-        refined: NDArray[np.single] = output.scores[0].numpy()
-        return refined
+        refined = output.scores[0]
+        if self._names is not None:
+            withheld = torch.zeros_like(logits, dtype=torch.bool)
+            withheld[0, self._names.blocked(written[0].tolist())] = True
+            refined = withhold(output.scores, logits, withheld)[0]
+        return refined.numpy()  # type: ignore[no-any-return]
+
+    @property
+    def support(self) -> dict[str, float]:
+        """The support of each category of names by the last image, with `floor`; names below the floor are withheld."""
+        return {} if self._names is None else self._names.support
 
     def check(self) -> None:
         """Raise the error of a step, or RevisitError if an image was encoded and no step was refined."""
@@ -171,12 +190,15 @@ def read_head(path: str) -> LinearHead:
     if tensor.tensor_type in (gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16):
         return LinearHead(torch.from_numpy(np.array(tensor.data, np.float32)))
 
+    def part(start: int, end: int) -> Tensor:
+        return torch.from_numpy(gguf.dequantize(tensor.data[start:end], tensor.tensor_type).copy())
+
     @lru_cache(CACHED_ROWS)
     def row(token: int) -> Tensor:
-        return torch.from_numpy(gguf.dequantize(tensor.data[token : token + 1], tensor.tensor_type)[0].copy())
+        return part(token, token + 1)[0]
 
     width, vocabulary = (int(size) for size in tensor.shape[:2])
-    return QuantizedHead(torch.empty(vocabulary, width, device="meta"), row=row)
+    return QuantizedHead(torch.empty(vocabulary, width, device="meta"), row=row, part=part)
 
 
 @dataclass(frozen=True)
@@ -184,9 +206,59 @@ class QuantizedHead(LinearHead):
     """The quantized LM head of a GGUF file; only rows that are needed are dequantized."""
 
     row: Callable[[int], Tensor] = field(kw_only=True)
+    part: Callable[[int, int], Tensor] = field(kw_only=True)  # the rows from one token to another
 
     def gathers(self, states: Tensor, ids: Tensor) -> bool:
         return True
 
     def rows(self, values: Tensor, ids: Tensor) -> Tensor:
         return torch.stack([self.row(token) for token in ids.flatten().tolist()]).view(*ids.shape, -1)
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def all_logits(self, states: Tensor) -> Tensor:
+        """Project states over the whole vocabulary, dequantized in parts.  (n, d) -> (n, V)"""
+        starts = range(0, self.vocabulary, CACHED_ROWS)
+        return torch.cat([multiply(states, self.part(start, start + CACHED_ROWS)) for start in starts], -1)
+
+
+class Vocabulary:
+    """The tokenizer of a `Llama`, as far as the spellings of names need it."""
+
+    unk_token_id = None
+
+    def __init__(self, llm: llama_cpp.Llama) -> None:
+        self._llm, self._vocab = llm, llama_cpp.llama_model_get_vocab(llm.model)
+        self.all_special_ids = [token for token in range(len(self)) if self._is_special(token)]
+
+    def _is_special(self, token: int) -> bool:
+        return bool(
+            llama_cpp.llama_vocab_is_control(self._vocab, token) or llama_cpp.llama_vocab_is_eog(self._vocab, token)
+        )
+
+    def __len__(self) -> int:
+        return int(self._llm.n_vocab())
+
+    def encode(self, text: str, **_: Any) -> list[int]:
+        """Return the tokens of a text."""
+        return list(self._llm.tokenize(text.encode(), add_bos=False, special=False))
+
+    def batch_decode(self, texts: Sequence[Sequence[int]], **_: Any) -> list[str]:
+        """Return the texts of sequences of tokens, with the space before the first word."""
+        return [b"".join(map(self._piece, tokens)).decode(errors="replace") for tokens in texts]
+
+    def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
+        """Return the pieces of tokens; they begin with a space where the token does."""
+        return self.batch_decode([[token] for token in ids])
+
+    def convert_tokens_to_ids(self, piece: str) -> int | None:
+        """Return the special token with this text."""
+        tokens = self._llm.tokenize(piece.encode(), add_bos=False, special=True)
+        return tokens[0] if len(tokens) == 1 else None
+
+    def _piece(self, token: int) -> bytes:
+        buffer = ctypes.create_string_buffer(256)
+        size = llama_cpp.llama_token_to_piece(self._vocab, token, buffer, 256, 0, True)
+        return buffer.raw[: max(0, size)]
