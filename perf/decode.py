@@ -4,12 +4,14 @@ Before timing, the fast step must give the reference's tokens on the same model 
 
     python perf/decode.py                       # 0.5 B text model, 200 tokens; about 25 minutes on 2 idle cores
     python perf/decode.py --part batch --part beams --tokens 20
+    python perf/decode.py --part floor          # `photo` with and without a floor, in processor time
     python perf/decode.py --shape qwen2.5-vl-toy --tokens 20 --repeats 1
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import time
 from typing import Any
@@ -21,8 +23,10 @@ import revisit
 import timing
 from random_models import Profile, random_inputs, random_model
 from revisit import ReVisiT
+from revisit.embedded.samples import sample
 from revisit.eval.report.document import Section
 from revisit.eval.report.terminal import print_section
+from revisit.methods import as_method
 from revisit.methods import revisit as revisit_method
 from revisit.step.reference import ReferenceStep
 
@@ -67,6 +71,25 @@ def prefill(model: Any, inputs: Any, profile: Profile, repeats: int = 9) -> None
         print(f"one token, {name}: {1e3 * median:.0f} ms = {median / medians['greedy']:.3f}×", flush=True)
 
 
+def floor(tokens: int, repeats: int) -> None:
+    """Time methods with and without a floor in turns: the first token, and each of the others."""
+    model, processor = revisit.load("photo")
+    inputs = revisit.prepare(processor, "Describe the image.", sample().image())
+    times: dict[tuple[str, int, float], list[float]] = {}
+    for _ in range(repeats + 1):
+        for name, new, value in itertools.product(("greedy", "revisit"), (1, tokens), (0.0, 0.1)):
+            method = as_method(name, model, floor=value)
+            started = time.process_time()
+            revisit.generate(model, **inputs, method=method, do_sample=False, max_new_tokens=new, min_new_tokens=new)
+            times.setdefault((name, new, value), []).append(time.process_time() - started)
+    best = {key: min(taken[1:]) for key, taken in times.items()}
+    for name in ("greedy", "revisit"):
+        first = [best[name, 1, value] for value in (0.0, 0.1)]
+        other = [(best[name, tokens, value] - best[name, 1, value]) / (tokens - 1) for value in (0.0, 0.1)]
+        for what, (without, held) in (("first token", first), ("per token", other)):
+            print(f"{name}, {what}: {1e3 * held:.1f} ms = {held / without:.3f}×", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="qwen2.5-vl-0.5b")
@@ -75,9 +98,15 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--warmups", type=int, default=1)
     parser.add_argument("--checked", type=int, default=12, help="tokens compared with the reference first")
-    parser.add_argument("--part", action="append", choices=["single", "prefill", "batch", "beams"], default=None)
+    parser.add_argument(
+        "--part", action="append", choices=["single", "prefill", "batch", "beams", "floor"], default=None
+    )
     arguments = parser.parse_args()
     tokens, parts = arguments.tokens, arguments.part or ["single", "prefill", "batch", "beams"]
+    if "floor" in parts:
+        floor(min(tokens, 60), 8)
+    if parts == ["floor"]:
+        return
     model = random_model(arguments.shape)
     largest = model.config.get_text_config().vocab_size // 20
     usual = Profile(median=64, steps=tokens, largest=largest)

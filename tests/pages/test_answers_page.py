@@ -88,6 +88,18 @@ def test_the_headline_names_removed_and_added_objects(
     assert answers.headline(page).endswith(expected)
 
 
+def test_an_answer_shows_its_promise_and_what_was_withheld() -> None:
+    page = made_up.page()
+    row = page.answers[0].trace.rows[0]
+    row.floor, row.support = 0.1, {"bus": 0.0123, "cat": 0.5, "dog": 0.00001, "cow": 0.02}
+    row.prevented = [(3, "bus"), (5, "cat"), (6, "dog"), (7, "bus")]  # the cat was named before, the cow never likely
+    page.promise = "At most 0.2 of captions."
+    first, plain = data_of(page.render())["answers"]
+    withheld = "Withheld, because the image supports it less than 0.1: bus (0.012), dog (below 0.001)."
+    assert first["notes"] == ["At most 0.2 of captions.", withheld]
+    assert plain["notes"] == []
+
+
 def test_text_cannot_break_out_of_the_page() -> None:
     bad = "</script><script>alert(1)</script>"
     answer, page = made_up.output("greedy", [made_up.step(0, bad)]), made_up.page()

@@ -50,9 +50,7 @@ class AnswerPage:
             scripts=["viewer.js"],
             start="window.viewer = new Viewer(main, data);",
             heading=finding,
-            meta=" · ".join(
-                filter(None, (f"“{self.prompt}”", self.model, ", ".join(methods), self.promise, withheld(self)))
-            ),
+            meta=" · ".join(filter(None, (f"“{self.prompt}”", self.model, ", ".join(methods)))),
         )
 
     def write(self, path: str | Path, title: str = "") -> Path:
@@ -60,12 +58,13 @@ class AnswerPage:
         return write_page(path, self.render(title))
 
 
-def withheld(page: AnswerPage) -> str:
-    """Name what a floor kept the answer from, with its support, the first one first."""
-    row = page.answers[0].trace.rows[0]
+def withheld(answer: Decoded) -> str:
+    """Name what a floor kept an answer from, with its support, the first one first."""
+    row = answer.trace.rows[0]
     names = dict.fromkeys(name for _, name in row.prevented)
-    listed = ", ".join(f"{name} ({row.support[name]:.3f})" for name in names if name in row.withheld)
-    return f"withheld: {listed}; support below {row.floor:g}" if listed else ""
+    shown = {name: f"{row.support[name]:.3f}".replace("0.000", "below 0.001") for name in names if name in row.withheld}
+    listed = ", ".join(f"{name} ({support})" for name, support in shown.items())
+    return f"Withheld, because the image supports it less than {row.floor:g}: {listed}." if listed else ""
 
 
 def headline(page: AnswerPage) -> str:
@@ -114,11 +113,14 @@ def payload(page: AnswerPage) -> dict[str, Any]:
         "objects": None if page.objects is None else list(page.objects),
         "prompt": page.prompt,
         "model": page.model,
-        "answers": [answer_payload(answer, wrong_steps(answer, page.objects)) for answer in page.answers],
+        "answers": [
+            answer_payload(answer, wrong_steps(answer, page.objects), page.promise if number == 0 else "")
+            for number, answer in enumerate(page.answers)
+        ],
     }
 
 
-def answer_payload(answer: Decoded, wrong: set[int]) -> dict[str, Any]:
+def answer_payload(answer: Decoded, wrong: set[int], promise: str) -> dict[str, Any]:
     """Return the data of one answer; the heat maps of all steps are one run of bytes, one row per step that has one."""
     rows: list[bytes] = []
     steps = []
@@ -133,6 +135,7 @@ def answer_payload(answer: Decoded, wrong: set[int]) -> dict[str, Any]:
     return {
         "name": answer.trace.name,
         "settings": answer.trace.label.removeprefix(answer.trace.name).removeprefix(":"),
+        "notes": [note for note in (promise, withheld(answer)) if note],
         "method": answer.trace.method,
         "text": answer.text,
         "layers": list(answer.trace.layers),

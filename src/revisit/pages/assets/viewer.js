@@ -311,7 +311,7 @@ class Viewer {
     const tokens = make("div", { class: "tokens", role: "group", "aria-label": `Answer of ${[answer.name, answer.settings].filter(Boolean).join(", ")}; arrow keys walk its tokens` });
     const bars = make("div", { class: "bars", "aria-hidden": "true" }), strip = make("div", { class: "strip" }, bars, make("p", {}, "Shading and bars: share of probability moved"));
     const changes = make("ol", { class: "changes", "aria-label": "Where the best token changed" });
-    const card = make("article", { class: "answer" }, make("header", {}, make("h2", {}, answer.name), answer.settings ? make("span", { class: "settings", title: `Settings that are not the method's defaults: ${answer.settings}` }, plainly(answer.settings)) : null, facts), tokens, strip, changes);
+    const card = make("article", { class: "answer" }, make("header", {}, make("h2", {}, answer.name), answer.settings ? make("span", { class: "settings", title: `Settings that are not the method's defaults: ${answer.settings}` }, plainly(answer.settings)) : null, facts), ...answer.notes.map((note) => make("p", { class: "note" }, note)), tokens, strip, changes);
     this.answersBox.append(card);
     this.cards[i] = { card, facts, tokens, strip, changes, buttons: [], bars: [] };
     bars.addEventListener("click", (event) => {
