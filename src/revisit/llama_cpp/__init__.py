@@ -245,13 +245,13 @@ class Vocabulary:
         """Return the tokens of a text."""
         return list(self._llm.tokenize(text.encode(), add_bos=False, special=False))
 
-    def batch_decode(self, texts: Sequence[Sequence[int]], **_: Any) -> list[str]:
-        """Return the texts of sequences of tokens, with the space before the first word."""
-        return [b"".join(map(self._piece, tokens)).decode(errors="replace") for tokens in texts]
+    def decode(self, tokens: Sequence[int], **_: Any) -> str:
+        """Return the text of tokens, with the space before the first word."""
+        return b"".join(map(self._piece, tokens)).decode(errors="replace")
 
-    def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
-        """Return the pieces of tokens; they begin with a space where the token does."""
-        return self.batch_decode([[token] for token in ids])
+    def convert_ids_to_tokens(self, token: int) -> str:
+        """Return a token's piece, which begins with a space where the token does."""
+        return self.decode([token])
 
     def convert_tokens_to_ids(self, piece: str) -> int | None:
         """Return the special token with this text."""
