@@ -54,6 +54,11 @@ def test_appended_answers_are_read_again_and_never_doubled(tmp_path: Path) -> No
     assert list(Log.read(first.path).answers.values()) == [answer(1), answer(2), answer(3)]
 
 
+def test_logs_that_named_videos_apart_are_read() -> None:
+    stored = answer(1).model_dump(mode="json") | {"images": ["a.png"], "videos": ["b.mp4"]}
+    assert Answer.model_validate(stored) == answer(1).model_copy(update={"images": ("a.png", "b.mp4")})
+
+
 def test_lines_of_another_log_are_not_used(tmp_path: Path) -> None:
     one, other = written(tmp_path, answer(1)), written(tmp_path, answer(1, "another answer"), seed=1)
     lines, foreign = (log.path.read_bytes().splitlines(keepends=True) for log in (one, other))

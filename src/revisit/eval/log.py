@@ -19,7 +19,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from revisit.errors import RevisitError, listed
 from revisit.eval import statistics
@@ -60,6 +60,15 @@ class Answer(Frozen):
     seconds: float = 0.0
     finish: Literal["stop", "length"] = "stop"
     error: str = ""  # why there is no answer; the next command tries again
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_videos(cls, fields: Any) -> Any:
+        """Read logs that named videos apart from images."""
+        if not isinstance(fields, dict) or "videos" not in fields:
+            return fields
+        images = (*fields.get("images", ()), *fields["videos"])
+        return {name: value for name, value in fields.items() if name != "videos"} | {"images": images}
 
     @classmethod
     def to(cls, item: Item, **fields: Any) -> Answer:
