@@ -73,7 +73,9 @@ import functools, threading, typing, numpy, revisit, torch
 GLOBAL, TABLE, LOCK = [0, {"a": {1, 2}}], torch.ones(2), threading.Lock()
 @functools.cache
 def table(x): return [x, 5]
-def helper(x, k=1): return x * k + GLOBAL[0] + table(x)[1]
+@torch.no_grad()
+def shift(x): return x + 7
+def helper(x, k=1): return x * k + GLOBAL[0] + table(x)[1] + shift(x)
 def decorate(function): return functools.wraps(function)(lambda *values: function(*values))
 class Base(revisit.Greedy):
     constant: typing.ClassVar = 3
@@ -109,6 +111,7 @@ def typed(source: str, path: str = "<stdin>") -> set[str]:
         ("k=1", "k=2"),
         ("x * k", "x + k"),
         ("[x, 5]", "[x, 6]"),
+        ("return x + 7", "return x + 8"),
         ("GLOBAL, TABLE, LOCK = [0", "GLOBAL, TABLE, LOCK = [1"),
         ("{1, 2}", "{1, 3}"),
         ("torch.ones(2)", "torch.zeros(2)"),

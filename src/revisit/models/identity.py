@@ -151,11 +151,11 @@ def _parts(value: Any) -> Iterator[Any]:
             yield {k: v for k, v in vars(value).items() if k not in _DERIVED and not k.startswith("__pydantic")}
     elif isinstance(value, FunctionType):
         yield value.__qualname__
-        origin = _origin(value.__globals__.get("__name__") or "")
+        origin = _origin(_home(value))
         yield origin or value.__code__
         if not origin:
             yield {name: value.__globals__[name] for name in _global_names(value.__code__) if name in value.__globals__}
-        if not origin or "<locals>" in value.__qualname__:
+        if not origin or "<locals>" in value.__qualname__ or not _origin(_home(getattr(value, "__wrapped__", value))):
             yield value.__defaults__, value.__kwdefaults__, vars(value)
             yield [cell.cell_contents for cell in value.__closure__ or ()]
     elif hasattr(value, "cache_parameters"):  # of functools.lru_cache, which pickles by its name alone
@@ -176,6 +176,11 @@ def _parts(value: Any) -> Iterator[Any]:
         yield from (
             [made] if isinstance(made, str) else [part if n < 3 else list(part or ()) for n, part in enumerate(made)]
         )
+
+
+def _home(function: Any) -> str:
+    """Return the name of the module whose globals a function reads; decorators give their wrappers the name of what they wrap."""
+    return getattr(function, "__globals__", {}).get("__name__") or ""
 
 
 def _global_names(code: CodeType) -> Iterable[str]:
