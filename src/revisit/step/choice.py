@@ -138,13 +138,13 @@ def without_triton(device: torch.device, head: LinearHead | None = None, rule: R
         return "turned off by REVISIT_KERNEL"
     if find_spec("triton") is None:
         return "Triton is not installed"
-    if os.environ.get("TRITON_INTERPRET") == "1":
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        if device.type != "cuda":
+            return "it needs a CUDA or ROCm device"
+        if torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0):
+            return "it needs compute capability 8.0"
+    if head is None or rule is None:
         return None
-    if device.type != "cuda":
-        return "it needs a CUDA or ROCm device"
-    old = torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0)
-    if old or head is None or rule is None:
-        return "it needs compute capability 8.0" if old else None
     from revisit.step import triton  # where torch was built for GPUs
 
     if not triton.suits(head, rule):
