@@ -12,7 +12,6 @@ from revisit.calibration.bounds import (
     certified_rate,
     conformal_threshold,
     fixed_sequence,
-    most_errors,
     p_value,
     smallest_rate,
 )
@@ -21,8 +20,7 @@ from revisit.calibration.bounds import (
 def test_the_binomial_p_value():
     assert p_value([1, 0, 0], 0.5, "caption") == pytest.approx(4 / 8)
     assert p_value([0] * 22, 0.1, "caption") == pytest.approx(0.9**22)
-    assert most_errors(500, 0.1, 0.9) == 40
-    assert most_errors(10, 0.1, 0.9) == -1  # 0.9^10 > 0.1
+    assert p_value([1.0] * 40 + [0.0] * 460, 0.1, "caption") <= 0.1 < p_value([1.0] * 41 + [0.0] * 459, 0.1, "caption")
 
 
 def test_the_hoeffding_bentkus_p_value():

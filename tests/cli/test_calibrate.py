@@ -192,7 +192,8 @@ def test_a_model_folder_gets_the_entry(folder, tmp_path, monkeypatch):
     model.save_pretrained(tmp_path / "model")
     processor.save_pretrained(tmp_path / "model")
     run(*CALIBRATE, "--model", tmp_path / "model", "--data", folder)
-    (rate,) = json.loads((tmp_path / "model" / "generation_config.json").read_text())["rates"]
+    entries = json.loads((tmp_path / "model" / "generation_config.json").read_text())["rates"]
+    (rate,) = (entry for entry in entries if entry["bound"] == "floor")  # instead of the one that `tiny` has
     assert rate["risk"] == 0.3
     assert revisit.ask(tmp_path / "model", image(folder), risk=0.3).promise
 

@@ -21,11 +21,6 @@ class Outcome:
     floor: float
     losses: tuple[float, ...]
 
-    @property
-    def risk(self) -> float:
-        """The mean loss."""
-        return sum(self.losses) / len(self.losses)
-
 
 def p_value(losses: Sequence[float], rate: float, loss: Loss) -> float:
     """Return a p-value for the hypothesis that the expected loss is above `rate`.
@@ -67,11 +62,6 @@ def smallest_rate(n: int, confidence: float, loss: Loss) -> float:
     delta = 1 - confidence
     exact = 1 - delta ** (1 / n)  # (1 - rate)^n = delta, which is also Hoeffding's bound
     return exact if loss == "caption" else _first(lambda rate: p_value([0.0] * n, rate, loss) <= delta, exact)
-
-
-def most_errors(n: int, rate: float, confidence: float) -> int:
-    """Return the largest number of mistaken captions among n that certifies a rate; -1 if none does."""
-    return int(next((k for k in range(n) if binom.cdf(k, n, rate) > 1 - confidence), n)) - 1
 
 
 def certified_rate(losses: Sequence[float], confidence: float, loss: Loss) -> float:

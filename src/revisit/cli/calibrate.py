@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -11,11 +10,11 @@ import typer
 from revisit.cli import options
 from revisit.errors import RevisitError, need, unknown
 from revisit.guard.rates import Loss
+from revisit.io.files import write_json
 
 if TYPE_CHECKING:
     from revisit.calibration.calibrate import Price
     from revisit.eval.benchmarks.base import Item
-    from revisit.guard.rates import Rate
     from revisit.models.types import Model, Processor
 
 
@@ -84,9 +83,11 @@ def calibrate(
         )
     need("nltk", "scipy")
     from revisit.calibration.calibrate import Calibration, require_images
+    from revisit.eval.benchmarks.chair import Chair
+    from revisit.eval.benchmarks.io.places import resolve_data
     from revisit.guard.rates import ENTRY, add_entry
 
-    items = _items(data)[:limit]
+    items = Chair().load(resolve_data(data, "chair", None))[:limit]
     if risk is not None:
         require_images(len(items), risk, confidence, loss, bound)  # type: ignore[arg-type]
     name, settings = options.chosen_method(method, set_)
@@ -102,11 +103,10 @@ def calibrate(
         allow_incomplete=allow_incomplete,
     )
     if risk is None:
-        entry = _check_entry(pair, items, batch_size, quiet)
-        target = out or add_entry(Path(model), {"check": entry})
+        settings = {"check": _check_entry(pair, items, batch_size, quiet)}
         if out is not None:
-            out.write_text(json.dumps({"check": entry}), encoding="utf-8")
-        print(f"Wrote {target}")
+            write_json(out, settings)
+        print(f"Wrote {out or add_entry(Path(model), settings)}")
         return
     chosen = as_method(name, pair[0], **settings)
     if chosen.floor:
@@ -130,29 +130,16 @@ def calibrate(
             advance=lambda count: bar.advance(task, count),
         )
         rate, best = run.run_floor() if bound == "floor" else (run.run_filter(), None)
-    _finish(rate, best, risk, out, lambda rate: add_entry(Path(model), {ENTRY: rate.model_dump(mode="json")}))
-
-
-def _finish(rate: Rate | None, best: float | None, risk: float, out: Path | None, add: Any) -> None:
-    """Print and write the result; exit with status 1 if there is none."""
     if rate is None:
         reached = "" if best is None else f" The strictest floor certifies {best:.3f}."
         print(f"A risk of {risk:g} could not be certified on these images.{reached}")
         raise typer.Exit(1)
     what = "floor" if rate.bound == "floor" else "threshold"
     print(f"{rate.promise()} {what} {rate.threshold:g}, {rate.mistakes:g} mistakes in {rate.images} images.")
-    if out is None:
-        print(f"Wrote {add(rate)}")
-    else:
-        rate.write(out)
-        print(f"Wrote {out}")
-
-
-def _items(data: str) -> list[Item]:
-    from revisit.eval.benchmarks.chair import Chair
-    from revisit.eval.benchmarks.io.places import resolve_data
-
-    return Chair().load(resolve_data(data, "chair", None))
+    entry = rate.model_dump(mode="json")
+    if out is not None:
+        write_json(out, entry)
+    print(f"Wrote {out or add_entry(Path(model), {ENTRY: entry})}")
 
 
 def _print_price(price: Price, images: int) -> None:

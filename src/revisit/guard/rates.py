@@ -187,20 +187,6 @@ def model_fingerprint(model: Model, processor: Processor) -> str:
     return digest([model.config.model_type, vocabulary, getattr(processor, "chat_template", None), sorted(weights)])
 
 
-def rates_of(model: Model) -> list[Rate]:
-    """Return the rates in a model's generation_config.json."""
-    entries = getattr(model.generation_config, ENTRY, None) or []
-    where = f"The entry {ENTRY!r} of the model's generation_config.json"
-    if not isinstance(entries, list):
-        raise RevisitError(f"{where} must be a list.")
-    return [Rate.parse(entry, where) for entry in entries]
-
-
-def read_rate(path: str | Path) -> Rate:
-    """Read a file that `revisit calibrate` wrote."""
-    return Rate.parse(read_json(Path(path)), str(path))
-
-
 def find_rate(
     model: Model, risk: float, calibration: str | Path | None, bound: Literal["floor", "expectation"] = "floor"
 ) -> Rate:
@@ -209,7 +195,13 @@ def find_rate(
     Raises:
         RevisitError: There is none, or it certified a larger risk only.
     """
-    known = [read_rate(calibration)] if calibration is not None else rates_of(model)
+    where = f"The entry {ENTRY!r} of the model's generation_config.json" if calibration is None else str(calibration)
+    entries = getattr(model.generation_config, ENTRY, None) or []
+    if calibration is not None:
+        entries = [read_json(Path(calibration))]
+    elif not isinstance(entries, list):
+        raise RevisitError(f"{where} must be a list.")
+    known = [Rate.parse(entry, where) for entry in entries]
     command = f"revisit calibrate --model {name_of(model)} --data DATA --risk {risk:g}"
     command += "" if bound == "floor" else " --bound expectation"
     if not (fitting := [rate for rate in known if rate.bound == bound]):

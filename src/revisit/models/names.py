@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import NamedTuple
 
 from revisit.errors import RevisitError
 from revisit.words import CATEGORIES, PAIRS, WORDS
@@ -75,11 +73,6 @@ def names_of(categories: Categories) -> Names:
     return Names(tuple(map(tuple, of.values())))
 
 
-class Line(NamedTuple):
-    number: int
-    names: tuple[str, ...]
-
-
 def read_names(path: Path) -> Categories:
     """Read a list of names: one category per line, its name first and then its synonyms, separated by commas.
 
@@ -90,17 +83,10 @@ def read_names(path: Path) -> Categories:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RevisitError(f"The list of names {str(path)!r} cannot be read: {error}.") from None
-    lines = [
-        Line(number, tuple(dict.fromkeys(name for part in line.lower().split(",") if (name := " ".join(part.split())))))
-        for number, line in enumerate(text.splitlines(), 1)
-    ]
-    _check(path, [line for line in lines if line.names])
-    return tuple(line.names for line in lines if line.names)
-
-
-def _check(path: Path, lines: Iterable[Line]) -> None:
     known: dict[str, int] = {}
-    for number, names in lines:
+    found: list[tuple[str, ...]] = []
+    for number, line in enumerate(text.lower().splitlines(), 1):
+        names = tuple(dict.fromkeys(name for part in line.split(",") if (name := " ".join(part.split()))))
         for name in names:
             if name in known:
                 raise RevisitError(
@@ -109,5 +95,7 @@ def _check(path: Path, lines: Iterable[Line]) -> None:
             if not (name[0].isalnum() and name[-1].isalnum()):
                 raise RevisitError(f"{path}, line {number}: {name!r} must begin and end with a letter or a digit.")
             known[name] = number
-    if not known:
+        found += [names] if names else []
+    if not found:
         raise RevisitError(f"{path} has no names: write one name per line, followed by its synonyms after commas.")
+    return tuple(found)
