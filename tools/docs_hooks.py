@@ -15,7 +15,9 @@ LETTER = re.compile(r"<mi>([A-Za-z]|&#x003[0-9A-F]{2};)</mi>")
 EQUATION = re.compile(r'<(span|div) class="arithmatex">\s*\\([(\[])(.*?)\\[)\]]\s*</\1>', re.DOTALL)
 
 
-INTERVAL = re.compile(r"<td([^>]*)>([^<(\[]+?) (\([−+0-9][^<]*\)|\[[−+0-9][^<]*\])</td>")  # a value and its difference or interval
+INTERVAL = re.compile(
+    r"<td([^>]*)>([^<(\[]+?) (\([−+0-9][^<]*\)|\[[−+0-9][^<]*\])</td>"
+)  # a value and its difference or interval
 
 METHODS = Path(__file__).parents[1] / "src/revisit/methods/__init__.py"
 
