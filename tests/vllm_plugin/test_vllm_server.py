@@ -161,6 +161,10 @@ def test_an_error_in_one_request_leaves_the_engine_alive(server: dict[str, Any])
     assert ask(server, {"revisit": '{"alpha": 1e-3}'}) == expected(server, REFINED)
 
 
+@pytest.mark.skipif(
+    os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1",
+    reason="Triton's interpreter cannot run vLLM's kernel for grammars",
+)
 def test_the_doctor_finds_the_images_and_the_plugin(server: dict[str, Any]) -> None:
     found = {check.name: check for check in engine_doctor.checks(server["url"], "tiny", None, None)}
     assert status([*found.values()]) == 0
