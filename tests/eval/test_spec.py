@@ -75,7 +75,9 @@ GLOBAL, TABLE, LOCK = [0, {"a": {1, 2}}], torch.ones(2), threading.Lock()
 def table(x): return [x, 5]
 @torch.no_grad()
 def shift(x): return x + 7
-def helper(x, k=1): return x * k + GLOBAL[0] + table(x)[1] + shift(x)
+class Meta(type): size = property(lambda cls: 11)
+class Sized(metaclass=Meta): pass
+def helper(x, k=1): return Sized.size + x * k + GLOBAL[0] + table(x)[1] + shift(x)
 def decorate(function): return functools.wraps(function)(lambda *values: function(*values))
 class Base(revisit.Greedy):
     constant: typing.ClassVar = 3
@@ -111,6 +113,7 @@ def typed(source: str, path: str = "<stdin>") -> set[str]:
         ("k=1", "k=2"),
         ("x * k", "x + k"),
         ("[x, 5]", "[x, 6]"),
+        ("lambda cls: 11", "lambda cls: 12"),
         ("return x + 7", "return x + 8"),
         ("GLOBAL, TABLE, LOCK = [0", "GLOBAL, TABLE, LOCK = [1"),
         ("{1, 2}", "{1, 3}"),

@@ -249,6 +249,7 @@ def test_short_requests_are_answered_while_a_long_one_is_decoded(idle: Service, 
     assert idle.batcher.running == [long.ticket]
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("seeds", [range(12), pytest.param(range(12, 412), marks=pytest.mark.faults)])
 def test_random_schedules_cross_no_rows(idle: Service, seeds: range) -> None:
     alone: dict[str, Client] = {}

@@ -147,7 +147,7 @@ def _parts(value: Any) -> Iterator[Any]:
         if origin := _origin(value.__module__):
             yield origin
         else:
-            yield value.__bases__
+            yield (type(value), *value.__bases__)
             yield {k: v for k, v in vars(value).items() if k not in _DERIVED and not k.startswith("__pydantic")}
     elif isinstance(value, FunctionType):
         yield value.__qualname__
