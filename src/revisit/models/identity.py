@@ -15,7 +15,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -160,6 +160,8 @@ def _parts(value: Any) -> Iterator[Any]:
             yield [cell.cell_contents for cell in value.__closure__ or ()]
     elif hasattr(value, "cache_parameters"):  # of functools.lru_cache, which pickles by its name alone
         yield value.__wrapped__
+    elif isinstance(value, MethodType):  # of a partial function too, which has no name to be pickled by
+        yield from (value.__func__, value.__self__)
     elif isinstance(value, BuiltinFunctionType):
         yield from (value.__qualname__, value.__self__)
     elif isinstance(value, (property, staticmethod, classmethod, functools.cached_property)):
