@@ -60,7 +60,7 @@ VLLM_TEST := $(VLLM_VENV)/bin/python -m pytest -o addopts= -W default
 
 test-vllm: $(VLLM_VENV)/.installed  ## the vLLM plug-in in real engines and servers (CPU), on both of vLLM's model runners
 	VLLM_USE_V2_MODEL_RUNNER=1 $(VLLM_TEST) tests/vllm_plugin/test_vllm_*.py
-	VLLM_USE_V2_MODEL_RUNNER=0 $(VLLM_TEST) $(addprefix tests/vllm_plugin/test_vllm_,compiled.py engine.py eval.py families.py server.py)
+	VLLM_USE_V2_MODEL_RUNNER=0 $(VLLM_TEST) $(addprefix tests/vllm_plugin/test_vllm_,compiled.py engine.py eval.py families.py floor.py server.py)
 
 test-vllm-previous:  ## the same on the previous minor version of vLLM
 	$(MAKE) test-vllm VLLM=0.31.0 VLLM_VENV=.venv-vllm-previous

@@ -57,6 +57,24 @@ def image(folder):
     return folder / "val2014" / "COCO_val2014_000000000001.jpg"
 
 
+def test_your_own_photos_are_calibrated_like_chairs(calibrated, folder, tmp_path, monkeypatch, capfd):
+    """The same images under other names, with the objects in a file; one that cannot be read is left out."""
+    monkeypatch.setenv("REVISIT_CACHE", str(tmp_path / "cache"))
+    rows = []
+    for number, objects in json.loads((folder / "ground_truth.json").read_text()).items():
+        name = f"IMG_{number}.jpg"
+        (tmp_path / name).write_bytes((folder / "val2014" / f"COCO_val2014_{int(number):012d}.jpg").read_bytes())
+        rows.append({"id": name, "image": name, "objects": objects})
+    (tmp_path / "IMG_99.jpg").write_bytes(b"no image")
+    rows.append({"id": "IMG_99.jpg", "image": "IMG_99.jpg", "objects": ["cat"]})
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = run(*CALIBRATE, "--data", f"captions:{tmp_path / 'own.jsonl'}", "--out", tmp_path / "guard.json")
+    assert "IMG_99.jpg" in result.stderr
+    rate, theirs = (json.loads(path.read_text()) for path in (tmp_path / "guard.json", calibrated[0]))
+    same = ("images", "mistakes", "threshold", "settings")
+    assert {name: rate[name] for name in same} == {name: theirs[name] for name in same}
+
+
 def test_a_calibration_prints_the_price_and_resumes(calibrated):
     path, printed, again = calibrated
     stored = json.loads(path.read_text())

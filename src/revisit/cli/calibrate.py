@@ -23,7 +23,7 @@ def calibrate(
     data: str = typer.Option(
         ...,
         metavar="SOURCE",
-        help="Images with known objects: what `revisit eval -b chair` takes, or scenes:SPLIT:NUMBER:SEED.",
+        help="Images with known objects: what `revisit eval -b chair` takes, captions:FILE for your own, or scenes:SPLIT:NUMBER:SEED.",
     ),
     method: str = options.METHOD,
     set_: list[str] = options.SET,
@@ -83,11 +83,9 @@ def calibrate(
         )
     need("nltk", "scipy")
     from revisit.calibration.calibrate import Calibration, require_images
-    from revisit.eval.benchmarks.chair import Chair
-    from revisit.eval.benchmarks.io.places import resolve_data
     from revisit.guard.rates import ENTRY, add_entry
 
-    items = Chair().load(resolve_data(data, "chair", None))[:limit]
+    items = _items(data, limit)
     if risk is not None:
         require_images(len(items), risk, confidence, loss, bound)  # type: ignore[arg-type]
     name, settings = options.chosen_method(method, set_)
@@ -140,6 +138,28 @@ def calibrate(
     if out is not None:
         write_json(out, entry)
     print(f"Wrote {out or add_entry(Path(model), {ENTRY: entry})}")
+
+
+def _items(data: str, limit: int | None) -> list[Item]:
+    """Return the images that can be read, with their objects; the others are listed on stderr."""
+    from revisit.eval.benchmarks.chair import Chair
+    from revisit.eval.benchmarks.io.places import resolve_data
+    from revisit.eval.benchmarks.own import OwnCaptions
+    from revisit.eval.run import read_source
+
+    kind, _, file = data.partition(":")
+    if kind == OwnCaptions.name:
+        own = OwnCaptions(file=file)
+        folder = Path(own.default_data)
+        items = own.load(folder)[:limit]
+    else:
+        folder = resolve_data(data, "chair", None)
+        items = Chair().load(folder)[:limit]
+    problems = {item.id: item.error or read_source(folder, (item.images[0], item.sampling)).problem for item in items}
+    if len(problems) < len(items):
+        raise RevisitError(f"Two images of {data} have the same id: give each its own.")
+    options.print_failures([(id, problem) for id, problem in problems.items() if problem])
+    return [item for item in items if not problems[item.id]]
 
 
 def _print_price(price: Price, images: int) -> None:
