@@ -1,7 +1,9 @@
 """A name below the floor is never written, however a vocabulary spells it."""
 
+import gc
 import random
 import re
+import weakref
 
 import pytest
 import torch
@@ -151,6 +153,15 @@ def test_a_file_of_names(tmp_path):
     path.write_text("\n")
     with pytest.raises(RevisitError, match="no names"):
         read_names(path)
+
+
+def test_only_the_last_lists_of_names_are_kept():
+    tokenizer, lists = tokenizer_of("bytes"), [((name,),) for name in sorted(names_of(()).categories)[:20]]
+    found = [weakref.ref(spelling_of(tokenizer, names)) for names in lists]
+    found[12] = weakref.ref(spelling_of(tokenizer, lists[12]))  # used again
+    spelling_of(tokenizer, lists[0])
+    gc.collect()
+    assert [number for number, spelling in enumerate(found) if spelling() is not None] == [12, *range(14, 20)]
 
 
 def test_names_that_a_tokenizer_cannot_handle():

@@ -198,12 +198,15 @@ class Spelling:
         return torch.cat([blocked, self._ends_word]).unique() if place.open else blocked
 
 
+KEPT = 8  # lists of names for which a tokenizer's spellings are kept; every request of a server may send its own
 _SPELLINGS: WeakKeyDictionary[Tokenizer, dict[Categories, Spelling]] = WeakKeyDictionary()
 
 
 def spelling_of(tokenizer: Tokenizer, categories: Categories = ()) -> Spelling:
-    """Return the spellings of a list of names, which are found once for a tokenizer."""
+    """Return the spellings of a list of names; a tokenizer's last `KEPT` lists are kept."""
     known = _SPELLINGS.setdefault(tokenizer, {})
-    if categories not in known:
-        known[categories] = Spelling(tokenizer, categories)
-    return known[categories]
+    spelling = known.pop(categories, None) or Spelling(tokenizer, categories)
+    known[categories] = spelling  # the last one
+    for oldest in list(known)[:-KEPT]:
+        known.pop(oldest, None)
+    return spelling
