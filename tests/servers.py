@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import functools
 import io
+import signal
 import struct
 import subprocess
 import sys
@@ -62,13 +63,19 @@ def serving(
         running.thread.join(30)
 
 
+def heed_signals() -> None:
+    """Undo that a test run in the background or under nohup ignores signals."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @contextmanager
 def started(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Start `revisit serve` with a tiny random LLaVA; yield the process and the base address of its API."""
     for part in families.build("llava"):
         part.save_pretrained(folder)
     command = [sys.executable, "-m", "revisit", "serve", "-m", str(folder), "--name", "tiny", "--port", "0", *options]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=heed_signals) as process:
         try:
             assert process.stderr is not None
             line = next(line for line in process.stderr if " at http://" in line)

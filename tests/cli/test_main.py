@@ -27,6 +27,7 @@ from revisit.cli.options import chosen_method
 from revisit.decoding.method import METHODS
 from revisit.eval.benchmarks.base import BENCHMARKS
 from revisit.registry import Registry
+from servers import heed_signals
 
 
 def test_the_methods_of_a_command_line() -> None:
@@ -74,7 +75,7 @@ def test_interrupted_scenes_leave_nothing(tmp_path: Path) -> None:
         ],
         env={**os.environ, "REVISIT_CACHE": str(tmp_path)},
         stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a test run in the background ignores it
+        preexec_fn=heed_signals,
     ) as process:
         drawn = tmp_path / ".scenes-usual-5000-0-v1.draft/val2014"
         while process.poll() is None and not (drawn.is_dir() and len(os.listdir(drawn)) > 3):
@@ -123,7 +124,8 @@ def wait():
         print('cleaning', flush=True)
         time.sleep(5 if again else 0)
 main()""".replace("again", str(again))
-    with subprocess.Popen([sys.executable, "-c", code, "wait"], stdout=-1, stderr=-1, text=True) as waiting:
+    command = [sys.executable, "-c", code, "wait"]
+    with subprocess.Popen(command, stdout=-1, stderr=-1, text=True, preexec_fn=heed_signals) as waiting:
         assert waiting.stdout is not None
         assert waiting.stderr is not None
         for line in ("ready", "cleaning")[: 1 + again]:
@@ -195,6 +197,6 @@ def test_every_setting_is_shown_with_its_default_and_its_meaning(
     shown = run(command, {"methods": "vcd", "benchmarks": "pope"}[command]).out
     wanted = {
         "methods": ("| noise_step | 500 | integer >= 0, <= 999 | How far", "--method vcd:alpha=1.0", "2311.16922"),
-        "benchmarks": ("| suffix | none | 'none' or 'one-word' |", "--benchmark pope", "--data download", "license: "),
+        "benchmarks": ("| suffix | none | 'none' or 'one-word' |", "--benchmark pope", "--data download", "license  "),
     }
     assert [text for text in wanted[command] if text not in shown] == []
