@@ -6,6 +6,8 @@ import base64
 import contextlib
 import io
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,41 @@ def test_any_mode_becomes_rgb(mode: str, tmp_path: Path) -> None:
     assert opened.mode == "RGB"
     if mode not in ("1",):
         assert abs(opened.getpixel((3, 3))[0] - 200) <= 4  # a palette has few colors
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "P", "RGB", "RGBA", "CMYK", "1", "I;16", "I", "F"])
+def test_reading_smaller_equals_reducing_the_whole_image(mode: str) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (601, 66, 4), dtype=np.uint8)
+    if mode == "I;16":
+        source = Image.fromarray(pixels[..., 0].astype(np.uint16) * 257)
+    elif mode in ("I", "F"):
+        source = Image.fromarray(pixels[..., 0].astype(np.int32) * 300).convert(mode)
+    else:
+        source = Image.fromarray(pixels).convert("RGB" if mode == "P" else "RGBA").convert(mode)
+    data = encoded(source, "TIFF")
+    whole, small = open_image(data), open_image(data, scale=lambda size: 4)
+    assert small.mode == "RGB"
+    assert small.size == (17, 151)
+    difference = np.abs(np.asarray(small).astype(int) - np.asarray(whole.reduce(4)))
+    assert difference.max() == 0
+
+
+@pytest.mark.parametrize("mode", ["I;16", "P"])
+def test_reading_smaller_takes_little_memory(mode: str) -> None:
+    code = f"""
+import io, resource
+import numpy as np
+from PIL import Image
+from revisit.io.images import open_image
+array = np.zeros((3000, 4000), np.uint16)
+image = Image.fromarray(array) if {mode!r} == "I;16" else Image.new("P", (4000, 3000))
+image.save(file := io.BytesIO(), "PNG", transparency=0)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+open_image(file.getvalue(), scale=lambda size: 8)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 36  # MB of a 12-megapixel RGB image, which is never made
 
 
 def test_find_images(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ Size = tuple[int, int]  # width, height
 Scale = Callable[[Size], int]  # the size of an image -> how many times smaller to read it, a power of two
 SCALE = "revisit_scale"  # the entry of `Image.info` with the factor by which an image was read smaller
 
+STRIP = 32  # rows of a reduced image that are computed at a time
 MAX_PIXELS = 100_000_000
 MAX_BYTES = 200_000_000
 MAX_RATIO = 200  # of the longer side to the shorter one, which image processors scale to a fixed size
@@ -216,10 +217,7 @@ def _upright_rgb(image: Image, what: str, max_pixels: int, scale: Scale | None =
         with contextlib.suppress(Exception):  # Pillow's EXIF reader raises many kinds
             image = ImageOps.exif_transpose(image)
         left = factor * max(image.size) // max(width, height)
-        if left > 1 and image.mode in ("L", "RGB"):  # before it becomes larger
-            image, left = image.reduce(left), 1
-        image = _to_rgb(image)
-        image = image.reduce(left) if left > 1 else image
+        image = _to_rgb(image, _brightest(image)) if left == 1 else _small_rgb(image, left)
         image.info[SCALE] = factor
         return image
     except DAMAGE as error:
@@ -228,13 +226,28 @@ def _upright_rgb(image: Image, what: str, max_pixels: int, scale: Scale | None =
         ) from None
 
 
-def _to_rgb(image: Image) -> Image:
+def _small_rgb(image: Image, factor: int) -> Image:
+    """Convert an image to RGB and reduce it, in strips: the whole of a 16-bit photograph would take 150 MB on the way."""
+    if image.mode in ("L", "RGB"):
+        return image.reduce(factor).convert("RGB")
+    small, brightest = pil.new("RGB", (-(-image.width // factor), -(-image.height // factor))), _brightest(image)
+    for top in range(0, image.height, STRIP * factor):
+        strip = image.crop((0, top, image.width, min(top + STRIP * factor, image.height)))
+        small.paste(_to_rgb(strip, brightest).reduce(factor), (0, top // factor))
+    return small
+
+
+def _brightest(image: Image) -> float:
+    """Return the value that becomes white in gray of more than 8 bits."""
+    return max(float(image.getextrema()[1]), 255.0) if image.mode in ("I", "F") else 65535.0  # type: ignore[arg-type]
+
+
+def _to_rgb(image: Image, brightest: float) -> Image:
     """Convert any mode to RGB; 16- and 32-bit gray is scaled to 8 bits, not clipped."""
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         values = np.array(image, dtype="float32")
-        top = 65535.0 if image.mode.startswith("I;16") else max(float(values.max()), 255.0)
-        values.clip(0, top, out=values)  # in place, because a photograph has 48 MB here
-        values *= 255 / top
+        values.clip(0, brightest, out=values)  # in place, because a photograph has 48 MB here
+        values *= 255 / brightest
         image = pil.fromarray(values.round(out=values).astype("uint8"))
     if image.has_transparency_data:  # the color of transparent pixels is arbitrary
         image = image.convert("RGBA")
