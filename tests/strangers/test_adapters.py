@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,6 +105,22 @@ def alone(active: str | None, targets: Any) -> tuple[Any, Any]:
         return wrapped.unload(), processor
     wrapped.set_adapter(active)
     return wrapped, processor
+
+
+def test_the_comparison_of_the_guide(fresh: Any, images: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is written, with `tiny` in place of the checkpoint."""
+    monkeypatch.chdir(tmp_path)
+    adapted(fresh[0], "default").save_pretrained("ADAPTER")
+    for number in range(20):
+        images[number % 2].save(f"{number}.png")
+    rows = [f"{number}.png,Is there a {noun} in the image?,yes" for number, noun in enumerate(["cat", "dog"] * 10)]
+    Path("questions.csv").write_text("image,question,label\n" + "\n".join(rows))
+    guide = (Path(__file__).parents[2] / "docs/works-with.md").read_text("utf-8")
+    names: dict[str, Any] = {}
+    exec(guide.split("```python\n")[1].split("```")[0].replace("llava-hf/llava-1.5-7b-hf", "tiny"), names)
+    accuracies = [log[-1].scores.metrics["accuracy"] for log in (names["off"], names["on"])]
+    assert names["effect"].difference == pytest.approx(accuracies[1] - accuracies[0])
+    assert names["effect"].units == 20
 
 
 def test_ask_check_and_lens_take_a_wrapped_model(fresh: Any, images: Any) -> None:
