@@ -70,7 +70,8 @@ def commands(block: Block) -> list[list[str]]:
 
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
-ELSEWHERE = {ROOT / "docs/local.md", ROOT / "docs/works-with.md"}  # run by tests/engines and tests/strangers, with other packages
+# Run by tests/engines and tests/strangers, with other packages.
+ELSEWHERE = {ROOT / "docs/local.md", ROOT / "docs/works-with.md"}
 PYTHON = [page for page in PAGES if page not in ELSEWHERE and any(block.language == "python" for block in blocks(page))]
 COMMANDS = [(block, command) for block in BLOCKS if block.language == "console" for command in commands(block)]
 
