@@ -57,6 +57,13 @@ def image(folder):
     return folder / "val2014" / "COCO_val2014_000000000001.jpg"
 
 
+def test_missing_data_of_nltk_is_an_error_before_the_first_caption(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(language, "missing_packages", lambda: ["wordnet"])
+    monkeypatch.setattr(revisit, "load", lambda *_, **__: pytest.fail("loaded"))
+    with pytest.raises(RevisitError, match="wordnet"):
+        run(*CALIBRATE, "--data", folder, "--out", tmp_path / "guard.json")
+
+
 def test_your_own_photos_are_calibrated_like_chairs(calibrated, folder, tmp_path, monkeypatch, capfd):
     """The same images under other names, with the objects in a file; one that cannot be read is left out."""
     monkeypatch.setenv("REVISIT_CACHE", str(tmp_path / "cache"))

@@ -83,11 +83,14 @@ def calibrate(
         )
     need("nltk", "scipy")
     from revisit.calibration.calibrate import Calibration, require_images
+    from revisit.eval.benchmarks.language import require_data
     from revisit.guard.rates import ENTRY, add_entry
 
     items = _items(data, limit)
     if risk is not None:
         require_images(len(items), risk, confidence, loss, bound)  # type: ignore[arg-type]
+        if words is None:
+            require_data()
     name, settings = options.chosen_method(method, set_)
     settings |= {} if words is None else {"names": str(words)}
     from revisit import load
