@@ -11,6 +11,7 @@ import torch
 import vocabularies
 from revisit.decoding.row_guard import RowGuard
 from revisit.errors import RevisitError
+from revisit.guard.rates import Rate
 from revisit.models.loading import load
 from revisit.models.names import names_of, plurals, read_names
 from revisit.models.spelling import Place, Spelling, spelling_of
@@ -169,3 +170,16 @@ def test_names_that_a_tokenizer_cannot_handle():
         Spelling(tokenizer_of("bytes"), (("犬",),))
     with pytest.raises(RevisitError, match="told apart"):
         Spelling(tokenizer_of("bytes"), (("hot dog",), ("hot bowl",)))
+
+
+def test_a_calibration_with_a_long_name_gets_a_short_message():
+    texts = ("model", "fingerprint", "dtype", "method", "prompt", "data", "revisit")
+    numbers = ("risk", "confidence", "layer", "max_new_tokens", "threshold", "images", "mistakes")
+    content = (
+        {"bound": "floor", "loss": "caption", "settings": {}} | dict.fromkeys(texts, "x") | dict.fromkeys(numbers, 1)
+    )
+    with pytest.raises(RevisitError, match="was changed"):
+        Rate.parse(content, "file")
+    with pytest.raises(RevisitError, match="is not a calibration") as caught:
+        Rate.parse(content | {"A" * 100_000: 1}, "file")
+    assert len(str(caught.value)) < 300

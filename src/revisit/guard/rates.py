@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from typing_extensions import Self
 
 from revisit.decoding.method import METHODS, Method, MethodLike, as_method
-from revisit.errors import RevisitError
+from revisit.errors import RevisitError, listed
 from revisit.io.files import digest, write_json
 from revisit.io.records import read_json
 from revisit.models.config import name_of
@@ -75,7 +75,7 @@ class Rate(BaseModel):
         try:
             rate = cls.model_validate(content)
         except ValidationError as error:
-            wrong = ".".join(map(str, error.errors()[0]["loc"])) or "its form"
+            wrong = listed([".".join(map(str, error.errors()[0]["loc"])) or "its form"])
             raise RevisitError(f"{where} is not a calibration by `revisit calibrate` ({wrong} is wrong).") from None
         if rate.hash != rate.content_hash():
             raise RevisitError(f"{where} was changed after it was calibrated: run `revisit calibrate` again.")
