@@ -64,22 +64,28 @@ def test_reading_smaller_equals_reducing_the_whole_image(mode: str) -> None:
     assert difference.max() == 0
 
 
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="reads /proc; getrusage counts the process that started this one, too"
+)
 @pytest.mark.parametrize("mode", ["I;16", "P"])
 def test_reading_smaller_takes_little_memory(mode: str) -> None:
     code = f"""
-import io, resource
+import io, re
+from pathlib import Path
 import numpy as np
 from PIL import Image
 from revisit.io.images import open_image
 array = np.zeros((3000, 4000), np.uint16)
 image = Image.fromarray(array) if {mode!r} == "I;16" else Image.new("P", (4000, 3000))
 image.save(file := io.BytesIO(), "PNG", transparency=0)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def peak():
+    return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024
+before = peak()
 open_image(file.getvalue(), scale=lambda size: 8)
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+print(peak() - before)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert float(done.stdout) < 36  # MB of a 12-megapixel RGB image, which is never made
+    assert float(done.stdout) < 100  # MB; 150 and more if the whole image is converted
 
 
 def test_find_images(tmp_path: Path) -> None:
